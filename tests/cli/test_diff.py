@@ -166,12 +166,12 @@ def test_records_that_differ_end_with_3_and_nothing_on_stderr(saved: Path, form:
     [
         (["a", "missing"], 1, "missing does not exist", ()),
         (["a", "notes"], 1, "notes", ("--json",)),
-        (["a", "a", "--tolerance", "-1"], 2, "tolerance must be 0 or above, got -1", ()),
+        (["a", "a", "--tolerance", "-1"], 2, "--tolerance -1 is negative: the least is 0", ()),
         (["a", "a", "--head", "4"], 2, "--head 4", ()),
         (["a", "a", "--head", "4"], 2, "--head 4", ("--json",)),
         (["a", "a", "--sequence", "1"], 2, "--sequence 1", ("--json",)),
         (["a", "a", "--layer", "0"], 2, "layer must be of records of a checkpoint, got another", ("--json",)),
-        (["a"], 2, "a and b must be the files of two records, got none for one", ()),
+        (["a"], 2, "mha diff needs two records", ()),
     ],
     ids=str,
 )

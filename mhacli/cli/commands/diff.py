@@ -89,7 +89,7 @@ def diff(
     formats: DiffFormats,
     colour: ColourOptions,
 ) -> None:
-    """Two records' files in, what they do not have in common out; then the verdict."""
+    """Two records' files in, their differences out; exit code 3 where there are any."""
     options = ViewOptions(
         view=panels.view,
         heads=index_list(panels.head, "head"),
@@ -100,7 +100,7 @@ def diff(
         everything=panels.all,
     )
     if pair.tolerance is not None and pair.tolerance < 0:
-        raise UsageError(f"tolerance must be 0 or above, got {pair.tolerance:g}")
+        raise UsageError(f"--tolerance {pair.tolerance:g} is negative: the least is 0")
     if not pair.a or not pair.b:
         raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2))
     from mhacli.render.diff.maps import require_drawable

@@ -131,9 +131,7 @@ def _view(report: Report, on: Screen) -> RenderableType:
 def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
     texts = _texts(patient)
     if texts:
-        raise UsageError(
-            f"the text {texts[0]!r:.80} is for a checkpoint to read, and --model names none", hint="add --model DIR"
-        )
+        raise UsageError(f"a text works only with --model, got {texts[0]!r:.80}", hint="add --model DIR")
     require_without_model(revision=patient.revision, tokenizer=patient.tokenizer)
     leave_deleted_folder()
     with loading_torch():
@@ -152,12 +150,12 @@ def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> 
 def _checkpoint(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
     if place.compile:
         raise UsageError(
-            "compile must be left out with --model, whose attention is its own", hint="leave --compile out"
+            "--compile does not work with --model, which has its own attention", hint="leave out --compile"
         )
     texts = _texts(patient)
     for number_of, text in enumerate(texts):
         if not text.strip():
-            raise MhaError(f"text {number_of} must have at least one token, got none but white space", code="no-tokens")
+            raise MhaError(f"text {number_of} is empty or white space", code="no-tokens")
     request = DoctorRequest(
         source=patient.model or "",
         checkpoint=local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),

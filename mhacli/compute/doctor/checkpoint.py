@@ -45,18 +45,18 @@ ORDER = (
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "finite": (
         "Whatever reads these numbers is NaN or Inf as well.",
-        "compare the files with their source; where only outputs overflow, load it with --dtype float32 or bfloat16",
+        "compare the files with their source; if only outputs overflow, use --dtype float32 or bfloat16",
     ),
     "repeat": (
         "No result of this model can be repeated, so nothing can be compared.",
         "look for dropout that acts in evaluation, and for random numbers in the model's code",
     ),
     "causality": (
-        "The model sees the tokens that it is to predict: its losses are too good, and what it generates does not match them.",
-        "look at the mask that reaches this attention; a model that is to see both ways says so in its config (is_causal)",
+        "The model sees the tokens that it should predict: its loss is too low, and what it generates does not match it.",
+        "check the mask that reaches this attention; a bidirectional model states it in its config (is_causal)",
     ),
     "left-padding": (
-        "A prompt gets other answers in a padded batch than alone.",
+        "A prompt gets other outputs in a padded batch than alone.",
         "generate from prompts of one length, until positions and masks count from the first real token",
     ),
     "right-padding": (
@@ -68,20 +68,20 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         "run texts alone; look for a reshape or a transpose that mixes rows, and for statistics over the batch",
     ),
     "cache": (
-        "What is generated token by token is not what the model says of the text.",
-        "generate with use_cache=False; look at the positions of new tokens behind the cache, and at the cache's order",
+        "Text that is generated token by token differs from what the model computes for the whole text.",
+        "generate with use_cache=False; check the positions of new tokens behind the cache, and the order of the cache",
     ),
     "eager": (
         "The same weights give other numbers with another attn_implementation: one of the two is wrong.",
-        "find out which by mha run --model, whose self-check compares each layer with the definition, and load it with the other",
+        "mha run --model compares each layer with the definition and shows which: use the other implementation",
     ),
     "row-sums": (
         "The outputs are scaled by the sum of the attention weights.",
-        "look at what this attention does to its weights after the softmax: a mask, dropout or a cast",
+        "check what this attention does to its weights after the softmax: a mask, dropout or a cast",
     ),
     "bos": (
-        "A second token of beginning, which the model never saw in training, moves every output.",
-        "take it out of the tokenizer's post-processor or of the chat template: one of them is enough",
+        "A second token at the beginning, which the model never saw in training, changes every output.",
+        "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
     ),
 }
 """For each question what a failure means, and what to do."""
@@ -139,10 +139,10 @@ def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> 
 def tolerance_rule(dtype: str, judged: str) -> str:
     """How the tolerances of comparisons come about, in a sentence; `judged` is the dtype of the last of them."""
     rule = (
-        f"{TIMES_SHAKEN[judged]:g} × what outputs move when each part of the model is shaken by one step of rounding to "
+        f"{TIMES_SHAKEN[judged]:g} × the change of the outputs when each part of the model is changed by one rounding step of "
         f"{'float32' if judged == 'float64' else judged}, at least {CEILING[judged]:g}"
     )
-    return rule if judged == dtype else f"{rule}; {dtype} is widened to {judged}, in which faults stand out"
+    return rule if judged == dtype else f"{rule}; {dtype} is judged in {judged}, where faults stand out"
 
 
 # ---------------------------------------------------------------------------------------------------------------- loading
@@ -160,7 +160,7 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
     except MhaError as fault:
         if fault.code != "no-tokenizer" or request.texts:
             raise
-        notes.append("there is no tokenizer: the texts are ids drawn at random")
+        notes.append("the checkpoint has no tokenizer: the texts are random token ids")
     rows, cut = _rows(request, tokenizer, config)
 
     def load(*, head: bool) -> Loaded:
@@ -175,7 +175,9 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
         if fault.code != "bad-file" or not wants_head(config):
             raise
         loaded = load(head=False)
-        notes.append("it was loaded without its language head, which is not whole: outputs are those of the last layer")
+        notes.append(
+            "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
+        )
     n_vocabulary = n_vocabulary_of(loaded.config)
     pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
     return _ModelToExamine(loaded, tokenizer, rows, pad_id if pad_id < n_vocabulary else 0, (*notes, *cut))
@@ -196,7 +198,7 @@ def _rows(
         limit = min(MOST_TOKENS if request.texts else MOST_OF_OURS, most or MOST_TOKENS)
         known = [tokenizer.sequence(words) for words in request.texts or TEXTS]
         if any(not one.ids for one in known):
-            raise MhaError("the text must have at least one token, got none", code="no-tokens")
+            raise MhaError("the text has no tokens", code="no-tokens")
         sequences = [first_tokens(one, limit) for one in known]
         if request.texts and any(len(one.ids) > limit for one in known):
             notes = (f"texts are cut to their first {limit} tokens",)
@@ -248,7 +250,7 @@ def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
     if sums.ok is not False or eager.ok is not False:
         return checks
     explained = replace(
-        eager, message=f"{eager.message}; the default does not give what its own scores and values come to"
+        eager, message=f"{eager.message}; the default's output is not what its own scores and values give"
     )
     not_applicable = replace(
         sums, ok=None, message="the default implementation differs from eager, see eager", layer=None
@@ -271,7 +273,7 @@ def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -
         or (original.ok is False and original.value is None)
     ):
         return original
-    beyond = ", more than rounding to it moves them" if original.ok is False and in_float32.ok else ""
+    beyond = ", more than rounding to it changes them" if original.ok is False and in_float32.ok else ""
     in_own = "" if original.value is None else f"; in {dtype} by {original.value:.2g}{beyond}"
     return replace(in_float32, message=f"{in_float32.message} (float32{in_own})")
 
@@ -388,7 +390,7 @@ def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
     if problems:
         layer = layers[0].label if layers else None
         return HealthCheck("finite", False, "; ".join(problems), float(sum(bad.values()) + outputs), 0.0, layer)
-    return HealthCheck("finite", True, f"{len(weights)} weights and all outputs hold numbers", 0.0, 0.0)
+    return HealthCheck("finite", True, f"{len(weights)} weights and all outputs are finite", 0.0, 0.0)
 
 
 def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide, pad_id: int) -> HealthCheck:
@@ -410,7 +412,7 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
         done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)
     ]
     if not understood:
-        return HealthCheck("row-sums", None, "the attentions get keywords that are not understood here")
+        return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")
     worst = max((check for done in understood for check in _checks(done)), key=lambda check: check.strain)
     bad = [(done.layer, check) for done in understood for check in _checks(done) if not check.ok]
     if not bad:

@@ -106,7 +106,7 @@ class ConsistencyChecks:
             _repeats(self.dtype), {attention.key: _repeats(self.dtype) for attention in still.attentions}
         )
         return self._judged(
-            "repeat", [(again, still)], "the same text twice gives the same", "the same text gives something else", most
+            "repeat", [(again, still)], "two passes of the same text agree", "two passes of the same text differ", most
         )
 
     def causality(self) -> HealthCheck:
@@ -115,7 +115,7 @@ class ConsistencyChecks:
         if self.why_not_causal is not None:
             return HealthCheck("causality", None, self.why_not_causal)
         if n < 2:
-            return HealthCheck("causality", None, "takes a text of two tokens at least")
+            return HealthCheck("causality", None, "needs a text of two tokens or more")
         pairs, alone = [], self._of_first(self.reference.alone)
         for place in sorted({1, n // 2, n - 1}):
             changed = self.passes.together([replace(row, tokens=self._exchanged(row, place))])
@@ -124,17 +124,17 @@ class ConsistencyChecks:
         return self._judged(
             "causality",
             pairs,
-            f"exchanging a token {whose}moves no output before it",
-            f"exchanging a token {whose}moves outputs before it",
+            f"changing a token {whose}changes no earlier output",
+            f"changing a token {whose}changes earlier outputs",
         )
 
     def left_padding(self) -> HealthCheck:
         """Rows filled up on the left, as for generation, against each alone."""
         if self.passes.is_pair:
-            return HealthCheck("left-padding", None, "an encoder and a decoder, whose texts are padded on the right")
+            return HealthCheck("left-padding", None, "an encoder-decoder model, whose texts are padded on the right")
         answer = self._padding("left-padding", "left")
         if answer.ok is False and self.why_not_causal is not None and self.side == "right":
-            message = "padded on the left it gives something else, but its tokenizer pads on the right"
+            message = "padding on the left changes the outputs, but the tokenizer pads on the right"
             return replace(answer, ok=None, message=message, layer=None)
         return answer
 
@@ -146,25 +146,25 @@ class ConsistencyChecks:
         rows = self.reference.rows
         lengths = {len(row.tokens.ids) for row in rows} | {len(row.context.ids) for row in rows if row.context}
         if len(lengths) < 2:
-            return HealthCheck(name, None, "takes texts of two lengths")
+            return HealthCheck(name, None, "needs texts of different lengths")
         padded = self.passes.together(rows, side)
         longest = max(len(row.tokens.ids) for row in rows)
         n = longest - min(len(row.tokens.ids) for row in rows)
-        subject = f"padded by up to {n} tokens on the {side}, a text gives"
+        subject = f"with up to {n} padding tokens on the {side}, a text gives"
         return self._judged(
             name,
             [(padded, self.reference.alone)],
-            f"{subject} what it gives alone",
-            f"{subject} something else than alone",
+            f"{subject} the same outputs as alone",
+            f"{subject} other outputs than alone",
         )
 
     def cache(self) -> HealthCheck:
         """The last tokens one at a time through the cache, against one pass over all."""
         row, n = self.reference.rows[0], len(self.reference.rows[0].tokens.ids)
         if self.why_not_causal is not None:
-            return HealthCheck("cache", None, f"nothing to keep: {self.why_not_causal}")
+            return HealthCheck("cache", None, f"no use for a cache: {self.why_not_causal}")
         if n < 2:
-            return HealthCheck("cache", None, "takes a text of two tokens at least")
+            return HealthCheck("cache", None, "needs a text of two tokens or more")
         prompt_len = n - min(MOST_STEPS, n - 1)
         steps = self._stepwise(row, prompt_len)
         if steps is None:
@@ -172,8 +172,10 @@ class ConsistencyChecks:
         whole = self._of_first(self.reference.alone)
         subject = f"{prompt_len} tokens, then {n - prompt_len} one by one through the cache, give"
         changed = int((steps.rows[0].argmax(dim=-1) != whole.rows[0].argmax(dim=-1)).sum())
-        wrong = f"{subject} other outputs than one pass; the largest number of {changed} of {n} changes place"
-        return self._judged("cache", [(steps, whole)], f"{subject} what one pass gives", wrong)
+        wrong = (
+            f"{subject} other outputs than one pass; the largest output changes its place for {changed} of {n} tokens"
+        )
+        return self._judged("cache", [(steps, whole)], f"{subject} the outputs of one pass", wrong)
 
     def batch(self) -> HealthCheck:
         """A row among others of its length against the same row alone."""
@@ -184,12 +186,12 @@ class ConsistencyChecks:
             read = first.context.ids
             rows[1] = replace(rows[1], context=numbered(read[::-1]))
         alone = self.passes.alone(rows)
-        subject = "among 3 texts of one length, without padding, a text gives"
+        subject = "in a batch of 3 texts of one length, a text gives"
         return self._judged(
             "batch",
             [(self.passes.together(rows), alone)],
-            f"{subject} what it gives alone",
-            f"{subject} something else than alone",
+            f"{subject} the same outputs as alone",
+            f"{subject} other outputs than alone",
         )
 
     def eager(self) -> HealthCheck:
@@ -201,7 +203,7 @@ class ConsistencyChecks:
         together = self.passes.together(rows)
         with eager_in_place(self.passes.model) as is_eager:
             if not is_eager:
-                return HealthCheck("eager", None, f"{name} cannot be exchanged in this family")
+                return HealthCheck("eager", None, f"this family cannot switch from {name} to eager")
             pairs = [(self.passes.alone(rows), self.reference.alone), (self.passes.together(rows), together)]
         return self._judged(
             "eager",
@@ -227,7 +229,7 @@ class ConsistencyChecks:
         value, ok = values[worst], all(apart <= allowed.result for apart in values)
         finite_value = finite(value)
         if ok and value > 0 and allowed.result > TOO_COARSE:
-            coarse = f"rounding to {self.dtype} alone moves outputs by {allowed.result:.2g}: a fault could not be told from it"
+            coarse = f"rounding to {self.dtype} alone changes outputs by {allowed.result:.2g}: a fault could not be distinguished"
             return HealthCheck(name, None, coarse, finite_value, allowed.result)
         if ok:
             return HealthCheck(name, True, agrees, finite_value, allowed.result)
@@ -290,8 +292,8 @@ def _answer(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
     except Exception as fault:
         text = " ".join(str(fault).split())[:200]
         raised = text if isinstance(fault, MhaError) else f"the model's code raised {type(fault).__name__}: {text}"
-        message = f"could not be tried, {raised}"
-        return HealthCheck(name, None, message, is_caution=True, advice=f"try what {name} asks in a script of your own")
+        message = f"could not be run: {raised}"
+        return HealthCheck(name, None, message, is_caution=True, advice=f"test {name} in a script of your own")
 
 
 def implementation_of(model: Any) -> str:

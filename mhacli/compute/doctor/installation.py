@@ -99,7 +99,7 @@ def _of_kernels(kernels: Sequence[Kernel]) -> list[HealthCheck]:
             errors = ", ".join(f"{kernel.backend} {_error(kernel)}" for kernel in bad)
             checks.append(HealthCheck(
                 name, False, f"{len(bad)} of {len(tried)} backends are wrong: {errors}", worst, tolerance,
-                meaning="Models that use these kernels get other numbers than attention by definition.",
+                meaning="Models that use these kernels get wrong numbers.",
                 advice="leave these backends out (torch.nn.attention.sdpa_kernel chooses one), and try another release of torch",
             ))  # fmt: skip
         else:
@@ -121,16 +121,14 @@ def _of_numerics(numerics: Sequence[Numerics]) -> list[HealthCheck]:
     for measured in numerics:
         name = f"numerics {measured.device} {measured.dtype}"
         if measured.ok:
-            message = (
-                "attention, its row sums, forbidden cells, rows without keys and scores × 1000 are as they must be"
-            )
+            message = "attention, row sums, masked cells, rows without keys and scores × 1000 are correct"
             checks.append(HealthCheck(name, True, message, measured.max_error, measured.ceiling))
             continue
         message = "; ".join(_wrong(measured))
         checks.append(HealthCheck(
             name, False, message, measured.max_error, measured.ceiling,
             meaning="Every number that mha shows in this dtype is in doubt.",
-            advice="take another dtype or device, and another release of torch; look at the settings above first",
+            advice="use another dtype, device or release of torch; check the settings above first",
         ))  # fmt: skip
     return checks
 
@@ -143,10 +141,10 @@ def _wrong(measured: Numerics) -> list[str]:
         else [f"the error is {measured.max_error:.2g}, above {measured.ceiling:g}"]
     )
     if not measured.row_sum_error <= measured.row_sum_ceiling:
-        problems.append(f"rows miss 1 by {measured.row_sum_error:.2g}, above {measured.row_sum_ceiling:g}")
+        problems.append(f"row sums differ from 1 by {measured.row_sum_error:.2g}, above {measured.row_sum_ceiling:g}")
     problems += [] if measured.forbidden == 0 else [f"a masked cell has the weight {measured.forbidden:.2g}"]
     problems += [] if measured.empty == 0 else [f"a query without keys gets {measured.empty:.2g}"]
-    return problems + ([] if measured.loud else ["scores × 1000 are not finite, or their rows do not add up to 1"])
+    return problems + ([] if measured.loud else ["scores × 1000 are not finite, or their rows do not sum to 1"])
 
 
 # ------------------------------------------------------------------------------------------------ libraries and threads
@@ -196,15 +194,15 @@ def check_libraries(installed: tuple[Library, ...]) -> list[HealthCheck]:
     ]
     checks = []
     problems = [f"{name} is missing" for name in missing]
-    problems += [f"{library.name} is {library.version}, needed is {library.needs}" for library in wrong]
+    problems += [f"{library.name} is {library.version}, but mha needs {library.needs}" for library in wrong]
     if problems:
         checks.append(HealthCheck(
-            "libraries", False, "; ".join(problems), meaning="What uses them fails, or computes something that was never tried.",
+            "libraries", False, "; ".join(problems), meaning="Code that uses them fails, or runs untested.",
             advice=f"{installing(*(library.name for library in wrong))} brings what is needed",
         ))  # fmt: skip
     else:
         n = sum(library.version is not None for library in installed)
-        checks.append(HealthCheck("libraries", True, f"{n} libraries are of versions that mha works with"))
+        checks.append(HealthCheck("libraries", True, f"{n} libraries have versions that mha works with"))
     absent = sorted({library.extra for library in installed if library.extra is not None and library.version is None})
     if absent:
         names = [library.name for library in installed if library.extra in absent and library.version is None]
@@ -225,11 +223,13 @@ def check_threads(n_threads: int | None) -> HealthCheck:
     message = f"{n} of {cores} cores ({variables})"
     if odd:
         advice = f"set {odd[0]} to a count such as {cores}, or leave it out"
-        return HealthCheck("threads", None, f"{odd[0]} is no count: {message}", is_caution=True, advice=advice)
+        return HealthCheck(
+            "threads", None, f"{odd[0]} is not a number of threads: {message}", is_caution=True, advice=advice
+        )
     most = max([n_threads or 0, *map(int, given.values())])
     if most > cores:
         advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
-        message_of_excess = f"more threads than cores, which wait for each other: {message}"
+        message_of_excess = f"more threads than cores, so they wait for each other: {message}"
         return HealthCheck("threads", None, message_of_excess, most, cores, is_caution=True, advice=advice)
     return HealthCheck("threads", True, message, n_threads, cores)
 

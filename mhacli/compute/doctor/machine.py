@@ -81,7 +81,7 @@ def _kernel(
     device, dtype = str(heads[0].device), workload.dtype
     if BACKENDS[backend].is_compiled and not compiles:
         return Kernel(
-            device, dtype, backend, "not tried", None, reason="torch compiles it for seconds; --compile tries it"
+            device, dtype, backend, "not tried", None, reason="takes seconds to compile; --compile includes it"
         )
     try:
         with explained(backend):
@@ -168,14 +168,14 @@ def devices(name_or_auto: str, cpu: Device) -> tuple[Device, ...]:
     if torch.cuda.is_available():
         present += [_cuda(index) for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        present.append(Device("mps", "Apple's GPU, in the same memory", None, None))
+        present.append(Device("mps", "Apple GPU, which shares the memory of the CPU", None, None))
     if name_or_auto == "auto":
         return tuple(present)
     name = "cuda:0" if name_or_auto == "cuda" else name_or_auto
     chosen = tuple(device for device in present if device.name == name)
     if not chosen:
         raise MhaError(
-            f"device {name_or_auto} must be present, got {', '.join(device.name for device in present)}",
+            f"--device {name_or_auto}: there is no such device here, only {', '.join(device.name for device in present)}",
             hint="mha doctor without --device says why" if nvidia_driver() else "--device cpu works everywhere",
             code="no-device",
         )
@@ -202,8 +202,8 @@ def _build(present: Sequence[Device]) -> HealthCheck:
         return HealthCheck("build", True, f"torch {torch.__version__}, {f'CUDA {built}' if built else 'for CPUs'}")
     why = "was built without CUDA" if torch.version.cuda is None else "cannot use it"
     return HealthCheck(
-        "build", None, f"a driver of NVIDIA is here, and torch {torch.__version__} {why}", is_caution=True,
-        advice="install the build of torch for this driver, as pytorch.org tells it, or leave the card alone",
+        "build", None, f"there is an NVIDIA driver, but torch {torch.__version__} {why}", is_caution=True,
+        advice="install the build of torch for this driver (pytorch.org lists them), or ignore this",
     )  # fmt: skip
 
 
@@ -223,9 +223,9 @@ def _precision() -> HealthCheck:
 def _default_dtype() -> HealthCheck:
     kind = str(torch.get_default_dtype()).removeprefix("torch.")
     if kind == "float32":
-        return HealthCheck("default-dtype", True, "torch makes tensors of float32")
+        return HealthCheck("default-dtype", True, "torch makes tensors of float32 by default")
     return HealthCheck(
-        "default-dtype", False, f"torch makes tensors of {kind} where nothing else is said",
+        "default-dtype", False, f"torch makes tensors of {kind} by default",
         meaning="Masks, positions and weights may be made in another dtype than the model's.",
         advice="look for torch.set_default_dtype in what Python loads at its start (sitecustomize), and take it out",
     )  # fmt: skip
@@ -236,7 +236,7 @@ def _deterministic(present: Sequence[Device]) -> HealthCheck:
     has_cuda = any(device.name.startswith("cuda") for device in present)
     if is_on and has_cuda and not os.environ.get(_WORKSPACE):
         return HealthCheck(
-            "deterministic", False, f"deterministic algorithms are asked for, and {_WORKSPACE} is not set",
+            "deterministic", False, f"deterministic algorithms are on, but {_WORKSPACE} is not set",
             meaning="Products on CUDA raise an error.", advice=f"set {_WORKSPACE}=:4096:8 before torch is loaded",
         )  # fmt: skip
     return HealthCheck("deterministic", True, f"deterministic algorithms are {'on' if is_on else 'off, as by default'}")

@@ -207,8 +207,8 @@ def _number(value: float | None) -> str:
 
 def _legend(model: ExaminedModel) -> str:
     return (
-        "found: how far one token's output moves, over the usual size of an output; at most: "
-        f"{model.tolerance}. Of finite it is a count, of row-sums the largest distance of a sum from 1, of bos a count."
+        "found: the largest change of a token's output, relative to the usual size of an output; at most: "
+        f"{model.tolerance}. For finite and bos it is a count, for row-sums the largest distance of a sum from 1."
     )
 
 

@@ -732,9 +732,9 @@ def test_a_token_that_does_not_see_itself_is_a_choice_where_it_is_documented():
 
 def test_positions_are_no_mistake_where_names_speak_of_them():
     permuted = found(subject(Rotary))[0]["tokens permuted"]
-    assert (permuted.ok, permuted.message) == (None, "the order of keys matters: its names speak of positions")
+    assert (permuted.ok, permuted.message) == (None, "the order of keys matters: its names mention positions")
     permuted = found(subject(MergeWithoutTranspose))[0]["tokens permuted"]
-    said = "the order of keys matters, though nothing in it speaks of positions"
+    said = "the order of keys matters, although nothing in its code mentions positions"
     assert (permuted.ok, permuted.message) == (False, said)
 
 

@@ -115,7 +115,7 @@ def test_a_checkpoint_without_tokenizer_reads_random_ids(tmp_path: Path) -> None
     made("gpt2", FAMILIES["gpt2"].choices, automatic="AutoModelForCausalLM").save_pretrained(tmp_path / "m")
     report = examined(str(tmp_path / "m"))
     assert report.verdict == "healthy"
-    assert report.notes == ("there is no tokenizer: the texts are ids drawn at random",)
+    assert report.notes == ("the checkpoint has no tokenizer: the texts are random token ids",)
     assert report.model is not None
     assert report.model.lengths == (29, 13, 6)
     with pytest.raises(MhaError, match="must have a tokenizer"):
@@ -188,7 +188,7 @@ def test_a_causal_mask_that_was_dropped(gpt2: str, monkeypatch: pytest.MonkeyPat
     assert found.layer == "layer 0"
     assert found.value is not None
     assert found.value > 0.01
-    assert "exchanging a token moves outputs before it; first in layer 0 (transformer.h.0.attn)" in found.message
+    assert "changing a token changes earlier outputs; first in layer 0 (transformer.h.0.attn)" in found.message
     assert named(report, "cache").message == "outputs depend on later tokens, see causality: nothing to compare"
 
 
@@ -266,7 +266,7 @@ def test_a_mask_for_padding_that_never_arrives(checkpoints: Checkpoints, monkeyp
     wrapped(monkeypatch, modeling_bert, "create_bidirectional_mask", all_seen)
     report = examined(checkpoints.of("bert"))
     assert failed(report) == ["right-padding"]
-    assert named(report, "left-padding").message.endswith("but its tokenizer pads on the right")
+    assert named(report, "left-padding").message.endswith("but the tokenizer pads on the right")
 
 
 def broken_weight(folder: str, tmp_path: Path, name: str, number: float) -> str:
@@ -315,7 +315,7 @@ def test_an_implementation_with_another_scale(gpt2: str, monkeypatch: pytest.Mon
     report = examined(gpt2)
     assert failed(report) == ["eager"]
     assert named(report, "eager").layer == "layer 0"
-    assert named(report, "eager").message.endswith("the default does not give what its own scores and values come to")
+    assert named(report, "eager").message.endswith("the default's output is not what its own scores and values give")
 
 
 def _in_registry(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
@@ -485,8 +485,8 @@ def test_rows_are_of_two_lengths_where_that_can_be() -> None:
 def test_a_text_of_one_token_leaves_questions_open(gpt2: str) -> None:
     report = examined(gpt2, "a")
     assert report.verdict == "healthy"
-    assert named(report, "causality").message == "takes a text of two tokens at least"
-    assert named(report, "left-padding").message == "takes texts of two lengths"
+    assert named(report, "causality").message == "needs a text of two tokens or more"
+    assert named(report, "left-padding").message == "needs texts of different lengths"
 
 
 def test_what_float32_takes_back_is_no_fault() -> None:
@@ -494,7 +494,7 @@ def test_what_float32_takes_back_is_no_fault() -> None:
     wide = HealthCheck("batch", True, "agrees", 1e-7, 1e-5)
     told = widened(own, wide, "bfloat16")
     assert (told.ok, told.value, told.tolerance) == (True, 1e-7, 1e-5)
-    assert told.message == "agrees (float32; in bfloat16 by 0.4, more than rounding to it moves them)"
+    assert told.message == "agrees (float32; in bfloat16 by 0.4, more than rounding to it changes them)"
     lost = HealthCheck("batch", False, "differs; some are NaN or Inf", None, 0.2)
     assert widened(lost, wide, "float16") is lost
     assert widened(own, None, "bfloat16") is own
@@ -505,7 +505,7 @@ def test_without_room_for_float32_16_bits_are_judged_as_they_are(gpt2: str, monk
     report = examined(gpt2, dtype="bfloat16")
     assert report.verdict == "healthy"
     assert report.model is not None
-    assert report.model.tolerance.startswith("3 × what outputs move")
+    assert report.model.tolerance.startswith("3 × ")
     assert (named(report, "right-padding").tolerance or 0) > 1e-2
 
 

@@ -139,7 +139,7 @@ def _uniform_where_empty(z: Tensor) -> Tensor:
     ("site", "change", "said"),
     [
         ("z", lambda z: z * 1.001, "the error is "),
-        ("pattern", lambda p: p * 1.00001, "rows miss 1 by 1e-05, above 1e-06"),
+        ("pattern", lambda p: p * 1.00001, "row sums differ from 1 by 1e-05, above 1e-06"),
         ("pattern", _leaking, "a masked cell has the weight 1e-12"),
         ("z", _uniform_where_empty, "a query without keys gets 1e-09"),
         ("z", lambda z: z * float("inf") if z.abs().max() > 4.4 else z, "scores × 1000 are not finite"),
@@ -164,7 +164,7 @@ def test_a_definition_that_is_inexact_here_is_told(
 
 def test_another_default_dtype_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
-    assert doctorsettings._default_dtype().message == "torch makes tensors of float64 where nothing else is said"
+    assert doctorsettings._default_dtype().message == "torch makes tensors of float64 by default"
     assert doctorsettings._default_dtype().ok is False
 
 
@@ -198,7 +198,7 @@ def test_a_card_that_this_torch_cannot_use_is_to_be_taken_care_of(monkeypatch: p
 
 
 def test_a_device_that_is_not_here_is_refused() -> None:
-    with pytest.raises(MhaError, match=r"^device cuda:9 must be present, got cpu"):
+    with pytest.raises(MhaError, match=r"^--device cuda:9: there is no such device here, only cpu"):
         doctorsettings.devices("cuda:9", doctorsurvey.cpu())
     assert [one.name for one in doctorsettings.devices("cpu", doctorsurvey.cpu())] == ["cpu"]
 
@@ -235,7 +235,7 @@ def test_extras_that_are_missing_are_no_fault_and_wrong_versions_are() -> None:
         'not installed: transformers, textual. pip install "transformers<6,>=5.3" "textual<9,>=8" installs them'
     )
     wrong, _ = check_libraries((here, Library("transformers", "4.57.1", "<6,>=5.3", "hf")))
-    assert (wrong.ok, wrong.message) == (False, "transformers is 4.57.1, needed is <6,>=5.3")
+    assert (wrong.ok, wrong.message) == (False, "transformers is 4.57.1, but mha needs <6,>=5.3")
     assert wrong.advice == 'pip install "transformers<6,>=5.3" brings what is needed'
     gone, _ = check_libraries((here, Library("numpy", None, ">=1.26", None)))
     assert (gone.ok, gone.message) == (False, "numpy is missing")

@@ -86,7 +86,7 @@ def test_no_verdict_is_cut_on_a_narrow_screen() -> None:
     def verdicts(width: int) -> list[list[str]]:
         return [
             words[:2]
-            for words in map(str.split, drawn(OF_MODEL, width).splitlines())
+            for words in map(str.split, drawn(OF_MODEL, width).partition("\n\nfound: ")[0].splitlines())
             if words[:1] and words[0] in names
         ]
 

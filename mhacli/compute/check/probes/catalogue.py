@@ -119,7 +119,7 @@ def dropout_in_eval(context: ProbeContext) -> ProbeReply:
     if context.subject.built.module is None:
         return probe_answer(name, "a function has no eval mode")
     if context.facts.keeps_state:
-        return probe_answer(name, "not asked: it keeps state")
+        return probe_answer(name, "not run: it keeps state")
     twin, names = with_dropout(context)
     if twin is None:
         return probe_answer(name, "it has no dropout that could be raised")
@@ -163,7 +163,7 @@ def dropout_in_training(context: ProbeContext) -> ProbeReply:
     if context.subject.built.module is None:
         return probe_answer(name, "a function has no training mode")
     if context.facts.keeps_state or context.facts.is_random:
-        return probe_answer(name, "not asked: its output in eval mode is not always the same")
+        return probe_answer(name, "not run: its output in eval mode is not always the same")
     twin, names = with_dropout(context)
     if twin is None:
         return probe_answer(name, "it has no dropout that could be raised")
@@ -379,7 +379,7 @@ def one_key(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, f"raises {first_line(fault)}")
     if change <= context.tolerance:
         return probe_answer(name, "with one key the query does not matter", change, True)
-    message = f"with one key, whose share must be one, another query moves the output by {change:.2g} of its size"
+    message = f"with one key, whose weight must be 1, another query changes the output by {change:.2g} of its size"
     return probe_answer(name, message, change)
 
 
@@ -387,7 +387,7 @@ def one_sequence(context: ProbeContext) -> ProbeReply:
     """The first sequence alone: it must answer what it answers among others."""
     name, inputs = "batch of one", context.square()
     if inputs.queries.shape[0] < 2:
-        return probe_answer(name, "it is asked one sequence at a time")
+        return probe_answer(name, "it takes one sequence at a time")
     alone = Inputs(*(None if rows is None else rows[:1] for rows in inputs[:3]))  # type: ignore[arg-type]
     try:
         found = context.ask(alone).out
@@ -395,9 +395,9 @@ def one_sequence(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, f"raises {first_line(fault)}")
     change = relative(context.ask(inputs).out[:1], found)
     is_same = change <= max(1e-6, 100 * context.tolerance)
-    message = "a sequence alone answers what it answers among others"
+    message = "a sequence gives the same output alone as among others"
     if not is_same:
-        message = f"a sequence alone answers something else than among others, by {change:.2g} of its size"
+        message = f"a sequence gives another output alone than among others, by {change:.2g} of its size"
     return probe_answer(name, message, change, True if is_same else None if context.facts.is_random else False)
 
 

@@ -92,14 +92,16 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -
         best = _preferred_form(working, context.request.mask_means)
         facts[name] = best
         is_other = best.kind in ("bool", "01", "whole") and context.request.mask_means not in (None, best.true_means)
-        message = f"{parameters}: {form_text(best)}; what it hides moves nothing"
+        message = f"{parameters}: {form_text(best)}; what it hides changes nothing"
         if is_other:
             message = f"{parameters}: True means {best.true_means}, not {context.request.mask_means}"
         return ProbeReply(ProbeResult(name, message, 0.0, not is_other), facts)
     if all(trial.changes == 0 for trial in trials):
-        return ProbeReply(ProbeResult(name, f"{parameters} changes nothing, whatever it says", 0.0, False), facts)
+        return ProbeReply(ProbeResult(name, f"{parameters} changes nothing", 0.0, False), facts)
     least = min(trials, key=lambda trial: (trial.nonfinite > 0, trial.leaked))
-    message = f"{parameters} changes the output by {change:.0%}, but of what it hides {least.leaked:.0%} still moves it"
+    message = (
+        f"{parameters} changes the output by {change:.0%}, but {least.leaked:.0%} of what it hides still changes it"
+    )
     if least.nonfinite:
         message = f"{parameters} makes {least.nonfinite} numbers of the output NaN or infinite"
     return ProbeReply(ProbeResult(name, message, least.leaked, False), facts)
@@ -222,14 +224,14 @@ def open_mask(context: ProbeContext) -> ProbeReply:
     if not is_same:
         message = f"a mask that hides nothing changes the output by {change:.2g} of its size"
     replaces = facts.visible not in (None, "full") or context.subject.causal_by is not None
-    return probe_answer(name, message + (": it stands in place of its own" if replaces and not is_same else ""), change,
+    return probe_answer(name, message + (": it replaces the mask of its own" if replaces and not is_same else ""), change,
                 is_same or (None if replaces else False))  # fmt: skip
 
 
 def _without_mask(context: ProbeContext) -> str:
     """Why a question about masks is not asked."""
     takes_any = context.subject.mask_forms or context.subject.padding_forms
-    return "not asked: no mask that it takes hides anything" if takes_any else "not asked: it takes no mask"
+    return "not run: no mask that it takes hides anything" if takes_any else "not run: it takes no mask"
 
 
 def empty_row(context: ProbeContext) -> ProbeReply:
@@ -247,8 +249,8 @@ def empty_row(context: ProbeContext) -> ProbeReply:
     others = [row for row in range(length) if row != lonely]
     spreads = bad_numbers(found[..., others, :]) > bad_numbers(open_out[..., others, :])
     kind = _kind_of(context, inputs, by, found[..., lonely, :], lonely)
-    said = {"zeros": "answers zeros", "mean": "answers the mean of all values", "nan": "answers NaN",
-            "constant": "answers a constant: no value reaches it", "other": "answers something else"}[kind]  # fmt: skip
+    said = {"zeros": "gives zeros", "mean": "gives the mean of all values", "nan": "gives NaN",
+            "constant": "gives a constant: no value reaches it", "other": "gives another value"}[kind]  # fmt: skip
     message = f"a query that may see no key {said}" + (", and other queries are NaN too" if spreads else "")
     n_bad = bad_numbers(found)
     return probe_answer(name, message, n_bad, False if spreads else None, empty_row=kind)
@@ -278,7 +280,7 @@ def padding_of_nan(context: ProbeContext) -> ProbeReply:
     """NaN in what padding hides: 0 · NaN is NaN, so that most attentions let it through."""
     name, form = "padding of NaN", context.facts.padding
     if form is None:
-        return probe_answer(name, "not asked: it takes no padding")
+        return probe_answer(name, "not run: it takes no padding")
     by = MaskUse(form, True)
     inputs = context.square()
     length = inputs.queries.shape[-2]
@@ -293,7 +295,7 @@ def padding_of_nan(context: ProbeContext) -> ProbeReply:
         after = ask_under(context, context.replaced(masked, padded, by=content), by).out
         n_moved[content == 99.0] = int((context.moved_queries(base, after).cpu() & real).sum())
     n_real = int(real.sum())
-    message = f"99 in a padded token moves {n_moved[True]} of {n_real} outputs, NaN moves {n_moved[False]}"
+    message = f"99 in a padded token changes {n_moved[True]} of {n_real} outputs, NaN changes {n_moved[False]}"
     message += " (0 · NaN is NaN: keep NaN out of padding)" if n_moved[False] and not n_moved[True] else ""
     return probe_answer(
         name, message, n_moved[False], True if not n_moved[False] else None if not n_moved[True] else False
@@ -316,7 +318,7 @@ def large_scores(context: ProbeContext) -> ProbeReply:
     except Exception as fault:
         return probe_answer(name, f"finite; with a mask it raises {first_line(fault)}", 0)
     if n_leaks:
-        message = f"finite, but {n_leaks} outputs are moved by what is hidden: the sentinel of the mask is too small"
+        message = f"finite, but {n_leaks} outputs depend on what is hidden: the large number in the mask is too small"
         return probe_answer(name, message, n_leaks, False)
     hides = context.facts.mask or context.facts.padding or context.facts.visible == "causal"
     message = "finite, and what is hidden stays hidden" if hides else "finite"

@@ -46,9 +46,11 @@ def determinism(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, message, change, True, is_random=False, keeps_state=False)
     one, two = (context.ask(inputs).out for _ in range(2))
     if not context.moves(one, two):
-        message = "the same input gives another output in eval mode, and the same when torch is seeded: it is random"
+        message = (
+            "the same input gives another output in eval mode, but the same one after torch.manual_seed: it is random"
+        )
         return probe_answer(name, message, change, False, is_random=True, keeps_state=False)
-    message = "the same input gives another output after other calls, however torch is seeded: it keeps state"
+    message = "the same input gives another output after other calls, with the same seed too: it keeps state"
     return probe_answer(name, message, change, False, is_random=False, keeps_state=True)
 
 
@@ -69,13 +71,13 @@ def batch_independence(context: ProbeContext) -> ProbeReply:
     """One sequence replaced: the others must not move."""
     name, inputs = "batch independence", context.square()
     if inputs.queries.shape[0] < 2:
-        return probe_answer(name, "it is asked one sequence at a time")
+        return probe_answer(name, "it takes one sequence at a time")
     base = context.ask(inputs).out
     fresh = context.square()
     changed = _first_replaced(inputs, fresh, 0)
     moved = context.moved_queries(base, context.ask(changed).out)[1:]
     n_moved, n_all = int(moved.any(1).sum()), len(moved)
-    message = f"another first sequence moves {n_moved} of the {n_all} others"
+    message = f"another first sequence changes {n_moved} of the {n_all} others"
     return probe_answer(name, message, n_moved, not n_moved)
 
 
@@ -179,10 +181,10 @@ def causality(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, "which tokens are seen is not known")
     visible, length = context.facts.visible, len(influenced)
     if visible == "without itself":
-        message = "no later token moves an earlier output, but for the first, which sees none"
+        message = "no later token changes an earlier output, except the first, which sees none"
         return probe_answer(name, message, 0, True if context.expects_causal else None)
     n_later, n_pairs = int(influenced.triu(1).sum()), length * (length - 1) // 2
-    message = f"in {n_later} of {n_pairs} pairs the later token moves the earlier output"
+    message = f"in {n_later} of {n_pairs} pairs the later token changes the earlier output"
     message += f", by up to {context.facts.largest_future or 0.0:.0%}" if n_later else ""
     if visible in ("plus the next", "transposed"):
         return probe_answer(name, f"{message}: {_VISIBLE_TEXT[visible]}", n_later, False)
@@ -232,7 +234,7 @@ def keys_permuted(context: ProbeContext) -> ProbeReply:
     if not context.has_keys:
         return probe_answer(name, "it attends to its own rows alone")
     if facts.visible_cross not in (None, "full") or facts.visible not in (None, "full"):
-        return probe_answer(name, "not asked: not every query sees every key")
+        return probe_answer(name, "not run: not every query sees every key")
     inputs = context.oblong() if context.subject.takes_context else context.square()
     assert inputs.keys is not None, "rows of their own"
     order = _order(inputs.keys.shape[-2])
@@ -250,7 +252,7 @@ def tokens_permuted(context: ProbeContext) -> ProbeReply:
     if context.subject.is_function:
         return probe_answer(name, "the same question as for keys")
     if context.facts.visible not in (None, "full"):
-        return probe_answer(name, "not asked: not every token sees every token")
+        return probe_answer(name, "not run: not every token sees every token")
     inputs = context.square()
     order = _order(inputs.queries.shape[-2])
     before = context.ask(inputs).out
@@ -272,9 +274,9 @@ def _of_order(context: ProbeContext, name: str, change: float, message: str) -> 
         return probe_answer(name, "random outputs cannot be compared in another order", change)
     has_positions = speaks_of_positions(context.subject.built)
     if has_positions is not False:
-        why = "its names speak of positions" if has_positions else "whether it knows positions cannot be told"
+        why = "its names mention positions" if has_positions else "it is not known whether it uses positions"
         return probe_answer(name, f"the order of keys matters: {why}", change)
-    message = "the order of keys matters, though nothing in it speaks of positions"
+    message = "the order of keys matters, although nothing in its code mentions positions"
     return probe_answer(name, message, change, False)
 
 
@@ -328,5 +330,5 @@ def heads(context: ProbeContext) -> ProbeReply:
     if change.ndim != 4 or change.shape[1] != subject.n_heads:
         return probe_answer(name, "the output has no axis of heads")
     n_moved = int((change[:, 1:].amax((0, 2, 3)) > context.tolerance).sum())
-    message = f"another first head moves {n_moved} of the {subject.n_heads - 1} others"
+    message = f"another first head changes {n_moved} of the {subject.n_heads - 1} others"
     return probe_answer(name, message, n_moved, not n_moved)
