@@ -293,7 +293,7 @@ SCHEMAS: Mapping[str, tuple[str, Schema]] = {
     "mha.bench/1": ("What mha bench prints with --json, and saves with --save-baseline.", _bench()),
     "mha.vocab/1": (
         "What mha vocab prints with --json and saves with --save.",
-        record({"tokenizer": TEXT, "tokens": array(ITEMS["token"])}),
+        record({"tokenizer": TEXT, "inner_marks": of(bool), "tokens": array(ITEMS["token"])}),
     ),
     "mha.explain/1": ("What mha explain --json prints.", record({"terms": array(of(Term))})),
     "mha.weights-info/1": ("What mha weights info --json prints.", _weights_info()),

@@ -68,7 +68,8 @@ def _no_constant(word: str) -> Any:
 
 
 def decode(kind: type[T], value: Any, place: str) -> T:
-    """`value` (parsed JSON) as the dataclass `kind`. Unknown fields are ignored: files of later versions add some.
+    """`value` (parsed JSON) as the dataclass `kind`. Unknown fields are ignored: files of later versions add some. A field that
+    an earlier version did not write has the `absent` of its metadata, where it has one.
 
     Raises `MhaError` that names the place, such as `run.safetensors: config.d_model`, and what was expected there.
     """
@@ -119,13 +120,15 @@ def _decoder(kind: Any) -> _Decoder:
 def _dataclass_decoder(kind: Any) -> _Decoder:
     names = [f.name for f in dataclasses.fields(kind) if f.metadata.get("json", True)]
     known: dict[str, _Decoder] = {}
+    absent = {f.name: {f.name: f.metadata["absent"]} for f in dataclasses.fields(kind) if "absent" in f.metadata}
 
     def decode_fields(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _no("an object", value)
-        found = {}
+        found: dict[str, Any] = {}
         for name in names:
             if name not in value:
+                found |= absent.get(name, {})
                 continue
             if name not in known:
                 known[name] = _decoder(_hint(kind, name))

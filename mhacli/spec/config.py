@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
@@ -87,6 +87,7 @@ class Config:
     tokenizer: str = "word"
     keep_case: bool = False
     punctuation: Punctuation = "drop"
+    inner_marks: bool = field(default=True, metadata={"absent": False})
     random: tuple[int, int] | None = None
     distribution: Distribution = "normal"
 
@@ -140,11 +141,11 @@ class Config:
 
 def _check_choices(config: Config) -> None:
     hints = get_type_hints(Config)
-    for field in fields(Config):
-        hint, value = hints[field.name], getattr(config, field.name)
+    for f in fields(Config):
+        hint, value = hints[f.name], getattr(config, f.name)
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
-            raise UsageError(f"{typed(field.name, value)} is not one of {', '.join(choices)}")
+            raise UsageError(f"{typed(f.name, value)} is not one of {', '.join(choices)}")
 
 
 _OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {

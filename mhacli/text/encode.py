@@ -152,7 +152,12 @@ def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[T
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
     """The tokenizer that a config names. Raises `MhaError` for a `tokenizer.json` that cannot be used."""
     if config.tokenizer == "word":
-        return WordTokenizer(keep_case=config.keep_case, punctuation=config.punctuation, max_token_len=max_token_len)
+        return WordTokenizer(
+            keep_case=config.keep_case,
+            punctuation=config.punctuation,
+            inner_marks=config.inner_marks,
+            max_token_len=max_token_len,
+        )
     if config.tokenizer == "char":
         return CharTokenizer()
     if config.tokenizer == "byte":

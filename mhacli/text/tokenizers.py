@@ -61,52 +61,63 @@ def is_punctuation(character: str) -> bool:
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
-class _Marks(dict[int, str | None]):
-    """A table for `str.translate`: each mark dropped, or set apart by spaces. Filled as characters turn up."""
+def is_inner_mark(text: str, place: int) -> bool:
+    """Whether a mark is part of its word: an apostrophe between letters or digits, a point or comma between digits.
 
-    def __init__(self, punctuation: Punctuation) -> None:
-        super().__init__()
-        self._keep = punctuation == "keep"
-        for mark in string.punctuation:
-            self[ord(mark)] = f" {mark} " if self._keep else None
+    >>> [is_inner_mark("don't 3.14 a.b 'c", place) for place in (3, 7, 12, 15)]
+    [True, True, False, False]
+    """
+    if not 0 < place < len(text) - 1:
+        return False
+    before, mark, after = text[place - 1], text[place], text[place + 1]
+    if mark in APOSTROPHES:
+        return (before.isalnum() or unicodedata.category(before).startswith("M")) and after.isalnum()
+    return mark in ".," and before.isdecimal() and after.isdecimal()
 
-    def __missing__(self, point: int) -> str | None:
-        character = chr(point)
-        value = character if not is_punctuation(character) else f" {character} " if self._keep else None
-        self[point] = value
-        return value
+
+APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 class WordTokenizer:
-    """Words as the classic walkthroughs make them: lower case, marks dropped or apart, split at white space.
+    """Words split at white space: lower case, other marks than those inside a word dropped or kept as tokens.
+
+    Without `inner_marks` these are marks like any other, as in vocabularies and weights of earlier versions.
 
     >>> [t.text for t in WordTokenizer().tokens("Don't panic, cat!")]
-    ['dont', 'panic', 'cat']
+    ["don't", 'panic', 'cat']
     >>> [t.text for t in WordTokenizer(punctuation="keep").tokens("Don't!")]
-    ['don', "'", 't', '!']
+    ["don't", '!']
+    >>> [t.text for t in WordTokenizer(inner_marks=False).tokens("Don't panic, cat!")]
+    ['dont', 'panic', 'cat']
     """
 
     vocabulary = None
 
     def __init__(
-        self, *, keep_case: bool = False, punctuation: Punctuation = "drop", max_token_len: int | None = None
+        self,
+        *,
+        keep_case: bool = False,
+        punctuation: Punctuation = "drop",
+        inner_marks: bool = True,
+        max_token_len: int | None = None,
     ) -> None:
         self._keep_case, self._punctuation, self._max_token_len = keep_case, punctuation, max_token_len
-        self._marks = _Marks(punctuation)
+        self._inner_marks = inner_marks
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The words with the span of their first to last kept character."""
         for chunk in re.finditer(r"\S+", text):
             require_token_len(chunk.end() - chunk.start(), self._max_token_len)
-            for start, end in self._spans(chunk.group()):
-                word = chunk.group()[start:end].translate(self._marks).strip()
+            for word, start, end in self._words(chunk.group()):
                 yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts; the same words as `tokens` gives for the whole text."""
         counts: Counter[str] = Counter()
         for piece in _cut_at_white_space(pieces, self._max_token_len):
-            counts.update(piece.translate(self._marks).split())
+            for chunk, count in Counter(piece.split()).items():
+                for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
+                    counts[word] += count
         cased: Counter[str] = Counter()
         for word, count in counts.items():  # each word once, and by itself: a sigma's lower case depends on its word
             cased[self._cased(word)] += count
@@ -115,15 +126,17 @@ class WordTokenizer:
     def _cased(self, text: str) -> str:
         return text if self._keep_case else text.lower()
 
-    def _spans(self, chunk: str) -> list[tuple[int, int]]:
-        """Where the tokens of a run without white space begin and end in it."""
-        marks = [i for i, character in enumerate(chunk) if is_punctuation(character)]
+    def _words(self, chunk: str) -> list[tuple[str, int, int]]:
+        """The words of a run without white space, each with where it begins and ends in it."""
+        marks = [place for place, character in enumerate(chunk) if is_punctuation(character)]
+        if self._inner_marks:
+            marks = [place for place in marks if not is_inner_mark(chunk, place)]
         if self._punctuation == "drop":
             kept = sorted(set(range(len(chunk))) - set(marks))
-            return [(kept[0], kept[-1] + 1)] if kept else []
+            return [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
         edges = [-1, *marks, len(chunk)]
         words = [(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
-        return sorted(words + [(i, i + 1) for i in marks])
+        return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
 
 
 class CharTokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mhacli.errors import MhaError
@@ -30,10 +30,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens whose position is their id. `unknown_id` is the id for tokens that are not in it, where it has one."""
+    """Tokens whose position is their id. `unknown_id` is the id for tokens that are not in it, where it has one. `inner_marks`:
+    whether its words have the marks inside them (see `WordTokenizer`), None where nothing says it."""
 
     tokens: tuple[str, ...]
     unknown_id: int | None = None
+    inner_marks: bool | None = None
 
     @cached_property
     def id_of(self) -> Mapping[str, int]:
@@ -94,9 +96,10 @@ def entries(
 
 
 def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
-    """The document of schema `mha.vocab/1`: `{schema, tokenizer, tokens: [{token, id, count, bytes}]}`."""
+    """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
     tokens = [{"token": e.token, "id": e.id, "count": e.count, "bytes": e.bytes} for e in rows]
-    return json.dumps({"schema": SCHEMA, "tokenizer": tokenizer, "tokens": tokens}, indent=1) + "\n"
+    document = {"schema": SCHEMA, "tokenizer": tokenizer, "inner_marks": True, "tokens": tokens}
+    return json.dumps(document, indent=1) + "\n"
 
 
 def load(path: str) -> Vocabulary:
@@ -108,9 +111,10 @@ def load(path: str) -> Vocabulary:
     if isinstance(document, dict) and "schema" in document:
         if document["schema"] != SCHEMA:
             raise _bad(path, f"has the schema {document['schema']!r:.80}, not {SCHEMA}")
-        rows = decode(_File, document, path).tokens
-        pairs = [(e.token, e.id) for e in rows]
-    elif isinstance(document, dict):
+        file = decode(_File, document, path)
+        pairs = [(e.token, e.id) for e in file.tokens]
+        return replace(with_unknown(_in_order(pairs, path)), inner_marks=file.inner_marks)
+    if isinstance(document, dict):
         pairs = list(document.items())
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
@@ -122,6 +126,7 @@ def load(path: str) -> Vocabulary:
 @dataclass(frozen=True)
 class _File:
     tokens: tuple[Entry, ...]
+    inner_marks: bool = False
 
 
 def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:

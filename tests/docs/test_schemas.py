@@ -132,8 +132,8 @@ def test_the_fields_of_a_record_are_described_and_listed(schemas: ModuleType) ->
 
 def test_a_field_that_is_missing_or_undescribed_is_noticed(schemas: ModuleType) -> None:
     schema = schemas.document("mha.vocab/1")
-    printed = {"schema": "mha.vocab/1", "tokenizer": "word", "tokens": []}
+    printed = {"schema": "mha.vocab/1", "tokenizer": "word", "inner_marks": True, "tokens": []}
     validator = jsonschema.Draft202012Validator(closed(schema))
     assert validator.is_valid(printed)
     assert not validator.is_valid({**printed, "more": 1})
-    assert not validator.is_valid({"schema": "mha.vocab/1", "tokens": []})
+    assert not validator.is_valid({"schema": "mha.vocab/1", "inner_marks": True, "tokens": []})

@@ -14,7 +14,17 @@ from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 
 OPTIONS = [(keep_case, punctuation) for keep_case in (False, True) for punctuation in ("drop", "keep")]
 # words, marks, white space and letters whose lower case depends on what stands around them or is longer than they are
-texts = st.text(st.sampled_from("aBΣσΑİé́'\"-.,…。 \t\n\u3000漢字🙂ß\u00ad") | st.characters(codec="utf-8"), max_size=60)
+texts = st.text(
+    st.sampled_from("aBΣσΑİé́'\u2019\"-.,…。 \t\n\u300012漢字🙂ß\u00ad")
+    | st.characters(codec="utf-8", exclude_categories=("Cs", "Mn", "Mc", "Me")),
+    max_size=60,
+)
+
+
+LETTERS = r"[^\W_]"
+COMBINED = "".join(c for c in map(chr, range(0x300, 0x370)) if unicodedata.category(c) == "Mn")
+INNER = re.compile(rf"(?<={LETTERS}|[{COMBINED}])['\u2019](?={LETTERS})|(?<=\d)[.,](?=\d)")
+"""The marks inside words and numbers, for the combining marks of Latin alone."""
 
 
 def words(text, **options):
@@ -30,7 +40,48 @@ def is_mark(character):
 
 
 def test_words_are_lower_case_and_lose_their_marks():
-    assert words("Don't panic, (CAT)!") == ["dont", "panic", "cat"]
+    assert words("Don't panic, (CAT)!") == ["don't", "panic", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped", "kept"),
+    [
+        ("don't", ["don't"], ["don't"]),
+        ("Don\u2019t", ["don\u2019t"], ["don\u2019t"]),
+        ("rock'n'roll", ["rock'n'roll"], ["rock'n'roll"]),
+        ("'quoted'", ["quoted"], ["'", "quoted", "'"]),
+        ("\u2018quoted\u2019", ["quoted"], ["\u2018", "quoted", "\u2019"]),
+        ("the cats' tails", ["the", "cats", "tails"], ["the", "cats", "'", "tails"]),
+        ("'tis", ["tis"], ["'", "tis"]),
+        ("a''b", ["ab"], ["a", "'", "'", "b"]),
+        ("the 80's", ["the", "80's"], ["the", "80's"]),
+        ("e\u0301t\u00e9's", ["e\u0301t\u00e9's"], ["e\u0301t\u00e9's"]),
+        ("cafe\u0301's", ["cafe\u0301's"], ["cafe\u0301's"]),
+        ("3.14", ["3.14"], ["3.14"]),
+        ("1,000.5!", ["1,000.5"], ["1,000.5", "!"]),
+        ("3.", ["3"], ["3", "."]),
+        (".5", ["5"], [".", "5"]),
+        ("v1.b", ["v1b"], ["v1", ".", "b"]),
+        ("e.g.", ["eg"], ["e", ".", "g", "."]),
+        ("well-known", ["wellknown"], ["well", "-", "known"]),
+        ("it's 3.5%.", ["it's", "3.5"], ["it's", "3.5", "%", "."]),
+        ("1..2", ["12"], ["1", ".", ".", "2"]),
+    ],
+)
+def test_a_mark_inside_a_word_or_number_is_part_of_it(text, dropped, kept):
+    assert words(text) == dropped
+    assert words(text, punctuation="keep") == kept
+    assert spans(text, punctuation="keep", keep_case=True) == words(text, punctuation="keep", keep_case=True)
+
+
+def test_the_span_of_a_word_with_marks_inside_covers_them():
+    (token,) = WordTokenizer().tokens("  (Don't!)")
+    assert token == ("don't", 3, 8, None)
+
+
+def test_without_inner_marks_they_are_marks_like_any_other():
+    assert words("Don't pay 3.14!", inner_marks=False) == ["dont", "pay", "314"]
+    assert words("3.14", inner_marks=False, punctuation="keep") == ["3", ".", "14"]
 
 
 def test_keep_case_leaves_letters_as_they_are():
@@ -38,7 +89,7 @@ def test_keep_case_leaves_letters_as_they_are():
 
 
 def test_kept_marks_are_tokens_of_their_own():
-    assert words("Don't -- ok.", punctuation="keep") == ["don", "'", "t", "-", "-", "ok", "."]
+    assert words("Don't -- ok.", punctuation="keep") == ["don't", "-", "-", "ok", "."]
 
 
 def test_a_run_of_marks_is_no_word_when_marks_are_dropped():
@@ -73,7 +124,8 @@ def test_marks_and_white_space_of_other_scripts_are_known(text, expected):
 def test_sigma_is_final_at_the_end_of_a_word_and_only_there():
     assert words("ΟΔΟΣ ΣΑΣ") == ["οδος", "σας"]
     assert words("ΑΣ-Α") == ["ασα"]
-    assert words("ΑΣ'Α", punctuation="keep") == ["ας", "'", "α"]
+    assert words("ΑΣ-Α", punctuation="keep") == ["ας", "-", "α"]
+    assert words("ΑΣ'Α") == ["ασ'α"]
 
 
 def test_combining_marks_stay_with_their_letter():
@@ -128,11 +180,16 @@ def test_counting_pieces_counts_the_tokens_of_the_whole(tokenizer, cut):
 
 
 @pytest.mark.parametrize(("keep_case", "punctuation"), OPTIONS)
+@pytest.mark.parametrize("inner_marks", [False, True])
 @given(text=texts)
-def test_a_word_is_its_source_slice_normalised(keep_case, punctuation, text):
-    for token in WordTokenizer(keep_case=keep_case, punctuation=punctuation).tokens(text):
+def test_a_word_is_its_source_slice_normalised(inner_marks, keep_case, punctuation, text):
+    inner = {match.start() for match in INNER.finditer(text)} if inner_marks else set()
+    for token in WordTokenizer(keep_case=keep_case, punctuation=punctuation, inner_marks=inner_marks).tokens(text):
         source = text[token.start : token.end]
-        kept = source if punctuation == "keep" else "".join(c for c in source if not is_mark(c))
+        places = range(token.start, token.end)
+        kept = (
+            source if punctuation == "keep" else "".join(text[i] for i in places if i in inner or not is_mark(text[i]))
+        )
         assert token.text == (kept if keep_case else kept.lower())
         assert kept
 

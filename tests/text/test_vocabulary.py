@@ -66,6 +66,7 @@ def test_the_document_is_json_of_the_schema():
     assert document == {
         "schema": "mha.vocab/1",
         "tokenizer": "char",
+        "inner_marks": True,
         "tokens": [{"token": "é", "id": 0, "count": 4, "bytes": 2}],
     }
 
@@ -73,6 +74,14 @@ def test_the_document_is_json_of_the_schema():
 def test_what_was_written_is_read_back(file):
     rows = vocabularies.entries(Counter(["the", "cat", "the", '"\\\n']))
     assert vocabularies.load(file(vocabularies.to_json(rows, "word"))).tokens == ('"\\\n', "cat", "the", "<unk>")
+
+
+def test_a_vocabulary_says_whether_its_words_have_marks_inside_them(file):
+    document = json.loads(vocabularies.to_json([Entry("don't", 0, 1, 5)], "word"))
+    assert vocabularies.load(file(document)).inner_marks is True
+    del document["inner_marks"]  # as an earlier version wrote it
+    assert vocabularies.load(file(document)).inner_marks is False
+    assert vocabularies.load(file(["don't"])).inner_marks is None
 
 
 @pytest.mark.parametrize("document", [["b", "a"], {"a": 1, "b": 0}])

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
@@ -19,7 +20,7 @@ from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request,
 from mhacli.results.record.record import Record
 from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.encode import Decoding, Encoded, Limits, argument_text, encode, lines_of, read_text
+from mhacli.text.encode import Decoding, Limits, argument_text, encode, lines_of, read_text
 from mhacli.text.escape import without_surrogates
 from mhacli.text.vocabulary import Vocabulary
 
@@ -34,7 +35,12 @@ def make_request(
     begins, for what cannot work."""
     config, weights, unused = _settings(source, text, layer, device, save)
     texts, context = _read(source, text, config)
-    encoded = _encoded(texts, context, config, source=source, text=text, weights=weights)
+    vocabulary, origin = _given_vocabulary(text, weights)
+    if vocabulary is not None and vocabulary.inner_marks is not None:
+        config = replace(config, inner_marks=vocabulary.inner_marks)
+    limits = Limits(text.max_tokens, source.max_token_len)
+    with show_activity("reading the text"):
+        encoded = encode(texts, config, context=context, vocabulary=vocabulary, vocabulary_source=origin, limits=limits)
     request = layer_request(
         encoded, config, source=weights, options=_options(layer, device, save), notes=(*encoded.notes, *unused)
     )
@@ -68,21 +74,6 @@ def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[lis
     decoding = make_decoding(source)
     texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
     return texts, read_context(text, decoding)
-
-
-def _encoded(
-    texts: list[str],
-    context: list[str],
-    config: Config,
-    *,
-    source: SourceOptions,
-    text: TextOptions,
-    weights: LayerFile | None,
-) -> Encoded:
-    vocabulary, origin = _given_vocabulary(text, weights)
-    limits = Limits(text.max_tokens, source.max_token_len)
-    with show_activity("reading the text"):
-        return encode(texts, config, context=context, vocabulary=vocabulary, vocabulary_source=origin, limits=limits)
 
 
 def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> RecordingOptions:
