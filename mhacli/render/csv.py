@@ -60,7 +60,7 @@ def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
-    """A line per head: its kind, its numbers, and the same numbers of uniform attention. What is missing is empty."""
+    """A line per head: its type, its numbers, and the same numbers of uniform attention. What is missing is empty."""
     numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
     patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
     own = ["head", "kind", "certainty", "max_score"]

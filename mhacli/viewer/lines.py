@@ -69,7 +69,7 @@ def kind_words(statistics: HeadStatistics | None) -> str:
 
 
 def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
-    """The first line: which head of which sequence, and what kind of head it is."""
+    """The first line: which head of which sequence, and its type."""
     parts: list[StyledText] = [
         (head.label, ACCENT),
         ("  ", PLAIN),

@@ -136,7 +136,7 @@ def head_statistics(
     sink_mass: Float[Tensor, "batch head query"] | None = None,
     sink_share: float = SINK_SHARE,
 ) -> tuple[HeadStatistics, ...]:
-    """What a record holds of each of the heads, its kind among it.
+    """What a record holds of each of the heads, its type among it.
 
     The `baseline` is that of these heads, `top_score` the largest score of each query, and `sink_mass` the weight that a
     sink logit takes of it, where there is one.

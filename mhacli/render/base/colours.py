@@ -220,4 +220,4 @@ KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "uniform": ("░", "white"),
     "mixed": ("∗", "white"),
 }
-"""A sign and a colour for each kind of head."""
+"""A sign and a colour for each type of head."""

@@ -58,7 +58,7 @@ _ACROSS = 32
 _GAP, _NAME, _KINDS, _AXIS = 10.0, 10.0, 10.5, 13.0
 _QUERY, _KEY = "query ↓", "key →"
 _NARROW, _WIDE = 60.0, 120.0
-"""The widths of a map from which on its name has room for a word, and for its kind."""
+"""The widths of a map from which on its name has room for a word, and for its type."""
 _TOLD = 3
 """Digits of a sum of weights in a tooltip."""
 _SHAPES = 2500
@@ -222,7 +222,7 @@ class _Form:
 
 
 def _thumb(picture: HeadPicture, levels: Array, cell: float, form: _Form) -> Piece:
-    """A head's map with its number and the sign of its kind above it."""
+    """A head's map with its number and the sign of its type above it."""
     rows, columns = levels.shape
     width, height = columns * cell, rows * cell
     cells = map_cells(picture, levels, CellLayout(cell, cell, form.is_small, 0.0), form.precision)

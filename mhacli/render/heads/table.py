@@ -120,9 +120,12 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
     """What the headings mean, and what stands beside the type of a head."""
     parts = [f"{column.heading} = {column.legend}" for column in columns if column.legend]
     least = weight_text(CERTAIN_ENOUGH, 2)
-    parts.append(f"beside a type: its excess over uniform attention, {least} to 1; beside uniform: H/max")
+    if any(head.kind not in ("uniform", "mixed") for head in listed):
+        parts.append(f"beside a type: its excess over uniform attention, {least} to 1")
+    if any(head.kind == "uniform" for head in listed):
+        parts.append("beside uniform: H/max")
     if any(nearest_type(head) is not None for head in listed):
-        parts.append(f"beside mixed: the type that comes nearest, below {least}")
+        parts.append(f"beside mixed: the nearest type and its excess over uniform attention, below {least}")
     return parts
 
 

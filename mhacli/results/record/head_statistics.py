@@ -1,4 +1,4 @@
-"""The heads of a record: their statistics, what kind of head these make them, and how they were counted."""
+"""The heads of a record: their statistics, what type of head these make them, and how they were counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Kind = Literal[
     "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
 ]
-"""The kinds of heads that have a name. `mixed` is every other."""
+"""The types of heads that have a name. `mixed` is every other."""
 
 CERTAIN_ENOUGH = 0.4
 """The least excess over uniform attention that gives a head its name. Voita et al. 2019 call a head positional from 0.9 of

@@ -36,6 +36,7 @@ from mhacli.results.record.head_statistics import (
     Averages,
     Corner,
     HeadsRequest,
+    HeadStatistics,
     Kept,
     Sink,
     in_order,
@@ -669,3 +670,23 @@ def test_the_heads_of_a_run_have_their_rows_too():
     assert [head for head, _ in rows_of(lines)] == [0, 1, 2]
     for (_, line), head in zip(rows_of(lines), record.heads, strict=True):
         assert {f"{head.entropy:.2f}", f"{100 * head.entropy_share:.0f}%"} <= set(line.split())
+
+
+def test_the_legend_explains_what_stands_beside_the_types_that_are_listed(records):
+    """Only these: a head of a type, a uniform one, and a mixed one that comes near to a type."""
+    record = records["small"]
+    patterns = record.heads[0].patterns
+    near = Averages(previous=0.25, patterns=patterns)
+    for kind, weight, expected in (
+        ("induction", None, ["beside a type"]),
+        ("uniform", None, ["beside uniform"]),
+        ("mixed", 0.25 + 0.75 * 0.2, ["beside mixed"]),
+        ("mixed", 0.25, []),
+    ):
+        heads = tuple(
+            HeadStatistics(head=head.head, kind=kind, certainty=0.5, previous=weight, uniform=near, patterns=patterns)
+            for head in record.heads
+        )
+        text = " ".join(view(replace(record, heads=heads), 200))
+        assert re.findall("beside (?:a type|uniform|mixed)", text) == expected
+        assert ("(prev .20)" in text) == (expected == ["beside mixed"])
