@@ -45,10 +45,8 @@ from mhacli.viewer.session import ViewerOptions
 from mhacli.viewer.text import TextScreen
 
 SCREENS = Path(__file__).parent / "screens"
-textual._wait.SLEEP_GRANULARITY, textual._wait.SLEEP_IDLE = (
-    1 / 250,
-    1 / 2500,
-)  # it sleeps between keys; its own is 1/50 s
+textual._wait.SLEEP_GRANULARITY, textual._wait.SLEEP_IDLE = 1 / 250, 1 / 2500
+"""How long a test sleeps after a key until nothing happens any more; textual's own step is 1/50 s."""
 MAT = ("the", "cat", "sat", "on", "the", "mat")
 Act = Callable[[Viewer, Any], Awaitable[None]]
 
