@@ -33,7 +33,8 @@ from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Ki
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
-MAX_LISTED, MAX_DRAWN, MAX_SINKS = 24, 8, 6
+MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 10, 8, 6
+"""The most heads in the table, of one layer and of several; patterns; and keys that are sinks."""
 _NO_NAME = ("mixed", "uniform")
 
 
@@ -71,17 +72,18 @@ def listed_heads(
     """The heads that get a row, in order, and how they were picked where that is not all of them: by the order that was asked
     for, or of several layers those whose types have the largest excess."""
     ordered = in_order(heads, options.sort)
-    if options.everything or len(ordered) <= MAX_LISTED:
-        return ordered, ()
     n_layers = len({(head.layer, head.attention) for head in heads})
+    most = MAX_LISTED if n_layers == 1 else MAX_RANKED
+    if options.everything or len(ordered) <= most:
+        return ordered, ()
     named = [head for head in heads if head.kind not in _NO_NAME]
     if options.sort == "head" and n_layers > 1 and named:
-        listed = in_order(named, "certainty")[:MAX_LISTED]
+        listed = in_order(named, "certainty")[:most]
         description = (
             f"{len(listed)} of {len(ordered)} heads, mixed and uniform ones left out, by their excess over uniform"
         )
     else:
-        listed, by = ordered[:MAX_LISTED], "" if options.sort == "head" else f" by {options.sort}"
+        listed, by = ordered[:most], "" if options.sort == "head" else f" by {options.sort}"
         description = f"the first {len(listed)} of {len(ordered)} heads{by}"
     return listed, (Text(f"{description} (--all, --layer N, --sort)", style="dim"),)
 
