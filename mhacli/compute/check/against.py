@@ -67,7 +67,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
     best: list[ErrorSummary] = []
-    how, pair = Choice("weights", "there are no weights to carry over"), (one, other)
+    how, pair = Choice("weights", "there are no weights to copy"), (one, other)
     for mine, theirs, said in _pairs(one, other, request):
         gaps = list(_gaps(mine, theirs, request.of.seed))
         if not best or _worst(gaps) < _worst(best):
@@ -170,7 +170,7 @@ def _pairs(
     """Both with the same weights, in every way in which those of the one can be those of the other."""
     mine, theirs = one.built.module, other.built.module
     if mine is None or theirs is None or not list(theirs.parameters()):
-        yield one, other, Choice("weights", "there are no weights to carry over")
+        yield one, other, Choice("weights", "there are no weights to copy")
         return
     try:
         yield from _carried(one, other, request)
@@ -196,14 +196,14 @@ def _transferred(
     if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
         made = cast_copy(target, torch.float64)
         made.load_state_dict({**made.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
-        yield made, Choice("weights", "weights are carried over by their names")
+        yield made, Choice("weights", "weights are copied by their names")
         return
     count = 0
     for mine, theirs in product(_readings(source, one, request), _readings(_numbered(target), other, request)):
         made = cast_copy(target, torch.float64)
         if count < _MOST_TRANSFERS and _carry(mine, theirs, made):
             count += 1
-            yield made, Choice("weights", f"weights are carried over: {', '.join(theirs.parts)}")
+            yield made, Choice("weights", f"weights are copied: {', '.join(theirs.parts)}")
     if not count:
         raise MhaError(
             "cannot give both the same weights: the names or shapes of their projections do not correspond",
@@ -360,7 +360,7 @@ def _findings(
     return (
         Finding(
             code="differs",
-            message=f"{request.of.target} and {request.against.target} answer differently with the same weights",
+            message=f"{request.of.target} and {request.against.target} give different outputs with the same weights",
             evidence="\n".join(lines),
             fix=_fix(request, parting),
             effect="they are not the same layer",
@@ -371,7 +371,7 @@ def _findings(
 def _fix(request: CheckRequest, parting: FirstDifference | None) -> str:
     """What to look at."""
     if parting is not None:
-        return f"compare the two lines that make {parting.site}"
+        return f"compare the two lines that compute {parting.site}"
     assert request.against is not None
     return f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
 
@@ -383,13 +383,13 @@ def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
-            return f"seen with {rows}: {gap.difference:.3g} apart"
+            return f"seen with {rows}: they differ by {gap.difference:.3g}"
     return None
 
 
 def _words(gap: ErrorSummary) -> str:
     if math.isinf(gap.difference):
-        return f"other shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
+        return f"different shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
     return f"largest difference {gap.difference:.3g}, tolerance {gap.tolerance:.2g}"
 
 

@@ -95,9 +95,7 @@ def _with_traits(bases: Iterable[Candidate], properties: ObservedProperties) -> 
     if properties.bias is not None:
         said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(properties.bias.at)}"))
     if properties.sinks is not None:
-        said.append(
-            Choice("sinks", f"each head has a sink, a logit that is no key's, {_READ}{_at(properties.sinks.at)}")
-        )
+        said.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(properties.sinks.at)}"))
     logits = None if properties.sinks is None else properties.sinks.logits
     for base in bases:
         layer = replace(base.layer, bias=properties.bias, sinks=logits)
@@ -116,7 +114,7 @@ def _with_norms(base: Candidate, properties: ObservedProperties) -> Iterator[Can
     if not fitting or layer.q_norm is not None or layer.k_norm is not None:
         yield base
         return
-    said = Choice("qk-norm", f"queries and keys of each head are normed, as {_READ}")
+    said = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
     seen = _normed_in_run(layer, fitting, properties.rows)
     if seen is None:
         yield base
@@ -177,7 +175,7 @@ def _with(
     if scale[1] is not None:
         said.append(scale[1])
     if intended.softcap is not None:
-        said.append(Choice("softcap", f"scores are capped softly at {intended.softcap:g}"))
+        said.append(Choice("softcap", f"scores are soft-capped at {intended.softcap:g}"))
     layer = replace(base.layer, causal=causal, pairing=turning.pairing, rates=turning.rates)
     layer = replace(layer, theta=turning.base or 10000.0, scale=scale[0], softcap=intended.softcap)
     return replace(base, layer=layer, choices=tuple(said))
@@ -197,7 +195,7 @@ class RotationChoice(NamedTuple):
         part = "" if d_head in (None, n_turned) else f"the first {n_turned} of {d_head} columns, "
         angles = "angles of its own" if self.base is None else f"base {self.base:g}"
         backwards = ", backwards" if self.rates is not None and self.rates[0] < 0 else ""
-        return f"rotary positions turn {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
+        return f"rotary positions rotate {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
 def _rotation_choices(intended: IntendedLayer) -> Iterator[RotationChoice]:
@@ -260,7 +258,7 @@ def _around(made: list[Candidate], module: nn.Module | None) -> Iterator[Candida
         layer = replace(candidate.layer, q_norm=of_heads.get("q"), k_norm=of_heads.get("k"))
         said = (
             *candidate.choices,
-            *((Choice("qk-norm", "queries and keys of each head are normed"),) if of_heads else ()),
+            *((Choice("qk-norm", "queries and keys of each head are normalised"),) if of_heads else ()),
         )
         for before, after, more in _surroundings(others):
             yield replace(candidate, layer=replace(layer, before=before, after=after), choices=(*said, *more))
@@ -272,7 +270,10 @@ def _surroundings(
     residual = Choice("residual", "the input is added to the output")
     yield None, None, ()
     for norm in norms:
-        first, last = Choice("pre-norm", "the input is normed first"), Choice("post-norm", "the output is normed")
+        first, last = (
+            Choice("pre-norm", "the input is normalised first"),
+            Choice("post-norm", "the output is normalised"),
+        )
         yield norm, None, (first,)
         yield norm, lambda out, x: out + x, (first, residual)
         yield None, lambda out, x, norm=norm: norm(out + x), (last, residual)  # type: ignore[misc]
@@ -385,7 +386,7 @@ def _scales(
     for value, words in documented_scales(built.documentation):
         yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
     if _is_of_t5(built, module, properties):
-        yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which begins with smaller weights instead")
+        yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which starts from smaller weights")
     for name, parameter in [] if module is None else list(module.named_parameters()):
         if parameter.numel() == 1:
             value = float(parameter.detach())

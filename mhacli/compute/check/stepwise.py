@@ -209,7 +209,7 @@ def _remembers(stepping: StepConvention, stepped: StepResults, asker: _TextInPar
 def _right(stepping: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
     error = max(max(outcome.errors) for outcome in outcomes)
     kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
-    said = f"{kinds}: the same as one call gives ({stepping.text})"
+    said = f"{kinds}: the same as in one call ({stepping.text})"
     probe = ProbeResult("cache", said, error, True)
     return Stepwise(probes=(probe,), names=stepping.names)
 
@@ -225,7 +225,7 @@ def _wrong(
     is_right_alone = all(is_chunked(outcome) for outcome in failing)
     if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
         return _of_one_token(stepping, error)
-    probe = ProbeResult("cache", f"steps give something else than one call ({stepping.text})", error, False)
+    probe = ProbeResult("cache", f"steps give other outputs than one call ({stepping.text})", error, False)
     told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
     findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
     return Stepwise(findings, (), (probe,), stepping.names)
@@ -243,7 +243,7 @@ def _of_one_token(stepping: StepConvention, error: float) -> Stepwise:
     )
     probe = ProbeResult(
         "cache",
-        f"token by token, after a prefill: the same as one call gives ({stepping.text}); later chunks are not",
+        f"token by token, after a prefill: the same as in one call ({stepping.text}); later chunks differ",
         error,
     )
     return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names)

@@ -374,15 +374,15 @@ _PER_NUMBER: Mapping[str, int] = {
 _CUTS = ("view", "reshape", "flatten", "unflatten")
 _MEANINGS: Mapping[str, str] = {
     "qkv": "one matrix product gives queries, keys and values side by side",
-    "kv": "one product makes keys and values side by side",
-    "kᵀ": "the keys turned, so that a product with them is a dot product for each query and key",
-    "scaled": "large products would leave the softmax no choice but one key",
-    "masked": "what a query must not see is hidden from the softmax, or a number is added",
-    "scores": "what the softmax reads: products, scaled and masked as the lines above say",
-    "q": "the queries as attention reads them",
-    "k": "the keys as attention reads them",
-    "v": "the values as attention reads them",
-    "dropped": "dropout in training: some weights become 0, the rest grow",
+    "kv": "one matrix product gives keys and values side by side",
+    "kᵀ": "the keys transposed: a product with them is a dot product for each query and key",
+    "scaled": "without scaling, large dot products would leave nearly all weight on one key",
+    "masked": "masked keys are hidden from the softmax, or a bias is added",
+    "scores": "the input of the softmax: dot products, scaled and masked as above",
+    "q": "the queries that attention uses",
+    "k": "the keys that attention uses",
+    "v": "the values that attention uses",
+    "dropped": "dropout in training: some weights become 0, the rest are scaled up",
     "out": "the output of the layer: the output projection mixes the heads",
 }
 _UNORDERED = ("single", "part")

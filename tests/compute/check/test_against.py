@@ -219,7 +219,7 @@ def test_a_module_is_like_itself(compared):
     found = compared("Separate", "Separate")
     assert (found.verdict, found.findings) == ("right", ())
     assert found.comparison.max_abs_difference == 0
-    assert found.choices[0].message == "weights are carried over by their names"
+    assert found.choices[0].message == "weights are copied by their names"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_the_same_layer_written_otherwise_is_alike_with_its_weights_carried_over
     found = compared(one, other)
     assert (found.verdict, found.findings) == ("right", ())
     assert found.comparison.max_abs_difference <= found.comparison.tolerance
-    assert found.choices[0].message.startswith("weights are carried over: ")
+    assert found.choices[0].message.startswith("weights are copied: ")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_layer_that_makes_a_mistake_is_told_apart_with_numbers(one, other, com
     (finding,) = found.findings
     assert found.verdict == "wrong"
     assert finding.code == "differs"
-    assert finding.message.endswith("answer differently with the same weights")
+    assert finding.message.endswith("give different outputs with the same weights")
     assert one in finding.message
     assert other in finding.message
     assert finding.evidence.startswith("rows that attend to themselves: largest difference ")
@@ -267,7 +267,7 @@ def test_a_layer_that_makes_a_mistake_is_told_apart_with_numbers(one, other, com
 
 def test_functions_are_compared_without_weights(compared):
     found = compared("attend", "attend_by_einsum")
-    assert (found.verdict, found.choices[0].message) == ("right", "there are no weights to carry over")
+    assert (found.verdict, found.choices[0].message) == ("right", "there are no weights to copy")
     assert compared("attend", "attend_unscaled").verdict == "wrong"
 
 

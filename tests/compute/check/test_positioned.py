@@ -69,4 +69,4 @@ def test_a_bias_is_told_as_a_choice_with_its_line() -> None:
 
 def test_partial_rotation_is_told_with_its_columns_pairs_and_base() -> None:
     told = {choice.name: choice.message for choice in right("PartialNeoX").choices}
-    assert told["rope"] == "rotary positions turn the first 8 of 16 columns, column j with column j + d/2, base 10000"
+    assert told["rope"] == "rotary positions rotate the first 8 of 16 columns, column j with column j + d/2, base 10000"
