@@ -146,14 +146,12 @@ def _as_error(fault: Exception) -> MhaError:
     if isinstance(fault, _CLI_ERROR):
         return _usage_error(fault)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
-        return MhaError(
-            "memory must suffice, got none left", hint="a shorter text or fewer heads need less", code="out-of-memory"
-        )
+        return MhaError("out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory")
     if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # a help text, printed by Typer itself
         forget_stdout()
         return MhaError(f"stdout cannot be written: {fault.strerror}", code="unwritable")
     if isinstance(fault, OSError):
-        return MhaError(f"the system refused: {fault.strerror or fault}", code="system", path=fault.filename)
+        return MhaError(f"the operating system reports: {fault.strerror or fault}", code="system", path=fault.filename)
     if os.environ.get("MHA_DEBUG"):
         raise fault
     return MhaError(

@@ -15,12 +15,17 @@ from mhacli.io.files import parse_size
 from mhacli.io.safetensors import PICKLE_ENDINGS
 
 
+def _option(name: str) -> str:
+    """The option of a field of the config, or of a name that is its own."""
+    return {"n_heads": "--heads", "n_kv_heads": "--kv-heads"}.get(name, f"--{name.replace('_', '-')}")
+
+
 def integer(name: str, low: int, high: int) -> Callable[[object], int]:
     """A parser of whole numbers, digits and a sign only. Raises `UsageError` with the range, which it leaves to the config."""
 
     def number(word: object) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
-            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {str(word)[:40]!r}")
+            raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not a whole number from {low} to {high}")
         return int(str(word))
 
     return number
@@ -32,7 +37,7 @@ def whole(name: str, low: int, high: int) -> Callable[[object], int]:
     def number(word: object) -> int:
         value = integer(name, low, high)(word)
         if not low <= value <= high:
-            raise UsageError(f"{name} must be a whole number from {low} to {high}, got {value}")
+            raise UsageError(f"{_option(name)} {value} is not a whole number from {low} to {high}")
         return value
 
     return number
@@ -45,7 +50,7 @@ def real(name: str) -> Callable[[object], float]:
         match = re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word))
         value = float(match[0]) if match else math.inf
         if math.isinf(value):
-            raise UsageError(f"{name} must be a finite number such as 0.125, got {str(word)[:40]!r}")
+            raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not a finite number such as 0.125")
         return value
 
     return number
@@ -79,7 +84,7 @@ def reach(word: str | None, name: str) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
     if match is None:
-        raise UsageError(f"{name} must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got {word[:40]!r}")
+        raise UsageError(f"{_option(name)} {word[:40]!r} is not LEFT or LEFT,RIGHT, numbers of keys such as 4 or 2,2")
     return int(match[1]), int(match[2] or 0)
 
 
@@ -89,7 +94,7 @@ def shape(word: str | None, name: str) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
     if match is None or not int(match[1]) or not int(match[2]):
-        raise UsageError(f"{name} must be BATCH,LENGTH, two counts from 1 up such as 2,5, got {word[:40]!r}")
+        raise UsageError(f"{_option(name)} {word[:40]!r} is not BATCH,LENGTH, two numbers from 1 up such as 2,5")
     return int(match[1]), int(match[2])
 
 
@@ -106,7 +111,7 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
         low = int(match[1]) if match else 0
         high = int(match[2] or match[1]) if match else -1
         if not low <= high < low + _MAX_LISTED - len(indices):
-            raise UsageError(f"{name} must be a list such as 0,2 or 0,4-6, got {word[:80]!r}")
+            raise UsageError(f"{_option(name)} {word[:80]!r} is not a list such as 0,2 or 0,4-6")
         indices.extend(range(low, high + 1))
     return tuple(indices)
 
@@ -115,10 +120,10 @@ def span(word: str | None, count: int, name: str) -> range:
     """Positions from `100:140`, `:40` or `100:`, the end left out; all of `count` where nothing is said. Raises `UsageError`."""
     match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
     if match is None:
-        raise UsageError(f"{name} must be A:B such as 100:140, the end left out, got {str(word)[:40]!r}")
+        raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not A:B such as 100:140, from A to B−1")
     positions = range(int(match[1] or 0), int(match[2] or count))
     if not positions or positions.stop > count:
-        raise UsageError(f"{name} must lie within 0:{count} and hold one position at least, got {str(word)[:40]!r}")
+        raise UsageError(f"{_option(name)} {str(word)[:40]!r} is empty or not within 0:{count}")
     return positions
 
 
@@ -134,7 +139,7 @@ def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int
         high = _count(match[2] or match[1]) if match else -1
         if not 1 <= low <= high:
             raise UsageError(
-                f"{name} must be a list such as {example}, or a doubling range such as 1..8, got {str(word)[:80]!r}"
+                f"{_option(name)} {str(word)[:80]!r} is not a list such as {example}, or a doubling range such as 1..8"
             )
         while low <= high:
             numbers.append(low)
@@ -151,7 +156,7 @@ def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, 
     chosen = [] if word is None else [part.strip() for part in word.split(",")]
     for part in chosen:
         if part not in choices:
-            raise UsageError(f"{name} must be among {', '.join(choices)}, got {part[:40]!r}")
+            raise UsageError(f"{_option(name)} {part[:40]!r} is not among {', '.join(choices)}")
     return tuple(dict.fromkeys(chosen))
 
 
@@ -166,9 +171,9 @@ def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals or not all(part.isidentifier() for part in key.split(".")):
-            raise UsageError(f"{name} must be NAME=VALUE such as d_model=64, got {word[:200]!r}")
+            raise UsageError(f"{_option(name)} {word[:200]!r} is not NAME=VALUE such as d_model=64")
         if key in found:
-            raise UsageError(f"{name} must name each argument once, got {key} twice")
+            raise UsageError(f"{_option(name)} gives {key} twice")
         found[key] = value
     return tuple(found.items())
 
@@ -179,7 +184,7 @@ def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
     if match is None:
-        raise UsageError(f"{name} must be HEAD,QUERY,KEY such as 0,5,1, got {word[:80]!r}")
+        raise UsageError(f"{_option(name)} {word[:80]!r} is not HEAD,QUERY,KEY such as 0,5,1")
     return int(match[1]), int(match[2]), int(match[3])
 
 

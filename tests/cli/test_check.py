@@ -173,10 +173,10 @@ def test_pairs_keep_what_stands_behind_the_first_equals_sign():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("d_model", "arg must be NAME=VALUE such as d_model=64, got 'd_model'"),
-        ("=64", "arg must be NAME=VALUE such as d_model=64, got '=64'"),
-        ("d-model=64", "arg must be NAME=VALUE such as d_model=64, got 'd-model=64'"),
-        ("a..b=1", "arg must be NAME=VALUE such as d_model=64, got 'a..b=1'"),
+        ("d_model", "--arg 'd_model' is not NAME=VALUE such as d_model=64"),
+        ("=64", "--arg '=64' is not NAME=VALUE such as d_model=64"),
+        ("d-model=64", "--arg 'd-model=64' is not NAME=VALUE such as d_model=64"),
+        ("a..b=1", "--arg 'a..b=1' is not NAME=VALUE such as d_model=64"),
     ],
 )
 def test_a_pair_of_another_form_is_refused(word, message):

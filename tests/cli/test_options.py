@@ -24,20 +24,19 @@ def test_whole_numbers_are_read(word, number):
 
 
 def test_the_range_of_a_whole_number_is_told():
-    assert fault_of(whole("top", 1, 10), "11") == "top must be a whole number from 1 to 10, got 11"
-    assert fault_of(whole("top", 1, 10), "-1") == "top must be a whole number from 1 to 10, got -1"
+    assert fault_of(whole("top", 1, 10), "11") == "--top 11 is not a whole number from 1 to 10"
+    assert fault_of(whole("top", 1, 10), "-1") == "--top -1 is not a whole number from 1 to 10"
 
 
 @pytest.mark.parametrize("word", ["1_0", "1e3", "1.0", "", " 7", "7\n", "--7", "0x7", "٧", "seven"])
 def test_what_is_no_whole_number_is_refused(word):
-    assert fault_of(integer("n", 0, 9), word) == f"n must be a whole number from 0 to 9, got {word!r}"
-    assert fault_of(whole("n", 0, 10), word).startswith("n must be a whole number")
+    assert fault_of(integer("n", 0, 9), word) == f"--n {word!r} is not a whole number from 0 to 9"
+    assert fault_of(whole("n_heads", 0, 10), word) == f"--heads {word!r} is not a whole number from 0 to 10"
 
 
 @pytest.mark.parametrize("parser", [integer("n", 0, 9), whole("n", 0, 10), real("n")])
 def test_thousands_of_digits_are_refused_in_a_short_message(parser):
     message = fault_of(parser, "9" * 5000)
-    assert message.startswith("n must be ")
     assert len(message) < 120
 
 
@@ -55,7 +54,7 @@ def test_decimal_numbers_are_read(word, number):
 
 @pytest.mark.parametrize("word", ["nan", "inf", "-Infinity", "1e999", "1_0", "0x1p3", "", ".", "e3", "1 ", "٣.٥"])
 def test_what_is_no_finite_number_is_refused(word):
-    assert fault_of(real("x"), word) == f"x must be a finite number such as 0.125, got {word!r}"
+    assert fault_of(real("x"), word) == f"--x {word!r} is not a finite number such as 0.125"
 
 
 def test_sizes_are_read_once():
@@ -76,13 +75,13 @@ def test_lists_of_positions_are_read(word, indices):
     "word", ["", ",", "0,", "-1", "4-2", "1-", "a", "1_0", "0-999999999", "1.5", "0--1", "9" * 5000]
 )
 def test_what_is_no_list_of_positions_is_refused_with_the_form(word):
-    message = f"head must be a list such as 0,2 or 0,4-6, got {word[:80]!r}"
+    message = f"--head {word[:80]!r} is not a list such as 0,2 or 0,4-6"
     assert fault_of(lambda it: index_list(it, "head"), word) == message
 
 
 def test_many_ranges_do_not_add_up_to_a_flood():
     message = fault_of(lambda it: index_list(it, "head"), ",".join(["0-99999"] * 1000))
-    assert message.startswith("head must be a list such as 0,2 or 0,4-6, got ")
+    assert message.endswith("is not a list such as 0,2 or 0,4-6")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_the_reach_of_a_window_is_read_with_nothing_to_the_right_unless_it_is_na
 
 @pytest.mark.parametrize("word", ["", "-1", "1,2,3", "4,", ",4", "4,-1", "1.5", "٣", "9" * 10, "all"])
 def test_what_is_no_reach_is_refused_with_the_form(word):
-    message = f"window must be LEFT or LEFT,RIGHT, counts of keys such as 4 or 2,2, got {word!r}"
+    message = f"--window {word!r} is not LEFT or LEFT,RIGHT, numbers of keys such as 4 or 2,2"
     assert fault_of(lambda it: reach(it, "window"), word) == message
 
 
@@ -106,7 +105,7 @@ def test_the_shape_of_random_rows_is_read(word, counts):
 
 @pytest.mark.parametrize("word", ["", "2", "0,5", "2,0", "2,5,1", "-2,5", "2x5", "9" * 10 + ",1"])
 def test_what_is_no_shape_is_refused_with_the_form(word):
-    message = f"random must be BATCH,LENGTH, two counts from 1 up such as 2,5, got {word!r}"
+    message = f"--random {word!r} is not BATCH,LENGTH, two numbers from 1 up such as 2,5"
     assert fault_of(lambda it: shape(it, "random"), word) == message
 
 
@@ -122,7 +121,7 @@ def test_lengths_are_read_and_a_k_is_1024(word, found):
     "word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k", "4..2", "..4", "1..", "0..4", "1...4"]
 )
 def test_what_is_no_list_of_lengths_is_refused_with_the_form(word):
-    message = f"lengths must be a list such as 64,256,1k, or a doubling range such as 1..8, got {word!r}"
+    message = f"--lengths {word!r} is not a list such as 64,256,1k, or a doubling range such as 1..8"
     assert fault_of(lambda it: counts(it, "lengths"), word) == message
 
 
@@ -133,7 +132,7 @@ def test_words_of_a_list_are_read(word, found):
 
 @pytest.mark.parametrize(("word", "part"), [("", ""), ("a,", ""), ("A", "A"), ("a b", "a b"), ("a,c,b", "c")])
 def test_a_word_that_is_no_choice_is_named_beside_the_choices(word, part):
-    message = f"letters must be among a, b, got {part!r}"
+    message = f"--letters {part!r} is not among a, b"
     assert fault_of(lambda it: words_of(it, "letters", ("a", "b")), word) == message
 
 
@@ -144,7 +143,7 @@ def test_a_cell_is_read_as_head_query_and_key(word, place):
 
 @pytest.mark.parametrize("word", ["", "0,5", "0,5,1,2", "a,b,c", "0,-5,1", "0,5,"])
 def test_what_is_no_cell_is_refused_with_the_form(word):
-    assert fault_of(lambda it: triple(it, "cell"), word) == f"cell must be HEAD,QUERY,KEY such as 0,5,1, got {word!r}"
+    assert fault_of(lambda it: triple(it, "cell"), word) == f"--cell {word!r} is not HEAD,QUERY,KEY such as 0,5,1"
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ def test_a_file_that_exists_is_kept_unless_forced(tmp_path):
         (["convert", "m"], 2, "no file to write is given"),
         (["convert", "m", "-o", "x/y.safetensors"], 1, "x"),
         (["convert", "m", "-o", "l.safetensors", "--layer", "2"], 2, "layer must be one that m has, 0 to 1, got 2"),
-        (["convert", "m", "-o", "l.safetensors", "--layer", "-1"], 2, "layer must be a whole number"),
+        (["convert", "m", "-o", "l.safetensors", "--layer", "-1"], 2, "--layer -1 is not a whole number"),
         (
             ["convert", "m", "-o", "l.safetensors", "--stack", "up"],
             2,
@@ -278,7 +278,7 @@ def test_a_file_that_exists_is_kept_unless_forced(tmp_path):
             "must hold the matrices embed.weight",
         ),
         (["convert", "m", "-o", "l.safetensors", "--to", "gpt2"], 1, "m is a directory, not a file"),
-        (["burn"], 2, "no such command 'burn'"),
+        (["burn"], 2, "no such command: burn"),
     ],
 )
 def test_a_usage_or_name_that_cannot_be_is_told_without_torch(tmp_path, words, code, says, form):
