@@ -137,7 +137,7 @@ def overview_cells(
     Columns give way where there is no room; the profile of distances stands where the record has one.
     """
     columns, _ = _shown_columns(record, listed, options, screen)
-    names, places = _layer_names(record, listed), _places(record)
+    names, places = _layer_names(record, listed, options), _places(record)
     numbers = [column for column in columns if column.cells == "number"]
     has_profile = columns[-1].heading == _PROFILE
     heads, baselines = [], []
@@ -160,7 +160,7 @@ def _shown_columns(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> tuple[tuple[OverviewColumn, ...], tuple[str, ...]]:
     """The columns for which the screen has room, and the headings of the others."""
-    names = _layer_names(record, listed).values()
+    names = _layer_names(record, listed, options).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
     of_type = _type_width(record, listed)
     room = screen.width - of_layers - _HEAD_WIDTH - of_type - 1
@@ -320,12 +320,15 @@ def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
     return places
 
 
-def _layer_names(record: Record, listed: Sequence[HeadStatistics]) -> Mapping[tuple[int, str], Text]:
-    """The name of each layer of the listed heads; none where there is but one."""
+def _layer_names(
+    record: Record, listed: Sequence[HeadStatistics], options: ViewOptions
+) -> Mapping[tuple[int, str], Text]:
+    """The name of each layer of the listed heads; none where there is but one to choose from."""
     wanted = {head_key(head)[:2] for head in listed}
     named = {
         (layer.layer, layer.name): Text(short_name(layer, record.layers), style="" if layer.verified else "bold red")
         for layer in record.layers
         if (layer.layer, layer.name) in wanted
     }
-    return named if len(named) > 1 else {}
+    is_only = len(record.layers) == 1 or (options.layers is not None and len(named) == 1)
+    return {} if is_only else named
