@@ -262,6 +262,9 @@ class HeadScreen(HeadsScreen):
 
     def action_zoom(self, step: int) -> None:
         """Larger or smaller cells; 0: so that all fit."""
+        if self.picture is not None and self.matrix.picture is None:  # not laid out yet, as in `action_move`
+            self.call_after_refresh(self.action_zoom, step)
+            return
         if step == 0:
             self.matrix.chosen_zoom = None
         elif not self.matrix.zoomed(step):
