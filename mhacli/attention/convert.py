@@ -108,8 +108,8 @@ def _agreed(
     found = agreement(original, ours, layout, sizes)
     if not found.ok:
         raise MhaError(
-            f"the converted layer must compute what its source does within {found.tolerance:.3g}, got a difference of "
-            f"{found.max_abs_error:.3g}",
+            f"the converted layer does not compute what its source does: a difference of {found.max_abs_error:.3g} is above "
+            f"the tolerance of {found.tolerance:.3g}",
             hint="nothing was written",
             code="self-check",
             exit_code=EXIT_CHECK,
@@ -218,9 +218,9 @@ def _require_shapes(tensors: Mapping[str, Tensor], layout: Layout, sizes: Projec
     faults = [f"{name} {list(shape)} is missing" for name, shape in shapes.weights.items() if name not in tensors]
     for name, shape in (*shapes.weights.items(), *shapes.biases.items()):
         if name in tensors and tuple(tensors[name].shape) != shape:
-            faults.append(f"{name} must be {list(shape)}, got {list(tensors[name].shape)}")
+            faults.append(f"{name} is {list(tensors[name].shape)}, not {list(shape)}")
     if faults:
-        raise MhaError(f"tensors must be those of layout {layout.name}; {'; '.join(faults)}", code="bad-file")
+        raise MhaError(f"the tensors do not fit layout {layout.name}: {'; '.join(faults)}", code="bad-file")
 
 
 def _split(fused: Tensor, layout: Layout, sizes: ProjectionSizes) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,8 +280,8 @@ def _kernel(rows: Tensor, part: str, layout: Layout, sizes: ProjectionSizes) -> 
 def _require_zeros(bias: Tensor, name: str, layout: Layout) -> None:
     if bias.any():
         raise MhaError(
-            f"{name} must be zeros for layout {layout.name}, which has no place for it, got {int(bias.count_nonzero())} others",
-            hint="a layout with that bias can hold the layer: bert, gpt2, torch",
+            f"layout {layout.name} has no {name}, and {int(bias.count_nonzero())} of its numbers are not 0",
+            hint="the layouts bert, gpt2 and torch have that bias",
             code="unsupported",
         )
 

@@ -91,8 +91,8 @@ class MultiHeadAttention(nn.Module):
         self.scale, self.softcap, self.dropout, self.generator = sizes.scale, softcap, dropout, generator
         if sizes.layer_positions != positions:
             raise UsageError(
-                f"positions must act inside the layer: none, rope, rope-interleaved or alibi, got {positions!r}",
-                hint="sinusoidal and learned ones are added to the rows before it (added_positions)",
+                f"positions {positions!r} do not act inside the layer; none, rope, rope-interleaved and alibi do",
+                hint="sinusoidal and learned ones are added before the layer (added_positions)",
             )
         self.positions, self.rope_theta = positions, rope_theta
         width = sizes.d_input or d_model
@@ -435,7 +435,7 @@ class PreallocatedCache(NamedTuple):
         """The state with new tokens behind it. Raises `ValueError` where they do not fit."""
         end, capacity = self.length + k.shape[2], self.k_buffer.shape[2]
         if end > capacity:
-            raise ValueError(f"the cache must have room for its tokens, got {end} for a capacity of {capacity}")
+            raise ValueError(f"the cache has room for {capacity} tokens, not {end}")
         self.k_buffer[:, :, self.length : end] = k
         self.v_buffer[:, :, self.length : end] = v
         return self._replace(length=end)

@@ -120,8 +120,8 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
         bad = ~tensor.isfinite()
         if bad.any():
             raise MhaError(
-                f"{subject}: {name} must be finite, got {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
-                hint="--allow-nonfinite looks anyway",
+                f"{subject}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
+                hint="--allow-nonfinite continues anyway",
                 code="not-finite",
             )
 
@@ -163,8 +163,8 @@ def _require_probe(found: WeightsProbe, stored: WeightsProbe, path: str) -> None
         if difference > PROBE_TOLERANCE * max(float(b.abs().max()) if b.numel() else 0.0, 1e-30):
             weight = names.get(name, f"{name}_proj.weight")
             raise MhaError(
-                f"{path}: {weight} must give the stored probe outputs, got a difference of {difference:.3g}",
-                hint="the numbers were changed after saving; a transposed square matrix looks like this",
+                f"{path}: {weight} does not give the stored probe outputs: they differ by {difference:.3g}",
+                hint="the weights were changed after saving; a transposed square matrix shows like this",
                 code="probe-mismatch",
                 exit_code=EXIT_CHECK,
                 path=path,

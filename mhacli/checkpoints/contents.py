@@ -84,7 +84,7 @@ def contents_of(checkpoint: Checkpoint, *, layout: str | None = None) -> Content
     for kind in kinds:
         said = head_counts(checkpoint.config, kind.stack).n_layers
         if said is not None and kind.n_layers != said and chosen is not None and "{layer}" in _stem(chosen, kind.stack):
-            notes.append(f"config.json says {said} layers of {kind.stack}, the tensors are of {kind.n_layers}")
+            notes.append(f"config.json gives {said} layers of {kind.stack}, but the tensors make {kind.n_layers}")
     return _contents(
         checkpoint, "checkpoint", None if chosen is None else chosen.name, tuple(kinds), counts, tuple(notes)
     )

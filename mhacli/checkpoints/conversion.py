@@ -19,7 +19,7 @@ from mhacli.checkpoints.tensor_names import (
     require_shapes,
     sizes_from_shapes,
 )
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import shown_name
@@ -69,7 +69,7 @@ def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conver
     stack = chosen_stack(checkpoint, layout, wanted.stack)
     n_layers = head_counts(checkpoint.config, stack).n_layers
     if n_layers is not None and wanted.layer >= n_layers:
-        raise UsageError(f"layer must be one that {checkpoint.path} has, 0 to {n_layers - 1}, got {wanted.layer}")
+        raise UsageError(out_of_range("--layer", wanted.layer, n_layers))
     found = find_layer(checkpoint, layout, wanted.layer, stack=stack, prefix=wanted.prefix)
     given = wanted.sizes or {}
     if checkpoint.config:
@@ -148,7 +148,7 @@ def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
     """The vocabulary of the checkpoint's tokenizer, and the rows of the embedding that it names."""
     rows = embedding.shape[0]
     if checkpoint.tokenizer is None:
-        said = "there is no tokenizer.json: --vocab FILE must name the words of the embedding"
+        said = "there is no tokenizer.json: name the words of the embedding with --vocab FILE"
         return _Words(n_tokens=rows, notes=(said,))
     from mhacli.text.tokenizers import FileTokenizer
 
@@ -163,7 +163,7 @@ def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
         said = f"the vocabulary is left out: tokenizer.json has {len(vocabulary)} tokens, the embedding {rows} rows"
         return _Words(n_tokens=rows, notes=(said,))
     spare = rows - len(vocabulary)
-    notes = (f"{spare} rows of the embedding are left out: no token names them",) if spare else ()
+    notes = (f"{spare} rows of the embedding have no token and are left out",) if spare else ()
     return _Words(vocabulary, path, len(vocabulary), notes)
 
 
@@ -184,8 +184,8 @@ def _dtype(found: FoundLayer, tables: _Tables) -> Any:
     for tensor in every:
         if tensor.dtype not in DTYPES:
             raise MhaError(
-                f"tensor {shown_name(tensor.name)} must be one of {', '.join(DTYPES)}, got {tensor.dtype}",
-                hint="quantised weights must be turned back into numbers first",
+                f"tensor {shown_name(tensor.name)} has dtype {tensor.dtype}, which is not one of {', '.join(DTYPES)}",
+                hint="dequantise the weights first",
                 code="bad-file",
                 path=tensor.file,
             )
@@ -201,8 +201,8 @@ def _require_memory(plan: Conversion) -> None:
     available = memory.available_bytes()
     if not memory.fits(needed, available):
         raise MhaError(
-            f"the conversion must fit in memory, got a need of {format_size(needed)} with {format_size(available)} available",
-            hint=None if plan.embedding is None else "--no-embedding leaves words and positions out",
+            f"out of memory; {format_size(needed)} needed for the conversion, {format_size(available)} available",
+            hint=None if plan.embedding is None else "--no-embedding leaves out word and position embeddings",
             code="out-of-memory",
         )
 
@@ -211,7 +211,7 @@ def layer_of_ours(config: Config) -> ProjectionSizes:
     """The sizes of a layer of ours, by its resolved config."""
     if not config.out_proj:
         raise MhaError(
-            "a layer must have an output projection to be told in another layout, got one without", code="bad-file"
+            "a layer without an output projection cannot be converted: every layout has one", code="bad-file"
         )
     return ProjectionSizes(
         config.n_heads, config.n_kv_heads or config.n_heads, config.d_head or 0, config.d_v or 0, config.d_model,
@@ -222,7 +222,7 @@ def layer_of_ours(config: Config) -> ProjectionSizes:
 def home_prefix(layout: Layout, stack: str | None, layer: int) -> str:
     """The prefix that a layout's own files have for a layer. Raises `UsageError` for a stack that it does not have."""
     if stack is not None and stack not in layout.stacks:
-        raise UsageError(f"stack must be one of {', '.join(layout.stacks)} in layout {layout.name}, got {stack!r}")
+        raise UsageError(f"--stack {stack} is not in layout {layout.name}, which has {', '.join(layout.stacks)}")
     place = layout.stacks[stack or next(iter(layout.stacks))]
     return place.home + place.stems[-1 if not place.stems[-1] else 0].format(layer=layer)
 
@@ -317,7 +317,9 @@ def _rotary(
     angles = own if isinstance(own, Mapping) else angles
     turned = _turned_columns(config, angles, sizes.d_head)
     if turned != sizes.d_head:
-        said = f"positions are none: rotary ones turn {turned} of {sizes.d_head} columns, which a layer of ours cannot"
+        said = (
+            f"positions are none: the model rotates {turned} of {sizes.d_head} columns, and a layer of mha all of them"
+        )
         return {"positions": "none"}, (said,)
     local = kind == "sliding_attention"
     names = (("rope_local_base_freq",) if local and "rope_local_base_freq" in config else ()) + (

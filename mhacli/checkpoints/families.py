@@ -229,7 +229,7 @@ _REFUSED: Mapping[str, str] = {
 def layout_named(name: str) -> Layout:
     """The layout of a name. Raises `UsageError` with the names that there are."""
     if name not in LAYOUTS:
-        raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, got {name!r}")
+        raise UsageError(f"layout {name!r} is not one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 
@@ -249,21 +249,21 @@ def layout_of(config: Mapping[str, Any], path: str) -> Layout:
     family = family_of(config)
     if isinstance(kind, str) and kind in _REFUSED:
         raise MhaError(
-            f"{path}: model_type must have a matrix for queries, keys and values each, got {kind}: {_REFUSED[kind]}",
+            f"{path}: model_type {kind} is not supported: {_REFUSED[kind]}",
             code="unsupported",
             path=path,
         )
     if kind == "albert" and config.get("num_hidden_groups", 1) != 1:
         raise MhaError(
-            f"{path}: num_hidden_groups must be 1, got {config['num_hidden_groups']!r:.80}",
+            f"{path}: num_hidden_groups is {config['num_hidden_groups']!r:.80}; only 1 is supported",
             code="unsupported",
             path=path,
         )
     if family is None:
-        got = "a config without one" if kind is None else f"{kind!r:.80}"
+        fault = "the config has no model_type" if kind is None else f"model_type {kind!r:.80} is not known"
         raise MhaError(
-            f"{path}: model_type must be one of {', '.join(FAMILIES)}, got {got}",
-            hint=f"--layout NAME says how the tensors lie: {', '.join(LAYOUTS)}",
+            f"{path}: {fault}; known: {', '.join(FAMILIES)}",
+            hint=f"--layout NAME names the layout of the tensors: {', '.join(LAYOUTS)}",
             code="unsupported",
             path=path,
         )
@@ -317,16 +317,16 @@ def _matrix(d_out: int, d_in: int, layout: Layout) -> tuple[int, int]:
 def require_fitting_heads(layout: Layout, sizes: ProjectionSizes) -> None:
     """Raises `MhaError` for heads that a layout cannot hold, so that a plausible pattern is never drawn from them."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
-    rule, got = None, ""
+    fault = None
     if kv < 1 or n % kv:
-        rule, got = f"have a multiple of its {kv} kv heads as heads", f"{n} heads"
+        fault = f"needs a multiple of its {kv} kv heads, not {n} heads"
     elif layout.kv_heads == "same" and n != kv:
-        rule, got = "have as many kv heads as heads", f"{n} heads and {kv} kv heads"
+        fault = f"has as many kv heads as heads, not {kv} for {n}"
     elif layout.kv_heads == "one" and kv != 1:
-        rule, got = "have one kv head", str(kv)
+        fault = f"has one kv head, not {kv}"
     elif len(layout.qkv) == 1 and layout.order != "stack" and sizes.d_v != sizes.d_head:
-        rule, got = "have values as wide as keys", f"d_head {sizes.d_head} and d_v {sizes.d_v}"
+        fault = f"has values as wide as keys, not d_v {sizes.d_v} for d_head {sizes.d_head}"
     elif layout.order == "four-blocks" and n % 4:
-        rule, got = "have a multiple of 4 heads", str(n)
-    if rule is not None:
-        raise MhaError(f"layout {layout.name} must {rule}, got {got}", code="bad-file")
+        fault = f"needs a multiple of 4 heads, not {n}"
+    if fault is not None:
+        raise MhaError(f"layout {layout.name} {fault}", code="bad-file")

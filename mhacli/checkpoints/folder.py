@@ -92,7 +92,7 @@ def read_checkpoint(path: str) -> Checkpoint:
 def _whole_folder(folder: _Folder) -> Checkpoint:
     if folder.find(CONFIG) is None:
         raise MhaError(
-            f"{folder.path} must be a folder with {CONFIG}, got {_listed(folder.names()) or 'an empty folder'}",
+            f"{folder.path} has no {CONFIG}: it holds {_listed(folder.names()) or 'nothing'}",
             code="bad-file",
             path=folder.path,
         )
@@ -133,8 +133,8 @@ def read_bytes(tensor: StoredTensor) -> bytearray:
         ) from fault
     if len(found) < tensor.n_bytes:
         raise MhaError(
-            f"{tensor.file} must hold {tensor.n_bytes} bytes for tensor {shown_name(tensor.name)}, got {len(found)}: the "
-            "file was cut meanwhile",
+            f"{tensor.file} was cut while it was read: tensor {shown_name(tensor.name)} has {len(found)} of its "
+            f"{tensor.n_bytes} bytes",
             code="bad-file",
             path=tensor.file,
         )
@@ -164,7 +164,8 @@ class _Folder:
         real = os.path.realpath(path)
         if os.path.dirname(real) != self.real and os.path.dirname(real) not in self._blobs():
             raise MhaError(
-                f"{path} must lie in its folder, or in the blobs of the same cache, got a link to {real}",
+                f"{path} leads out of its folder, to {real}",
+                hint="links may lead to the blobs of the same Hugging Face cache only",
                 code="bad-file",
                 path=path,
             )
@@ -199,7 +200,7 @@ def _folder_of(path: str) -> tuple[_Folder, bool]:
         raise _pickled(path, [os.path.basename(path)])
     if exists and not is_folder and not path.endswith(".safetensors"):
         raise MhaError(
-            f"{path} must be a folder with {CONFIG}, or a .safetensors file, got another file",
+            f"{path} is neither a folder with {CONFIG} nor a .safetensors file",
             code="bad-file",
             path=path,
         )
@@ -226,7 +227,7 @@ def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
     """A JSON object of a size and depth that such a file has."""
     document = load_json(read_whole(path, limit), shown)
     if not isinstance(document, dict):
-        raise MhaError(f"{shown} must hold a JSON object, got {type(document).__name__}", code="bad-file", path=shown)
+        raise MhaError(f"{shown} is not a JSON object but {document!r:.80}", code="bad-file", path=shown)
     level: list[Any] = [document]
     for _ in range(MAX_CONFIG_DEPTH):
         level = [
@@ -236,7 +237,7 @@ def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
             if isinstance(item, (dict, list))
         ]
     if level:
-        raise MhaError(f"{shown} must nest at most {MAX_CONFIG_DEPTH} deep, got more", code="bad-file", path=shown)
+        raise MhaError(f"{shown} is nested more than {MAX_CONFIG_DEPTH} deep", code="bad-file", path=shown)
     return document
 
 
@@ -246,7 +247,7 @@ def _tokenizer_notes(folder: _Folder) -> list[str]:
         path = folder.find(TOKENIZER_CONFIG)
         found = {} if path is None else _json_object(path, MAX_TOKENIZER_CONFIG_BYTES, TOKENIZER_CONFIG)
     except MhaError as fault:
-        return [f"{TOKENIZER_CONFIG} is not looked at: {fault.message}"]
+        return [f"{TOKENIZER_CONFIG} is ignored: {fault.message}"]
     return [
         f"{key} of {TOKENIZER_CONFIG} is ignored: no code of the checkpoint is run"
         for key in _CODE_KEYS
@@ -284,7 +285,7 @@ def _weight_files(folder: _Folder) -> tuple[dict[str, str], dict[str, str] | Non
         raise _pickled(folder.path, pickles)
     hint = "name the one to read" if others else None
     raise MhaError(
-        f"{folder.path} must hold {WHOLE}, {INDEX} or one other .safetensors file, got {_listed(others or names)}",
+        f"{folder.path} has neither {WHOLE} nor {INDEX} nor one other .safetensors file: it holds {_listed(others or names)}",
         hint=hint,
         code="bad-file",
         path=folder.path,
@@ -295,9 +296,7 @@ def _weight_map(path: str, shown: str) -> dict[str, str]:
     document = load_json(read_whole(path, MAX_INDEX_BYTES), shown)
     named = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise MhaError(
-            f"{shown} must have a weight_map from tensor to file, got {named!r:.80}", code="bad-file", path=shown
-        )
+        raise MhaError(f"{shown}: weight_map must map tensors to files, got {named!r:.80}", code="bad-file", path=shown)
     return named
 
 
@@ -306,8 +305,8 @@ def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
     for name in names:
         if not _SHARD_NAME.fullmatch(name):
             raise MhaError(
-                f"{os.path.join(folder.path, INDEX)} must name shards in its own folder, such as "
-                f"model-00001-of-00002.safetensors, got {shown_name(name)}",
+                f"{os.path.join(folder.path, INDEX)} names the shard {shown_name(name)}, which is not a file in its own folder "
+                "such as model-00001-of-00002.safetensors",
                 code="bad-file",
                 path=folder.path,
             )
@@ -315,8 +314,7 @@ def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
     missing = [name for name, real in found.items() if real is None or not os.path.exists(real)]
     if missing:
         raise MhaError(
-            f"{folder.path} must hold every shard that {INDEX} names, got {len(names) - len(missing)} of {len(names)}; "
-            f"missing: {_listed(missing)}",
+            f"{folder.path} lacks {len(missing)} of the {len(names)} shards that {INDEX} names: {_listed(missing)}",
             hint="the download may be incomplete",
             code="bad-file",
             path=folder.path,
@@ -332,7 +330,7 @@ def _read_headers(files: Mapping[str, str]) -> _Headers:
         for key, entry in header.tensors.items():
             if key in found.tensors:
                 raise MhaError(
-                    f"tensor {shown_name(key)} must lie in one file, got it in {found.file_of[key]} and {name}",
+                    f"tensor {shown_name(key)} is in two files, {found.file_of[key]} and {name}",
                     code="bad-file",
                     path=path,
                 )
@@ -350,8 +348,7 @@ def _require_named(named: Mapping[str, str], found: _Headers, path: str) -> list
     missing = [f"{name} in {file}" for name, file in named.items() if found.file_of.get(name) != file]
     if missing:
         raise MhaError(
-            f"{path} must hold each tensor in the shard that {INDEX} names, got {len(named) - len(missing)} of {len(named)}; "
-            f"missing: {_listed(missing)}",
+            f"{path} lacks {len(missing)} of the {len(named)} tensors in the shards that {INDEX} names: {_listed(missing)}",
             code="bad-file",
             path=path,
         )
@@ -361,9 +358,8 @@ def _require_named(named: Mapping[str, str], found: _Headers, path: str) -> list
 
 def _pickled(path: str, names: list[str]) -> MhaError:
     return MhaError(
-        f"{path} must hold its weights as safetensors, got pickles, which can run code and are never opened: "
-        f"{_listed(names)}",
-        hint="where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file",
+        f"{path} has its weights as pickles ({_listed(names)}), not as safetensors, and mha opens no pickles, which can run code",
+        hint="if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file",
         code="bad-file",
         path=path,
     )

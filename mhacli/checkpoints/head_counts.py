@@ -141,8 +141,8 @@ def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, i
     for ours, value in values.items():
         if value is None:
             raise UsageError(
-                f"{ours} ({' or '.join(_NAMES[ours])} in config.json) must be known to cut the rows into heads, got none",
-                hint="--heads N and --d-head N give what a config does not say",
+                f"config.json does not have {ours} ({' or '.join(_NAMES[ours])}), without which rows cannot be split into heads",
+                hint="add --heads N or --d-head N",
             )
     width = said.d_model or 0
     d_v = (d_head if "d_head" in given or "n_heads" in given else said.d_v) or d_head
@@ -161,7 +161,7 @@ def check_numbers(config: Mapping[str, Any], path: str) -> None:
                     _require_count(one, f"{where}{name}", ours_of[name], path)
     for where, value in _numbers(config):
         if isinstance(value, int) and abs(value) >= _MAX_INT:
-            raise MhaError(f"{path}: {where} must be a number of 64 bits, got a larger one", code="bad-file", path=path)
+            raise MhaError(f"{path}: {where} does not fit in 64 bits", code="bad-file", path=path)
 
 
 def _require_count(value: Any, theirs: str, ours: str, path: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.json_schema import decode
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
-from mhacli.spec.config import Config
+from mhacli.spec.config import Config, typed
 from mhacli.spec.facts import Facts
 
 FORMAT = "mha.weights/1"
@@ -28,17 +28,6 @@ RUN_CHOICES = (
 )  # fmt: skip
 """Choices of a run, not of its weights: they are not saved."""
 _SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions")
-_OPTION_OF = {
-    "d_model": "--d-model",
-    "n_heads": "--heads",
-    "n_kv_heads": "--kv-heads",
-    "d_head": "--d-head",
-    "d_v": "--d-v",
-    "d_input": "--d-input",
-    "max_positions": "--max-positions",
-    "bias": "--bias",
-    "out_proj": "--no-out-proj",
-}
 
 
 @dataclass(frozen=True)
@@ -115,7 +104,7 @@ def _metadata(file: TensorFile) -> Metadata | None:
     kind = file.metadata.get("format", file.metadata.get("schema")) if isinstance(file.metadata, dict) else None
     if kind != FORMAT:
         raise MhaError(
-            f"{file.path} must be a weights file (format {FORMAT}), got {kind!r:.80}",
+            f"{file.path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}",
             hint="mha show draws a record" if kind == "mha.record/1" else None,
             code="bad-file",
             path=file.path,
@@ -128,8 +117,8 @@ def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, An
     for name in _SHAPE_CHOICES:
         if name in given and given[name] != getattr(found, name):
             raise UsageError(
-                f"{name} must be that of {file.path}, {getattr(found, name)}, got {given[name]}",
-                hint=f"leave {_OPTION_OF.get(name, name)} out: the file decides",
+                f"{typed(name, given[name])} contradicts {file.path}, which has {name} {getattr(found, name)}",
+                hint=f"leave out {typed(name, given[name])}",
             )
     return replace(found, **given)
 
@@ -139,8 +128,7 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     rows = {name: file.tensors[f"{name}.weight"].shape[0] for name in ("q_proj", "k_proj", "v_proj")}
     if "n_heads" not in given:
         raise UsageError(
-            f"n_heads must be given for {file.path}, whose header does not say how its {rows['q_proj']} query rows "
-            "are split into heads",
+            f"{file.path} does not give the number of heads that its {rows['q_proj']} query rows make",
             hint="add --heads N",
         )
     n_heads = given["n_heads"]
@@ -170,7 +158,7 @@ def _require_matrices(file: TensorFile) -> None:
     flat = [name for name in names if name in file.tensors and len(file.tensors[name].shape) != 2]
     if missing or flat:
         raise MhaError(
-            f"{file.path} must hold the matrices {', '.join(missing + flat)}, got {_listed(file.tensors)}",
+            f"{file.path} lacks the matrices {', '.join(missing + flat)}: it has {_listed(file.tensors)}",
             hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, o_proj.weight",
             code="bad-file",
             path=file.path,
@@ -181,7 +169,7 @@ def _require_floats(file: TensorFile) -> None:
     for name, info in file.tensors.items():
         if info.dtype not in DTYPES:
             raise MhaError(
-                f"{file.path}: tensor {shown_name(name)} must be one of {', '.join(DTYPES)}, got {info.dtype}",
+                f"{file.path}: tensor {shown_name(name)} has dtype {info.dtype}, which is not one of {', '.join(DTYPES)}",
                 code="bad-file",
                 path=file.path,
             )
@@ -196,15 +184,15 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     faults += [f"{shown_name(name)} is not expected" for name in sorted(unknown)[:20]]
     table, width = file.tensors.get(POSITION_EMBEDDING), config.d_input or config.d_model
     if table is not None and (len(table.shape) != 2 or table.shape[1] != width):
-        faults.append(f"{POSITION_EMBEDDING} must be [places, {width}], got {list(table.shape)}")
+        faults.append(f"{POSITION_EMBEDDING} is {list(table.shape)}, not [positions, {width}]")
     faults += [
-        f"{name} must be {list(shape)}, got {list(file.tensors[name].shape)}"
+        f"{name} is {list(file.tensors[name].shape)}, not {list(shape)}"
         for name, shape in expected.items()
         if name in file.tensors and file.tensors[name].shape != shape
     ]
     if faults:
         raise MhaError(
-            f"{file.path} must hold the tensors of its layer; {'; '.join(faults)}", code="bad-file", path=file.path
+            f"{file.path} does not have the tensors of its layer: {'; '.join(faults)}", code="bad-file", path=file.path
         )
 
 
@@ -240,15 +228,15 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
     if name not in file.tensors:
         there = ", ".join(map(shown_name, sorted(file.tensors)[:8])) or "no tensor"
         raise MhaError(
-            f"{path} must hold the tensor {shown_name(name)}, got {there}",
-            hint=f"--score-bias {path}:{next(iter(sorted(file.tensors)), 'TENSOR')} names the one to take",
+            f"{path} has no tensor {shown_name(name)}: it has {there}",
+            hint=f"try --score-bias {path}:{next(iter(sorted(file.tensors)), 'TENSOR')}",
             code="bad-file",
             path=path,
         )
     found = file.tensors[name]
     if found.dtype not in DTYPES:
         raise MhaError(
-            f"{path}: tensor {shown_name(name)} must be one of {', '.join(DTYPES)}, got {found.dtype}",
+            f"{path}: tensor {shown_name(name)} has dtype {found.dtype}, which is not one of {', '.join(DTYPES)}",
             hint="a mask as a bias is 0 where allowed and -inf where not"
             if found.dtype == "BOOL"
             else "save it as float32",
@@ -260,8 +248,8 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
         size not in (1, full) for size, full in zip(reversed(found.shape), reversed(whole), strict=False)
     ):
         raise MhaError(
-            f"{path}: tensor {shown_name(name)} must broadcast to [batch, head, query, key] = {list(whole)}, "
-            f"got {list(found.shape)}",
+            f"{path}: tensor {shown_name(name)} has the shape {list(found.shape)}, which does not broadcast to "
+            f"[batch, head, query, key] = {list(whole)}",
             hint=f"the shapes {list(whole[2:])} and {list(whole[1:])} work",
             code="bad-file",
             path=path,

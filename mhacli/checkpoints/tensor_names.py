@@ -94,7 +94,7 @@ def find_layer(
     missing = [where + name for name in needed if _dotted(name) not in under]
     if missing:
         raise MhaError(
-            f"{checkpoint.path} must hold the tensors of layout {layout.name} under {shown_name(where)}; missing: "
+            f"{checkpoint.path} lacks tensors of layout {layout.name} under {shown_name(where)}: "
             f"{', '.join(map(shown_name, missing))}",
             code="bad-file",
             path=checkpoint.path,
@@ -108,12 +108,10 @@ def find_layer(
 def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> str:
     """The stack that is meant. Raises `UsageError` where the layout has none of the name, or several and none is named."""
     if stack is not None and stack not in layout.stacks:
-        raise UsageError(f"stack must be one of {', '.join(layout.stacks)} in layout {layout.name}, got {stack!r}")
+        raise UsageError(f"--stack {stack} is not in layout {layout.name}, which has {', '.join(layout.stacks)}")
     found = stacks_in(checkpoint, layout) if stack is None else (stack,)
     if len(found) > 1 and "self" not in found:
-        raise UsageError(
-            f"stack must be given for {checkpoint.path}, which has {', '.join(found)}", hint=f"add --stack {found[0]}"
-        )
+        raise UsageError(f"{checkpoint.path} has several stacks: {', '.join(found)}", hint=f"add --stack {found[0]}")
     return found[0] if found else next(iter(layout.stacks))
 
 
@@ -123,14 +121,14 @@ def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, pa
     shapes = expected_shapes(layout, sizes)
     expected = {**shapes.weights, **shapes.biases}
     faults = [
-        f"{found.prefix}{name} must be {list(expected[name])}, got {list(tensor.shape)}"
+        f"{found.prefix}{name} is {list(tensor.shape)}, not {list(expected[name])}"
         for name, tensor in found.tensors.items()
         if tensor.shape != expected[name]
     ]
     if faults:
         heads = f"{sizes.n_heads} heads, {sizes.n_kv_heads} kv heads, d_head {sizes.d_head}, d_model {sizes.d_model}"
         raise MhaError(
-            f"{path} must hold tensors of the sizes that its config says ({heads}); {'; '.join(faults)}",
+            f"{path} has tensors of other sizes than its config gives ({heads}): {'; '.join(faults)}",
             code="bad-file",
             path=path,
         )
@@ -146,16 +144,15 @@ def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int
     if layout.order == "kernels":
         if not all(len(shapes[name]) == 3 for name in (*layout.qkv, layout.out)):
             raise MhaError(
-                f"{found.prefix}{layout.qkv[0]} must be [d_model, head, d_head], got {list(first)}", code="bad-file"
+                f"{found.prefix}{layout.qkv[0]} has the shape {list(first)}, not [d_model, head, d_head]",
+                code="bad-file",
             )
         kv, d_v = shapes[layout.qkv[1]][1], shapes[layout.qkv[2]][2]
         return ProjectionSizes(first[1], kv, first[2], d_v, out[2], first[0])
     if len(first) != 2 or len(out) != 2:
-        raise MhaError(f"{found.prefix}{layout.qkv[0]} must be a matrix, got {list(first)}", code="bad-file")
+        raise MhaError(f"{found.prefix}{layout.qkv[0]} is not a matrix: its shape is {list(first)}", code="bad-file")
     if "n_heads" not in given:
-        raise UsageError(
-            "n_heads must be given where no config.json says how rows fall into heads, got none", hint="add --heads N"
-        )
+        raise UsageError("the number of heads is not known: there is no config.json", hint="add --heads N")
     n_heads = given["n_heads"]
     rows, d_input = first[::-1] if layout.transposed else first
     d_model, z_width = out[::-1] if layout.transposed else out
@@ -193,7 +190,7 @@ def _prefix(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -> s
         found = _of_language(found) if len(found) > 1 else found
         if len(found) > 1:
             raise UsageError(
-                f"prefix must be given for {checkpoint.path}, which has {', '.join(map(shown_name, found[:_MOST_LISTED]))}",
+                f"{checkpoint.path} has several prefixes: {', '.join(map(shown_name, found[:_MOST_LISTED]))}",
                 hint=f"add --prefix {found[0]}",
             )
         if found:
@@ -205,14 +202,14 @@ def _not_found(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -
     have = layers_in(checkpoint, layout, stack)
     if have:
         span = f"{have[0]} to {have[-1]}" if have == tuple(range(have[0], have[-1] + 1)) else ", ".join(map(str, have))
-        return UsageError(f"layer must be one that {checkpoint.path} has, {span}, got {layer}")
+        return UsageError(f"--layer {layer} is not in {checkpoint.path}, which has {span}")
     place = layout.stacks[stack]
     names = sorted(checkpoint.tensors)
     shown = ", ".join(map(shown_name, names[:_MOST_LISTED])) + (" …" if len(names) > _MOST_LISTED else "")
     return MhaError(
-        f"{checkpoint.path} must hold tensors of layout {layout.name}, such as "
-        f"{place.home}{place.stems[0].format(layer=layer)}{layout.qkv[0]}, got {shown or 'no tensor'}",
-        hint="--layout NAME says how the tensors lie",
+        f"{checkpoint.path} has no tensors of layout {layout.name} such as "
+        f"{place.home}{place.stems[0].format(layer=layer)}{layout.qkv[0]}: it has {shown or 'no tensor'}",
+        hint="--layout NAME names the layout of the tensors",
         code="bad-file",
         path=checkpoint.path,
     )

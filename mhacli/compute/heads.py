@@ -238,8 +238,8 @@ def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
     n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in tensors)
     if n_bad:
         raise MhaError(
-            f"queries, keys and values must be finite in {dtype}, got {n_bad} NaN or Inf",
-            hint="--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway",
+            f"queries, keys and values have {n_bad} NaN or Inf in {dtype}",
+            hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
             code="not-finite",
         )
 
@@ -357,8 +357,8 @@ def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axe
     of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
     named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
     return MhaError(
-        f"the scores must be small enough for {axes.dtype}, got some whose shares do not add up in head {named}",
-        hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite looks anyway",
+        f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1",
+        hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite continues anyway",
         code="not-finite",
     )
 

@@ -156,7 +156,9 @@ _OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {
 
 
 def typed(name: str, value: object) -> str:
-    """A choice as it is typed: `--heads 5`."""
+    """A choice as it is typed: `--heads 5`, `--no-bias`."""
+    if isinstance(value, bool):
+        return _OPTIONS[name] if value else f"--no-{_OPTIONS[name][2:]}"
     return f"{_OPTIONS[name]} {shlex.quote(str(value)[:_SHOWN])}"
 
 

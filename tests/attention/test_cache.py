@@ -177,7 +177,7 @@ def test_more_tokens_than_there_is_room_for_are_refused_with_both_numbers(steps,
     kept = past.k.clone()
     with pytest.raises(ValueError) as caught:
         layer.decode(x[:, : steps[-1]], past)
-    assert str(caught.value) == f"the cache must have room for its tokens, got {end} for a capacity of {capacity}"
+    assert str(caught.value) == f"the cache has room for {capacity} tokens, not {end}"
     assert torch.equal(past.k, kept)
 
 

@@ -80,7 +80,7 @@ def test_one_other_file_with_tensors_is_taken_and_of_two_none(folder):
     folder.write("other.safetensors", tensors(a=1))
     fault = refused(folder)
     assert fault.message == (
-        f"{folder} must hold model.safetensors, model.safetensors.index.json or one other .safetensors file, got "
+        f"{folder} has neither model.safetensors nor model.safetensors.index.json nor one other .safetensors file: it holds "
         "'adapter.safetensors', 'other.safetensors'"
     )
     assert fault.hint == "name the one to read"
@@ -120,8 +120,8 @@ def test_a_shard_outside_of_the_folder_is_refused_by_name_and_never_opened(folde
     sharded(folder, {"a": "one.safetensors", "b": name}, one={"a": 3})
     monkeypatch.setattr("mhacli.checkpoints.folder.read_tensor_header", lambda path: pytest.fail(f"{path} was opened"))
     assert refused(folder).message == (
-        f"{folder}/model.safetensors.index.json must name shards in its own folder, such as "
-        f"model-00001-of-00002.safetensors, got {shown}"
+        f"{folder}/model.safetensors.index.json names the shard {shown}, which is not a file in its own folder "
+        "such as model-00001-of-00002.safetensors"
     )
 
 
@@ -134,16 +134,14 @@ def test_a_link_that_leaves_the_folder_is_refused_before_it_is_opened(folder, tm
         monkeypatch.setattr(
             "mhacli.checkpoints.folder.read_tensor_header", lambda path: pytest.fail(f"{path} was opened")
         )
-    assert refused(folder).message == (
-        f"{folder}/{name} must lie in its folder, or in the blobs of the same cache, got a link to {tmp_path}/outside"
-    )
+    assert refused(folder).message == f"{folder}/{name} leads out of its folder, to {tmp_path}/outside"
 
 
 def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(folder, tmp_path):
     sharded(folder, {"a": "one.safetensors"})
     (tmp_path / "one").write_bytes(tensors(a=3))
     (folder.path / "one.safetensors").symlink_to(tmp_path / "one")
-    assert "one.safetensors must lie in its folder" in refused(folder).message
+    assert "one.safetensors leads out of its folder" in refused(folder).message
 
 
 def test_links_into_the_blobs_of_the_same_cache_are_followed_and_into_another_refused(tmp_path):
@@ -158,7 +156,7 @@ def test_links_into_the_blobs_of_the_same_cache_are_followed_and_into_another_re
         (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
     found = read_checkpoint(str(tmp_path / "models--x" / "snapshots" / "rev"))
     assert (found.family, read_bytes(found.tensors["a"])) == ("llama", b"a" * 12)
-    assert "must lie in its folder" in refused(tmp_path / "models--y" / "snapshots" / "rev").message
+    assert "leads out of its folder" in refused(tmp_path / "models--y" / "snapshots" / "rev").message
     (tmp_path / "named").symlink_to(tmp_path / "models--x" / "snapshots" / "rev")
     assert set(read_checkpoint(str(tmp_path / "named")).tensors) == {"a"}
 
@@ -167,7 +165,7 @@ def test_missing_shards_are_listed(folder):
     sharded(folder, {"a": "one.safetensors", "b": "two.safetensors", "c": "three.safetensors"}, one={"a": 3})
     fault = refused(folder)
     assert fault.message == (
-        f"{folder} must hold every shard that model.safetensors.index.json names, got 1 of 3; missing: "
+        f"{folder} lacks 2 of the 3 shards that model.safetensors.index.json names: "
         "'three.safetensors', 'two.safetensors'"
     )
     assert fault.hint == "the download may be incomplete"
@@ -178,7 +176,7 @@ def test_tensors_missing_in_their_shard_are_listed_even_if_another_has_them(fold
         folder, {"a": "two.safetensors", "b": "two.safetensors", "c": "one.safetensors"}, one={"a": 3}, two={"b": 1}
     )
     assert refused(folder).message == (
-        f"{folder} must hold each tensor in the shard that model.safetensors.index.json names, got 1 of 3; missing: "
+        f"{folder} lacks 2 of the 3 tensors in the shards that model.safetensors.index.json names: "
         "'a in two.safetensors', 'c in one.safetensors'"
     )
 
@@ -187,26 +185,26 @@ def test_a_tensor_in_two_shards_is_refused_and_one_that_no_index_names_is_told(f
     sharded(folder, {"a": "one.safetensors", "b": "two.safetensors"}, one={"a": 3}, two={"b": 1, "more": 2})
     assert read_checkpoint(str(folder)).notes == ("model.safetensors.index.json does not name 'more'",)
     folder.write("two.safetensors", tensors(a=1, b=1))
-    assert refused(folder).message == "tensor 'a' must lie in one file, got it in one.safetensors and two.safetensors"
+    assert refused(folder).message == "tensor 'a' is in two files, one.safetensors and two.safetensors"
 
 
 @pytest.mark.parametrize("content", [[], {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"a": 3}}, {}])
 def test_an_index_without_a_map_is_refused(folder, content):
     sharded(folder)
     folder.write("model.safetensors.index.json", content)
-    assert "model.safetensors.index.json must have a weight_map from tensor to file, got " in refused(folder).message
+    assert "model.safetensors.index.json: weight_map must map tensors to files, got " in refused(folder).message
 
 
 def test_a_folder_without_config_says_what_it_has(folder):
     (folder.path / "config.json").unlink()
-    assert refused(folder).message == f"{folder} must be a folder with config.json, got 'model.safetensors'"
+    assert refused(folder).message == f"{folder} has no config.json: it holds 'model.safetensors'"
     (folder.path / "model.safetensors").unlink()
-    assert refused(folder).message == f"{folder} must be a folder with config.json, got an empty folder"
+    assert refused(folder).message == f"{folder} has no config.json: it holds nothing"
 
 
 def test_a_folder_without_weights_says_what_it_has(folder):
     (folder.path / "model.safetensors").unlink()
-    assert refused(folder).message.endswith("or one other .safetensors file, got 'config.json'")
+    assert refused(folder).message.endswith(": it holds 'config.json'")
 
 
 def test_pickles_alone_are_refused_with_the_way_to_convert(folder):
@@ -214,10 +212,12 @@ def test_pickles_alone_are_refused_with_the_way_to_convert(folder):
     folder.write("pytorch_model.bin", b"\x80\x02}q.")
     fault = refused(folder)
     assert fault.message == (
-        f"{folder} must hold its weights as safetensors, got pickles, which can run code and are never opened: "
-        "'pytorch_model.bin'"
+        f"{folder} has its weights as pickles ('pytorch_model.bin'), not as safetensors, and mha opens no pickles, "
+        "which can run code"
     )
-    assert fault.hint == "where you trust it: torch.load(…, weights_only=True), then safetensors.torch.save_file"
+    assert fault.hint == (
+        "if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file"
+    )
     assert refused(folder.path / "pytorch_model.bin").hint == fault.hint
     folder.write("model.safetensors", b"\x80\x02}q." + b"x" * 20)
     assert "its first bytes are those of a pickle" in refused(folder).message
@@ -229,8 +229,8 @@ def test_pickles_alone_are_refused_with_the_way_to_convert(folder):
         (b" " * ((1 << 20) + 1), "1.0 MiB"),
         (b"[" * 10_000 + b"]" * 10_000, " is JSON that is nested too deeply"),
         (b'{"a":' * 20 + b"1" + b"}" * 20, None),
-        (b'{"a":' * 21 + b"1" + b"}" * 21, " must nest at most 20 deep, got more"),
-        (b"[]", " must hold a JSON object, got list"),
+        (b'{"a":' * 21 + b"1" + b"}" * 21, " is nested more than 20 deep"),
+        (b"[]", " is not a JSON object but []"),
         (b"{", " is not JSON: "),
         (b'{"a": NaN}', " is not JSON: NaN"),
         (b'{"n_heads": 1000000000}', ": n_heads must be a whole number from 1 to 1024, got 1000000000"),
@@ -246,7 +246,7 @@ def test_pickles_alone_are_refused_with_the_way_to_convert(folder):
             ": n_layers (text_config.num_hidden_layers) must be a whole number from 1 to 10000, got -1",
         ),
         (b'{"num_heads": [2, 4, 99999]}', ": n_heads (num_heads) must be a whole number from 1 to 1024, got 99999"),
-        (b'{"a": {"b": [1, 9223372036854775808]}}', ": a.b[1] must be a number of 64 bits, got a larger one"),
+        (b'{"a": {"b": [1, 9223372036854775808]}}', ": a.b[1] does not fit in 64 bits"),
         (b'{"num_heads": null, "n_layers": [2, 3]}', None),
     ],
 )
@@ -275,9 +275,7 @@ def test_a_broken_tokenizer_config_is_told_and_does_not_stop(folder):
     folder.write("tokenizer_config.json", b"[1]")
     folder.write("tokenizer.json", b"{}")
     found = read_checkpoint(str(folder))
-    assert found.notes == (
-        "tokenizer_config.json is not looked at: tokenizer_config.json must hold a JSON object, got list",
-    )
+    assert found.notes == ("tokenizer_config.json is ignored: tokenizer_config.json is not a JSON object but [1]",)
     assert found.tokenizer == f"{folder}/tokenizer.json"
 
 
@@ -303,7 +301,7 @@ def test_a_path_that_is_nothing_is_told(tmp_path, folder):
     (tmp_path / "x.safetensors").symlink_to("gone")
     assert refused(tmp_path / "x.safetensors").message == f"{tmp_path}/x.safetensors is a broken link to gone"
     assert refused(folder.path / "config.json").message == (
-        f"{folder}/config.json must be a folder with config.json, or a .safetensors file, got another file"
+        f"{folder}/config.json is neither a folder with config.json nor a .safetensors file"
     )
 
 
@@ -321,7 +319,7 @@ def test_a_file_that_is_cut_while_in_use_is_told(folder):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(MhaError) as caught:
         read_bytes(found)
-    assert caught.value.message == f"{path} must hold 20 bytes for tensor 'b', got 16: the file was cut meanwhile"
+    assert caught.value.message == f"{path} was cut while it was read: tensor 'b' has 16 of its 20 bytes"
     path.unlink()
     with pytest.raises(MhaError, match="cannot be read: No such file"):
         read_bytes(found)
@@ -378,7 +376,7 @@ def test_a_size_that_nobody_names_is_asked_for_under_both_names():
     with pytest.raises(MhaError) as caught:
         sizes_of({"hidden_size": 24}, None, {})
     assert caught.value.message == (
-        "n_heads (num_attention_heads or n_head or n_heads or num_heads in config.json) must be known to cut the rows into "
-        "heads, got none"
+        "config.json does not have n_heads (num_attention_heads or n_head or n_heads or num_heads), without which rows cannot be "
+        "split into heads"
     )
     assert sizes_of({"hidden_size": 24}, None, {"n_heads": 3}).d_head == 8

@@ -202,7 +202,7 @@ def test_a_dtype_that_is_no_weight_is_told_with_those_that_are(
         content = layer_file(dtype=dtype)
     (tmp_path / "made.safetensors").write_bytes(content)
     words = ["run", "a b c", "--heads", "2", "--weights", CHANGEABLE]
-    says = [CHANGEABLE, "embed.weight", "F32", "BF16", f"got {dtype}"]
+    says = [CHANGEABLE, "embed.weight", "F32", "BF16", f"dtype {dtype}"]
     attempt(tmp_path, *words, code=1, form=form, says=says)
 
 
@@ -212,8 +212,8 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path: Path, form: tuple[str,
     shapes["q_proj.bias"] = (4,)
     (tmp_path / "made.safetensors").write_bytes(layer_file(shapes))
     says = [
-        "k_proj.weight must be [4, 4], got [4, 5]",
-        "v_proj.weight must be [4, 4], got [4, 7]",
+        "k_proj.weight is [4, 5], not [4, 4]",
+        "v_proj.weight is [4, 7], not [4, 4]",
         "k_proj.bias [4] is missing",
         "'extra.one' is not expected",
         "'extra.two' is not expected",
@@ -237,7 +237,7 @@ def test_a_number_that_is_not_finite_is_counted_and_placed(tmp_path: Path, form:
     numbers[6], numbers[9] = math.nan, math.inf
     (tmp_path / "made.safetensors").write_bytes(layer_file(numbers={"k_proj.weight": numbers}))
     words = ["run", "a b c", "--heads", "2", "--weights", CHANGEABLE]
-    says = [CHANGEABLE, "k_proj.weight", "got 2 NaN or Inf", "[1, 2]", "--allow-nonfinite"]
+    says = [CHANGEABLE, "k_proj.weight", "has 2 NaN or Inf", "[1, 2]", "--allow-nonfinite"]
     attempt(tmp_path, *words, code=1, form=form, says=says, launch=Launch(WITH_TORCH))
     attempt(tmp_path, *words, "--allow-nonfinite", "--repeat", "1", form=form, launch=Launch(WITH_TORCH))
 
@@ -260,7 +260,7 @@ def test_a_16_bit_overflow_names_the_head(tmp_path: Path, form: tuple[str, ...])
     content = layer_file(dtype="F16", numbers={"q_proj.weight": large, "k_proj.weight": large})
     (tmp_path / "made.safetensors").write_bytes(content)
     words = ["run", "a b c", "--heads", "2", "--positions", "none", "--weights", CHANGEABLE]
-    says = ["of head 1 must be finite in float16", "--dtype bfloat16"]
+    says = ["of head 1 are NaN or Inf in float16", "--dtype bfloat16"]
     attempt(tmp_path, *words, code=1, form=form, says=says, launch=Launch(WITH_TORCH))
 
 
@@ -403,7 +403,7 @@ def test_cuda_without_a_device_is_refused(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("needs a machine without CUDA")
-    says = ["device cuda", "got none", "--device cpu"]
+    says = ["--device cuda", "not available", "--device cpu"]
     attempt(tmp_path, "trace", "a", "--device", "cuda", code=1, says=says, launch=Launch(WITH_TORCH))
 
 

@@ -293,7 +293,7 @@ def test_a_file_that_is_no_record_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     session = Terminal(tmp_path, ["weights.safetensors"], COLOUR, NO_TORCH).end()
     assert session.code == 1
-    assert b"weights.safetensors must be a record" in session.written
+    assert b"weights.safetensors is not a record" in session.written
 
 
 @pytest.mark.parametrize("word", ["poem.txt", "."])

@@ -110,7 +110,7 @@ def test_the_cache_of_shared_keys_is_as_small_as_their_heads(tmp_path):
     found = json.loads(mha(tmp_path, "info", "m", form=("--json",)).stdout)
     assert found["attentions"][0]["cache_bytes"] == 3 * 2 * (4 + 4) * 2
     assert found["attentions"][0]["biases"] == ""
-    assert found["notes"] == ["config.json says 5 layers of self, the tensors are of 3"]
+    assert found["notes"] == ["config.json gives 5 layers of self, but the tensors make 3"]
 
 
 def test_names_of_tensors_and_files_reach_the_screen_as_escapes(tmp_path):
@@ -126,7 +126,7 @@ def test_a_layer_of_a_folder_becomes_a_file_that_runs(tmp_path, form):
     made = gpt2(tmp_path / "m")
     done = mha(tmp_path, "convert", "m", "--layer", "1", "-o", "l.safetensors", form=form, writes=["l.safetensors"],
                torch_free=False)  # fmt: skip
-    assert "2 rows of the embedding are left out: no token names them" in done.stderr
+    assert "2 rows of the embedding have no token and are left out" in done.stderr
     if form:
         document = json.loads(done.stdout)
         assert (document["schema"], document["layout"], document["prefix"]) == (
@@ -140,7 +140,7 @@ def test_a_layer_of_a_folder_becomes_a_file_that_runs(tmp_path, form):
     assert torch.equal(written["embed.weight"], made["wte.weight"][:7])
     assert torch.equal(written["embed_positions.weight"], made["wpe.weight"])
     assert torch.equal(written["k_proj.weight"], made["h.1.attn.c_attn.weight"][:, D : 2 * D].T)
-    shown = run(tmp_path, "the cat sat", "--weights", "l.safetensors", "--view", "none")
+    shown = run(tmp_path, "the cat sat", "--weights", "l.safetensors", "--view", "none", "--tokens")
     for piece in ("positions learned · causal", "vocabulary of 7", "self-check ok"):
         assert piece in " ".join(shown.stdout.split())
 
@@ -187,10 +187,10 @@ def test_a_file_without_config_is_read_by_layout_and_heads(tmp_path):
         "-o",
         "l.safetensors",
         code=1,
-        says=("--layout NAME", "a config without one"),
+        says=("--layout NAME", "the config has no model_type"),
     )
     mha(tmp_path, "convert", "t.safetensors", "--layout", "torch", "-o", "l.safetensors", code=2,
-        says=("n_heads must be given where no config.json says",))  # fmt: skip
+        says=("the number of heads is not known",))  # fmt: skip
     shown = mha(tmp_path, "convert", "t.safetensors", "--layout", "torch", "--heads", "3", "-o", "l.safetensors",
                 torch_free=False, writes=["l.safetensors"])  # fmt: skip
     assert "positions and mask are not known" in shown.stderr
@@ -211,7 +211,7 @@ def test_without_the_embedding_a_layer_runs_on_random_rows(tmp_path):
 def test_without_a_tokenizer_the_words_come_from_a_vocabulary(tmp_path):
     gpt2(tmp_path / "m", words=())
     done = mha(tmp_path, "convert", "m", "-o", "l.safetensors", torch_free=False, writes=["l.safetensors"])
-    assert "--vocab FILE must name the words of the embedding" in done.stderr
+    assert "with --vocab FILE" in done.stderr
     (tmp_path / "v.json").write_text(json.dumps([*WORDS, "x", "y"]))
     run(tmp_path, "the mat", "--weights", "l.safetensors", "--vocab", "v.json", "--view", "none")
 
@@ -236,7 +236,7 @@ def test_a_wrong_conversion_is_noticed_with_exit_3_and_nothing_is_written(monkey
                 original, ours | {f"{part}_proj.weight": ours[f"{part}_proj.weight"].T.contiguous()}, layout, sizes
             )
         assert (caught.value.exit_code, caught.value.code) == (3, "self-check")
-        assert caught.value.message.startswith("the converted layer must compute what its source does within ")
+        assert caught.value.message.startswith("the converted layer does not compute what its source does: ")
 
 
 def test_a_file_that_exists_is_kept_unless_forced(tmp_path):
@@ -253,29 +253,29 @@ def test_a_file_that_exists_is_kept_unless_forced(tmp_path):
     [
         (["info"], 2, "no checkpoint is given"),
         (["info", "nowhere"], 1, "nowhere does not exist"),
-        (["info", "m", "--layout", "gpt5"], 2, "layout must be one of gpt2, "),
+        (["info", "m", "--layout", "gpt5"], 2, "gpt5"),
         (["convert", "m"], 2, "no file to write is given"),
         (["convert", "m", "-o", "x/y.safetensors"], 1, "x"),
-        (["convert", "m", "-o", "l.safetensors", "--layer", "2"], 2, "layer must be one that m has, 0 to 1, got 2"),
-        (["convert", "m", "-o", "l.safetensors", "--layer", "-1"], 2, "--layer -1 is not a whole number"),
+        (["convert", "m", "-o", "l.safetensors", "--layer", "2"], 2, "--layer 2 "),
+        (["convert", "m", "-o", "l.safetensors", "--layer", "-1"], 2, "-1"),
         (
             ["convert", "m", "-o", "l.safetensors", "--stack", "up"],
             2,
-            "stack must be one of self in layout gpt2, got 'up'",
+            "--stack up ",
         ),
-        (["convert", "m", "-o", "l.safetensors", "--layout", "llama"], 1, "m must hold tensors of layout llama"),
+        (["convert", "m", "-o", "l.safetensors", "--layout", "llama"], 1, "layout llama"),
         (
             ["convert", "m", "-o", "l.safetensors", "--layout", "gpt_bigcode"],
             1,
-            "layout gpt_bigcode must have one kv head",
+            "layout gpt_bigcode",
         ),
-        (["convert", "m", "-o", "l.safetensors", "--heads", "5"], 1, "got [24, 72]"),
-        (["convert", "m", "-o", "l.safetensors", "--prefix", "h.7."], 1, "missing: 'h.7.c_attn.weight'"),
-        (["convert", "m", "-o", "l.safetensors", "--to", "t5000"], 2, "layout must be one of"),
+        (["convert", "m", "-o", "l.safetensors", "--heads", "5"], 1, "[24, 72]"),
+        (["convert", "m", "-o", "l.safetensors", "--prefix", "h.7."], 1, "'h.7.c_attn.weight'"),
+        (["convert", "m", "-o", "l.safetensors", "--to", "t5000"], 2, "t5000"),
         (
             ["convert", "m/model.safetensors", "-o", "l.safetensors", "--to", "gpt2"],
             1,
-            "must hold the matrices embed.weight",
+            "lacks the matrices embed.weight",
         ),
         (["convert", "m", "-o", "l.safetensors", "--to", "gpt2"], 1, "m is a directory, not a file"),
         (["burn"], 2, "no such command: burn"),
@@ -332,11 +332,11 @@ def broken(place, kind):
     [
         (
             "shard",
-            "must name shards in its own folder, such as model-00001-of-00002.safetensors, got '../../etc/passwd'",
+            "'../../etc/passwd'",
         ),
-        ("absolute", "got '/etc/x.safetensors'"),
-        ("missing", "missing: 'one.safetensors'"),
-        ("link", "must lie in its folder, or in the blobs of the same cache, got a link to "),
+        ("absolute", "'/etc/x.safetensors'"),
+        ("missing", "'one.safetensors'"),
+        ("link", "leads out of its folder"),
         ("pickles", "torch.load(…, weights_only=True), then safetensors.torch.save_file"),
         ("empty", "0 bytes"),
         ("header", "9223372036854775808 bytes"),
@@ -371,10 +371,10 @@ def test_code_in_a_folder_is_never_run(tmp_path):
     ("name", "change", "code", "says"),
     [
         ("h.0.attn.c_attn.weight", lambda t: t.index_fill(0, torch.tensor([3]), torch.nan), 1,
-         "c_attn.weight must be finite, got 72 NaN or Inf, the first at [3, 0]"),
-        ("h.0.attn.c_attn.weight", lambda t: t.to(torch.int32), 1, "must be one of F64, F32, BF16, F16, got I32"),
-        ("h.0.attn.c_attn.weight", lambda t: t.to(torch.float8_e4m3fn), 1, "quantised weights must be turned back"),
-        ("h.0.attn.c_attn.weight", lambda t: t.T.contiguous(), 1, "h.0.attn.c_attn.weight must be [24, 72], got [72, 24]"),
+         "c_attn.weight has 72 NaN or Inf, the first at [3, 0]"),
+        ("h.0.attn.c_attn.weight", lambda t: t.to(torch.int32), 1, "I32"),
+        ("h.0.attn.c_attn.weight", lambda t: t.to(torch.float8_e4m3fn), 1, "dequantise the weights first"),
+        ("h.0.attn.c_attn.weight", lambda t: t.T.contiguous(), 1, "h.0.attn.c_attn.weight is [72, 24], not [24, 72]"),
         ("wte.weight", lambda t: t[:, :8].contiguous(), 0, "'wte.weight' [9, 8] is left out"),
     ],
 )  # fmt: skip
@@ -402,7 +402,7 @@ def test_what_does_not_fit_in_memory_is_foreseen(tmp_path):
     os.truncate(tmp_path / "m" / "model.safetensors", 8 + len(text) + at)
     (tmp_path / "m" / "config.json").write_text(json.dumps(GPT2))
     mha(tmp_path, "convert", "m", "-o", "l.safetensors", code=1,
-        says=("the conversion must fit in memory", "--no-embedding leaves words and positions out"))  # fmt: skip
+        says=("needed for the conversion", "--no-embedding"))  # fmt: skip
 
 
 def test_help_of_the_group_and_its_commands_needs_no_torch(tmp_path):

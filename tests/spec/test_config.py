@@ -71,7 +71,7 @@ def test_resolving_twice_changes_nothing(d_model, n_heads, d_head):
 MESSAGES = [
     ({"d_model": 0}, "--d-model 0 is too small: at least 1", None),
     ({"d_model": 65537}, "--d-model 65537 is too large: at most 65536", None),
-    ({"d_model": True}, "--d-model True is not a whole number", None),
+    ({"d_model": True}, "--d-model is not a whole number", None),
     ({"d_model": 64.0}, "--d-model 64.0 is not a whole number", None),
     ({"n_heads": 0}, "--heads 0 is too small: at least 1", "try --heads 1"),
     ({"n_heads": -3}, "--heads -3 is too small: at least 1", "try --heads 1"),

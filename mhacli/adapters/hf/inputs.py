@@ -18,6 +18,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 
+_FROM_PYTHON = "mhacli.adapters.hf.capture watches any model from Python"
+
 
 @dataclass(frozen=True)
 class ModelInputs:
@@ -44,18 +46,12 @@ def make_inputs(
     """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
-        raise UsageError(
-            f"model must read text, got one of the family {family}, which reads {model.main_input_name}",
-            hint="mhacli.adapters.hf.capture watches any model from Python",
-        )
+        raise UsageError(f"--model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
     if _compares_pictures(model):
-        raise UsageError(
-            f"model must read text alone, got one of the family {family}, which needs pixel_values beside it",
-            hint="mhacli.adapters.hf.capture watches any model from Python",
-        )
+        raise UsageError(f"--model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
     is_pair = bool(model.config.is_encoder_decoder)
     if context is not None and not is_pair:
-        raise UsageError(f"context must be left out with {family}, which has no encoder", hint="put it into the text")
+        raise UsageError(f"--context does not work with {family}, which has no encoder", hint="put it into the text")
     device = model.device
     if not is_pair:
         keywords = _family("", sequences, side, pad_id, device)
@@ -73,10 +69,7 @@ def n_vocabulary_of(config: Any) -> int:
     """How many ids a model has rows for. Raises `UsageError` for one that reads no tokens of a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
-        raise UsageError(
-            f"model must read text, got one of the family {config.model_type}, which has no vocabulary",
-            hint="mhacli.adapters.hf.capture watches any model from Python",
-        )
+        raise UsageError(f"--model has no vocabulary and reads no text (family {config.model_type})", hint=_FROM_PYTHON)
     return n
 
 
@@ -188,8 +181,8 @@ def _refused(model: Any, fault: Exception, frames: list[FrameType]) -> MhaError:
     said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
     path = getattr(model, "name_or_path", None) or None
     return MhaError(
-        f"the forward pass of the model must run, got {type(fault).__name__} in {part}: {said:.300}",
-        hint="the model's own code raised it: sizes in its config.json may not go together, or it needs another input than text",
+        f"the forward pass of the model raised {type(fault).__name__} in {part}: {said:.300}",
+        hint="sizes in its config.json may contradict each other, or it needs another input than text",
         code="model-failed",
         path=path,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
         folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as fault:
         raise MhaError(
-            f"model must be a folder that exists, or the id of one on a hub that can be reached, got {source!r}",
+            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub",
             hint=_what_to_type(source, fault),
             code="no-model",
             path=source,
@@ -158,8 +159,8 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
     have = memory.available_bytes()
     if device.type == "cpu" and not memory.fits(needed, have):
         raise MhaError(
-            f"the weights of {checkpoint.path} must fit in the {format_size(have)} that are available, got {format_size(needed)}",
-            hint=None if dtype == "bfloat16" else "--dtype bfloat16 takes 2 bytes for each number",
+            f"out of memory; {format_size(needed)} needed for the weights of {checkpoint.path}, {format_size(have)} available",
+            hint=None if dtype == "bfloat16" else "--dtype bfloat16 takes 2 bytes a number",
             code="out-of-memory",
             path=checkpoint.path,
         )
@@ -175,7 +176,7 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
     wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
     if needed or wrong:
         raise MhaError(
-            f"{path} must hold every tensor of its model, got {'none for' if needed else 'another shape of'} "
+            f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
             f"{_listed(needed or wrong)}",
             hint="a checkpoint without a language head cannot generate" if head and needed else None,
             code="bad-file",
@@ -203,8 +204,8 @@ def _require_finite(model: nn.Module, path: str) -> None:
             bad = ~tensor.isfinite()
             first = bad.nonzero()[0].tolist()
             raise MhaError(
-                f"{path}: weights must be finite, got {int(bad.sum())} NaN or Inf in {name}, the first at {first}",
-                hint="--allow-nonfinite looks anyway",
+                f"{path}: {name} has {int(bad.sum())} NaN or Inf, the first at {first}",
+                hint="--allow-nonfinite continues anyway",
                 code="not-finite",
                 path=path,
             )
@@ -227,16 +228,15 @@ def transformers() -> Any:
     except ImportError as fault:
         missing = getattr(fault, "name", None) or "transformers"
         raise MhaError(
-            f"the transformers library must be installed to read a checkpoint, got no {missing}",
+            f"checkpoints need {missing}, which is not installed",
             hint=f"{installing(*HF)} installs it",
             code="missing-extra",
         ) from None
     release = tuple(int(part) for part in library.__version__.split(".")[:2])
     if release < OLDEST:
         raise MhaError(
-            f"transformers must be at least {OLDEST[0]}.{OLDEST[1]}, before which a checkpoint's config could run code, got "
-            f"{library.__version__}",
-            hint=f"{installing(*HF)} brings a newer one",
+            f"transformers {library.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
+            hint=f"{installing(*HF)} installs a newer one",
             code="missing-extra",
         )
     library.logging.set_verbosity_error()
@@ -256,7 +256,7 @@ def guarded(what: str, path: str, call: Callable[[], T]) -> T:
             raise  # an interrupt is none of the file's faults
         said = _said_by(fault)
         raise MhaError(
-            f"{what} of {path} must be usable by transformers, got: {said:.300}", code="bad-file", path=path
+            f"{what} of {path} cannot be used by transformers: {said:.300}", code="bad-file", path=path
         ) from None
 
 

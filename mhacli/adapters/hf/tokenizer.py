@@ -62,7 +62,7 @@ class ModelTokenizer:
         """What the checkpoint's template makes of a chat. Raises `MhaError` where it has none or refuses the messages."""
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
-                f"{self.path} must have a chat template for --chat, got none",
+                f"--chat needs a chat template, which {self.path} does not have",
                 hint=INSTEAD_OF_CHAT,
                 code="no-template",
                 path=self.path,
@@ -128,8 +128,8 @@ _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiec
 
 def _missing(path: str) -> MhaError:
     return MhaError(
-        f"{path} must have a tokenizer (tokenizer.json or the files of an older one), got none that can be used",
-        hint="--tokenizer FILE takes another tokenizer.json, --tokenizer byte the bytes of the text as ids",
+        f"{path} has no tokenizer that can be used (tokenizer.json or the files of an older one)",
+        hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
         code="no-tokenizer",
         path=path,
     )
@@ -186,11 +186,11 @@ def require_texts(
     for number, sequence in enumerate(sequences):
         n = len(sequence.ids)
         if not n:
-            raise MhaError("the text must have at least one token, got none", code="no-tokens")
+            raise MhaError(f"text {number} has no tokens", code="no-tokens")
         if most is not None and min(n, limit or n) > most:
             raise MhaError(
-                f"text {number} must have at most {most} tokens, the positions of {path}, got {min(n, limit or n)}",
-                hint=f"--max-tokens {most} takes its first {most} tokens",
+                f"text {number} has {min(n, limit or n)} tokens, more than the {most} positions of {path}",
+                hint=f"--max-tokens {most} takes the first {most}",
                 code="too-large",
             )
         kept.append(first_tokens(sequence, limit) if limit is not None and n > limit else sequence)
@@ -214,8 +214,8 @@ def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str
     largest = max(max(sequence.ids) for sequence in sequences)
     if largest >= n_vocabulary:
         raise MhaError(
-            f"token ids must be below {n_vocabulary}, the vocabulary of {path}, got {largest}",
-            hint="the tokenizer must be that of the model",
+            f"token id {largest} is outside of the vocabulary of {path}, which has {n_vocabulary} entries",
+            hint="use the tokenizer of the model: leave out --tokenizer",
             code="unknown-token",
             path=path,
         )
@@ -263,7 +263,7 @@ def _answer(message: bytes, path: str) -> Mapping[str, str]:
         raise _too_slow(path) from None
     except OSError as fault:
         reason = fault.strerror or "unknown error"
-        raise MhaError(f"a process must start that renders the chat template, got: {reason}", code="failed") from None
+        raise MhaError(f"the process that renders the chat template cannot start: {reason}", code="failed") from None
     if done.returncode == -signal.SIGXCPU:
         raise _too_slow(path)
     if done.returncode:
@@ -273,7 +273,7 @@ def _answer(message: bytes, path: str) -> Mapping[str, str]:
 
 def _too_slow(path: str) -> MhaError:
     return MhaError(
-        f"the chat template of {path} must be done within {LIMIT_S:g} seconds, got no end of it",
+        f"the chat template of {path} takes longer than {LIMIT_S:g} seconds",
         hint=INSTEAD_OF_CHAT,
         code="too-slow",
         path=path,
@@ -282,7 +282,7 @@ def _too_slow(path: str) -> MhaError:
 
 def _refused(path: str, fault: str) -> MhaError:
     return MhaError(
-        f"the chat template of {path} must make a text of the chat, got: {fault:.300}",
+        f"the chat template of {path} does not accept the chat: {fault:.300}",
         hint=INSTEAD_OF_CHAT,
         code="bad-template",
         path=path,

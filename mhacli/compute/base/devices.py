@@ -34,7 +34,7 @@ def choose_device(name: str) -> torch.device:
     if kind == "mps" and not torch.backends.mps.is_available():
         built = "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
         raise MhaError(
-            f"device mps must be present, got none: {built}", hint="--device cpu works everywhere", code="no-device"
+            f"--device mps is not available: {built}", hint="--device cpu works everywhere", code="no-device"
         )
     return torch.device(name)
 
@@ -60,9 +60,7 @@ def _require_cuda(name: str, index: int) -> None:
         why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
     else:
         return
-    raise MhaError(
-        f"device {name} must be present, got none: {why}", hint="--device cpu works everywhere", code="no-device"
-    )
+    raise MhaError(f"--device {name} is not available: {why}", hint="--device cpu works everywhere", code="no-device")
 
 
 def environment(device: torch.device, asked: str) -> Environment:

@@ -192,8 +192,8 @@ def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile
     have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
     if source is not None and have != need and source.config.random is None:
         raise MhaError(
-            f"the vocabulary must have as many entries as embed.weight of {source.path} has rows, {have}, got {need}",
-            hint="--vocab FILE gives the vocabulary that the weights were made with",
+            f"the vocabulary has {need} entries, but embed.weight of {source.path} has {have} rows",
+            hint="--vocab FILE names the vocabulary that the weights were made with",
             code="bad-file",
             path=source.path,
         )

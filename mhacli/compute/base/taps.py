@@ -153,8 +153,8 @@ def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
     subject = f"the dot products q·k of {named}" if heads else "the output"
     n_bad = int(bad.sum()) if heads else int((~torch.isfinite(out)).sum())
     raise MhaError(
-        f"{subject} must be finite in {dtype}, got {n_bad} NaN or Inf",
-        hint="--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway",
+        f"{n_bad} numbers of {subject} are NaN or Inf in {dtype}",
+        hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
         code="not-finite",
     )
 

@@ -72,12 +72,12 @@ def _length(run: CheckpointRun, prompt_len: int) -> int:
     """How many tokens every text has. Raises `UsageError` for what cannot be decoded step by step."""
     n = len(run.inputs.sequences[0].ids)
     if any(len(text.ids) != n for text in run.inputs.sequences):
-        raise UsageError("decode must have texts of one length with --model, got different ones", hint="run them apart")
+        raise UsageError("mha decode --model needs texts of one length", hint="decode each text in a run of its own")
     if not 0 <= prompt_len <= n:
-        raise UsageError(f"prompt_len must be from 0 to the {n} tokens of the text, got {prompt_len}")
+        raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {n} tokens")
     if run.wanted.keep is not None:
         raise UsageError(
-            "keep must be left out of decode with --model, which keeps the pattern", hint="leave --keep out"
+            "--keep does not work with mha decode --model, which keeps the pattern", hint="leave out --keep"
         )
     return n
 
@@ -87,13 +87,13 @@ def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
     layer = record.layers[0]
     if record.not_kept:
         raise MhaError(
-            f"the pattern of {n} × {n} tokens must fit in --keep-limit, got more than {format_size(keep_limit)}",
-            hint="--max-tokens N takes a shorter text",
+            f"the pattern of {n} × {n} tokens takes more than --keep-limit, {format_size(keep_limit)}",
+            hint=f"--max-tokens {n // 2} takes a shorter text, a larger --keep-limit makes room",
             code="too-large",
         )
     if layer.kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
         raise MhaError(
-            f"decode must be of attention that sees no later token, got {layer.name}, which sees {layer.mask}",
+            f"mha decode needs attention that sees no later token, but {layer.name} sees {layer.mask}",
             code="not-causal",
         )
 
@@ -146,7 +146,7 @@ class _Decoder:
         seconds = perf_counter() - began
         self.cache = outputs.get("past_key_values")
         if self.cache is None:
-            raise MhaError(f"the model must keep a cache to decode, got none from {type(model).__name__}",
+            raise MhaError(f"mha decode needs a model with a KV cache, which {type(model).__name__} does not return",
                            code="no-cache")  # fmt: skip
         out = _last(outputs)
         assert self._call is not None, "the layer was there in the full pass"

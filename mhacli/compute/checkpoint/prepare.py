@@ -74,8 +74,8 @@ def _require_kinds(request: ModelRequest, config: Any) -> None:
     for kind, n in request.layers or ():
         if kind is not None and kind not in kinds:
             raise UsageError(
-                f"layer must be of a kind that {config.model_type} has, {', '.join(kinds)}, got {kind}.{n}",
-                hint=f"--layer {n} looks at layer {n}",
+                f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}",
+                hint=f"try --layer {n}",
             )
 
 
@@ -108,8 +108,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     if len(context) not in (0, 1, len(sequences)):
         raise UsageError(
-            f"context must be given once, or once for each of the {len(sequences)} texts, got {len(context)}",
-            hint="repeat --context for each text, or give it once for all",
+            f"--context is given {len(context)} times for {len(sequences)} texts: give it once, or once for each"
         )
     context = context * len(sequences) if len(context) == 1 else context
     require_ids([*sequences, *context], n_vocabulary, path)
@@ -122,8 +121,8 @@ def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None 
     name = _start_name(config)
     if name is None:
         raise UsageError(
-            f"context must be given with {config.model_type}, whose config names no token for the decoder to start with",
-            hint="--context is what the encoder reads, TEXT what the decoder has said",
+            f"{config.model_type} needs --context: its config names no token for the decoder to start with",
+            hint="--context is the input of the encoder, TEXT that of the decoder",
         )
     begin = tokenizer.continued(TokenSequence("", (), (), ()), [int(getattr(config, name))])
     if text is None:
@@ -152,8 +151,8 @@ def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
     longest = max(len(sequence.ids) for sequence in sequences)
     if limit is None and longest > DEFAULT_MAX_TOKENS:
         raise MhaError(
-            f"the text must have at most {DEFAULT_MAX_TOKENS} tokens, got {longest}",
-            hint="--max-tokens N takes the first N; a larger N raises the limit",
+            f"the text has {longest} tokens, above the limit of {DEFAULT_MAX_TOKENS}",
+            hint=f"--max-tokens {DEFAULT_MAX_TOKENS} takes the first {DEFAULT_MAX_TOKENS}; --max-tokens {longest} takes all",
             code="too-large",
         )
 
@@ -166,17 +165,14 @@ def _spans(
         return ()
     if context:
         raise UsageError(
-            "span must be of a model that reads one text, got a pair of encoder and decoder", hint="leave --span out"
+            "--span does not work with a pair of encoder and decoder, which read two texts", hint="leave out --span"
         )
     spans_of_texts = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
     spans = []
     for same in zip(*spans_of_texts, strict=True):
         tokens = tuple(tokens_of(span, sequence) for span, sequence in zip(same, sequences, strict=True))
         if not any(tokens):
-            raise UsageError(
-                f"span {same[0].name!r} must hold a token of the text, got none",
-                hint="--max-tokens may have cut it off",
-            )
+            raise UsageError(f"span {same[0].name!r} has no token of the text", hint="--max-tokens may have cut it off")
         spans.append(SpanTokens(same[0].name, tokens))
     return tuple(spans)
 
@@ -184,7 +180,7 @@ def _spans(
 def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
     """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
     if request.padding == "left" and loaded.config.is_encoder_decoder:
-        raise UsageError("padding must be right in a pair of encoder and decoder, got left", hint="leave --padding out")
+        raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
     side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
     n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked: any id that has a row will do
     return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
@@ -193,13 +189,15 @@ def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: 
 def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
     """What the model makes of a text, token by token with its cache, and whether one pass over it all says the same."""
     if len(inputs.sequences) != 1:
-        raise UsageError(f"generate must have one text, got {len(inputs.sequences)}", hint="run the others apart")
+        raise UsageError(
+            f"--generate continues one text, and {len(inputs.sequences)} are given",
+            hint="give each text in a run of its own",
+        )
     model, sequence = loaded.model, inputs.sequences[0]
     most = most_positions(loaded.config)
     if most is not None and len(sequence.ids) + n > most:
         raise MhaError(
-            f"the text and what is generated must have at most {most} tokens, the positions of {loaded.source}, got "
-            f"{len(sequence.ids)} and {n}",
+            f"{len(sequence.ids)} tokens and {n} generated ones are more than the {most} positions of {loaded.source}",
             hint=f"--generate {most - len(sequence.ids)} fits" if most > len(sequence.ids) else None,
             code="too-large",
         )
@@ -208,8 +206,8 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
     new = made[len(sequence.ids) :]
     if not new:
         raise MhaError(
-            "the model must generate a token at least, got none",
-            hint="another text may make it go on",
+            "the model ends the text at once and generates no token",
+            hint="try another text",
             code="no-tokens",
         )
     whole = tokenizer.continued(sequence, new)

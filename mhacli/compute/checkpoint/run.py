@@ -424,19 +424,19 @@ def nothing_seen(
     """What to say where no attention that is asked for could be shown: some were `found`, others `unfit`."""
     if unfit:
         return MhaError(
-            f"the attention of {family} must be laid out by tokens, got {unfit[0]}",
-            hint="its queries and keys cannot be named, so nothing true could be said of them",
+            f"the attention of {family} is not laid out by tokens: {unfit[0]}",
+            hint="its queries and keys are not tokens of the text, so mha cannot label them",
             code="not-tokens",
         )
     if found and asked is not None:
         numbers = ", ".join(str(n) for n in sorted({layer for _, layer in found}))
         return MhaError(
-            f"layer must be one of those with attention, {numbers}, got {', '.join(str(n) for _, n in asked)}",
+            f"--layer {','.join(str(n) for _, n in asked)} has no attention; layers with attention: {numbers}",
             code="no-layer",
         )
     return MhaError(
-        f"the model must compute attention in a way that can be seen, got none in {family}",
-        hint="layers without a matrix of queries × keys, such as state spaces, cannot be inspected",
+        f"no attention was found in {family}",
+        hint="layers without a matrix of queries × keys, such as state-space layers, cannot be inspected",
         code="no-attention",
     )
 

@@ -17,7 +17,7 @@ from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.attention.tiled.scores import AttentionResult, Scores
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
@@ -59,7 +59,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     with _watched(run, kind, seen):
         run.run()
     if seen.call is None or seen.attention is None:
-        raise MhaError(f"layer {layer} must have an attention to walk, got none", code="no-layer")
+        raise MhaError(f"layer {layer} has no attention to trace", code="no-layer")
     record = run.record()
     name = record.layers[0].name
     record = replace(
@@ -317,7 +317,7 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
     """The story of one cell of a captured attention. Raises `UsageError` for a place outside, and where no queries and keys
     were seen."""
     if not isinstance(call, ScoredCall):
-        raise UsageError("cell must be of a layer whose queries and keys are seen, got one seen by its softmax")
+        raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
     view = record.of_layer(0)
     _require_place(place, call, view)
     b, h = place.sequence, place.head
@@ -338,7 +338,7 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
 
 def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
     if place.sequence >= len(view.sequences):
-        raise UsageError(f"sequence must be from 0 to {len(view.sequences) - 1}, got {place.sequence}")
+        raise UsageError(out_of_range("--sequence", place.sequence, len(view.sequences)))
     counts = (
         ("head", place.head, call.q.shape[1]),
         ("query", place.query, len(view.sequences[place.sequence].ids)),
@@ -346,7 +346,7 @@ def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
     )
     for name, value, count in counts:
         if value >= count:
-            raise UsageError(f"cell must name a {name} from 0 to {count - 1}, got {value}")
+            raise UsageError(out_of_range(f"--cell {place.head},{place.query},{place.key}: {name}", value, count))
 
 
 def _parts(attention: AttentionResult, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:

@@ -201,8 +201,8 @@ def _require_room(setup: Setup, length: int) -> None:
         plan_memory(longer, (), 0, free_bytes(setup.config.device))
     except MhaError as fault:
         raise MhaError(
-            f"lengths must be such that computing all again fits in memory, got {length}: {fault.message}",
-            hint="compare at shorter --lengths",
+            f"--lengths {length}: {fault.message}",
+            hint="shorter --lengths need less",
             code=fault.code,
         ) from None
 

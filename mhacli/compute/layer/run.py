@@ -142,9 +142,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
     for name in request.options.keep or ():
         if name not in observed.tensors:
             passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
-            raise UsageError(
-                f"keep must name sites that this run passes, got {name}", hint=f"it has {' '.join(passed)}"
-            )
+            raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
     entropy, heads = _statistics_of(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
     arrays = {name: to_array(tensors[name]) for name in request.plan.keep}

@@ -202,7 +202,7 @@ def summarise_mask(request: LayerRequest) -> MaskSummary:
     n_asked = facts.batch * facts.q_len * facts.k_len
     if n_asked > MAX_CELLS:
         raise MhaError(
-            f"a mask must have at most {MAX_CELLS:,} cells to be drawn, got {n_asked:,}",
+            f"the mask has {n_asked:,} cells; at most {MAX_CELLS:,} are drawn",
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )

@@ -152,8 +152,8 @@ def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
     if found:
         more = f"; and {len(found) - _SAID_ONCE} more" if len(found) > _SAID_ONCE else ""
         raise MhaError(
-            f"the record must agree with itself, got: {'; '.join(found[:_SAID_ONCE])}{more}",
-            hint="the file was changed after it was computed, or is damaged: what is shown of it cannot be trusted",
+            f"the record contradicts itself: {'; '.join(found[:_SAID_ONCE])}{more}",
+            hint="the file was changed or damaged after it was saved; do not trust what is shown of it",
             code="contradiction",
             exit_code=EXIT_CHECK,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -412,7 +413,9 @@ def require_order(sort: str) -> tuple[str, bool]:
     word, colon, way = sort.partition(":")
     name = _HEADINGS.get(word, word)
     if name not in SORTS or way not in (("up", "down") if colon else ("",)):
-        raise UsageError(f"sort must be one of {', '.join(SORTS)}, or one with :up or :down, got {sort[:40]!r}")
+        raise UsageError(
+            f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
+        )
     return name, way == "up" or (not way and name in ("head", "layer", "kind"))
 
 

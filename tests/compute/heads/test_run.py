@@ -742,8 +742,11 @@ def test_numbers_that_are_not_finite_are_refused_unless_allowed(monkeypatch):
     monkeypatch.setattr(study, "make_setup", broken)
     with pytest.raises(MhaError) as caught:
         prepare_heads(layer_request(encoded, config), HeadsRequest())
-    assert caught.value.message == "queries, keys and values must be finite in float64, got 10 NaN or Inf"
-    assert caught.value.hint == "--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway"
+    assert caught.value.message == "queries, keys and values have 10 NaN or Inf in float64"
+    assert (
+        caught.value.hint
+        == "--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway"
+    )
     assert caught.value.code == "not-finite"
     heads = looked(encoded, config, allow_nonfinite=True).heads
     assert [head.entropy is None for head in heads] == [True, False, False, False]
@@ -907,7 +910,7 @@ def test_scores_too_large_for_their_dtype_are_refused_with_their_heads():
     with pytest.raises(MhaError) as caught:
         run.run()
     assert caught.value.code == "not-finite"
-    assert "float32, got some whose shares do not add up in head" in caught.value.message
+    assert "are too large for float32: some rows of weights do not sum to 1" in caught.value.message
 
 
 def test_all_heads_share_a_pass_up_to_a_number_of_cells():

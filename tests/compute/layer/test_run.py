@@ -298,8 +298,11 @@ def test_products_too_large_for_sixteen_bits_name_their_heads(heads, named, tmp_
     with pytest.raises(MhaError) as caught:
         inspect("a b c", source=source)
     n_bad = 9 * len(heads)
-    assert caught.value.message == f"the dot products q·k of {named} must be finite in float16, got {n_bad} NaN or Inf"
-    assert caught.value.hint == "--dtype bfloat16 or float32 has a wider range; --allow-nonfinite looks anyway"
+    assert caught.value.message == f"{n_bad} numbers of the dot products q·k of {named} are NaN or Inf in float16"
+    assert (
+        caught.value.hint
+        == "--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway"
+    )
     assert (caught.value.code, caught.value.exit_code) == ("not-finite", 1)
 
 
@@ -340,5 +343,5 @@ def test_an_output_that_is_not_finite_where_it_should_be_fails_the_comparison():
 def test_a_site_that_the_run_does_not_pass_cannot_be_kept():
     with pytest.raises(UsageError) as caught:
         inspect("a b", Config(positions="none"), options=RecordingOptions(keep=("pattern", "qkv")))
-    assert caught.value.message == "keep must name sites that this run passes, got qkv"
-    assert caught.value.hint == ("it has ids embed x q_proj q k_proj k v_proj v qk scores pattern z concat out")
+    assert caught.value.message == "--keep: this run does not compute qkv"
+    assert caught.value.hint == ("it computes ids embed x q_proj q k_proj k v_proj v qk scores pattern z concat out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from dataclasses import fields, replace
 
 import numpy as np
@@ -224,9 +225,10 @@ def test_another_word_is_refused_with_all_that_work(word):
         with pytest.raises(UsageError) as caught:
             refuse(word)
         assert caught.value.message == (
-            "sort must be one of head, layer, kind, certainty, entropy, entropy_share, effective_keys, participation, distance, "
+            f"--sort {shlex.quote(word)} is not one of "
+            "head, layer, kind, certainty, entropy, entropy_share, effective_keys, participation, distance, "
             "window_50, window_90, window_99, sink, leading, diagonal, previous, duplicate, induction, near, learned_sink, "
-            f"max_score, or one with :up or :down, got {word!r}"
+            "max_score, alone or with :up or :down"
         )
         assert caught.value.exit_code == EXIT_USAGE
 
@@ -234,7 +236,7 @@ def test_another_word_is_refused_with_all_that_work(word):
 def test_a_long_word_is_cut_in_the_message():
     with pytest.raises(UsageError) as caught:
         require_order("x" * 1000)
-    assert caught.value.message.endswith(f"got {'x' * 40!r}")
+    assert caught.value.message.startswith(f"--sort {'x' * 40} ")
 
 
 @pytest.mark.parametrize(
@@ -369,17 +371,17 @@ def changed(array, index, value):
 
 
 ARRAY_FAULTS = {
-    "entropy too short": ("entropy", lambda a: a[:, :, 1:], "entropy must have the shape [2, 4, 6] of its tokens and heads"),
-    "a head too many": ("sink", lambda a: np.concatenate([a, a], 1), "sink must have the shape [2, 4, 6]"),
-    "received by queries": ("received", lambda a: a[:, :, :-1], "received must have the shape [2, 4, 6]"),
-    "map of other blocks": ("map", lambda a: a[:, :, :3, :3], "map must have the shape [2, 4, 6, 6]"),
-    "profile of other steps": ("profile", lambda a: a[..., :-1], "profile must have the shape [2, 4, 5]"),
-    "visible of two heads": ("visible", lambda a: np.repeat(a, 2, 1), "visible must have the shape [2, 1, 6]"),
-    "corner of other cells": ("corner", lambda a: a[:, :, :, :-1], "corner must have the shape [2, 4, 3, 4]"),
-    "top of other queries": ("top_keys", lambda a: a[:, :, :1], "top_keys must have the shape [2, 4, 2, 3]"),
+    "entropy too short": ("entropy", lambda a: a[:, :, 1:], "entropy has the shape "),
+    "a head too many": ("sink", lambda a: np.concatenate([a, a], 1), "sink has the shape "),
+    "received by queries": ("received", lambda a: a[:, :, :-1], "received has the shape "),
+    "map of other blocks": ("map", lambda a: a[:, :, :3, :3], "map has the shape "),
+    "profile of other steps": ("profile", lambda a: a[..., :-1], "profile has the shape "),
+    "visible of two heads": ("visible", lambda a: np.repeat(a, 2, 1), "visible has the shape "),
+    "corner of other cells": ("corner", lambda a: a[:, :, :, :-1], "corner has the shape "),
+    "top of other queries": ("top_keys", lambda a: a[:, :, :1], "top_keys has the shape "),
     "whole numbers as entropy": ("entropy", lambda a: np.zeros(a.shape, np.int64), "entropy must hold floating point"),
-    "fractions as keys": ("top_keys", lambda a: a.astype(np.float32), "top_keys must hold whole numbers, got float32"),
-    "fractions as counts": ("visible", lambda a: a.astype(np.float32), "visible must hold whole numbers, got float32"),
+    "fractions as keys": ("top_keys", lambda a: a.astype(np.float32), "top_keys must hold whole numbers"),
+    "fractions as counts": ("visible", lambda a: a.astype(np.float32), "visible must hold whole numbers"),
     "a key beyond the text": ("top_keys", lambda a: changed(a, (0, 0, 0, 0), 6), "top_keys must hold key positions from -1"),
     "a key before the text": ("top_keys", lambda a: changed(a, (0, 0, 0, 0), -2), "top_keys must hold key positions from -1"),
     "a share above 1": ("map", lambda a: changed(a, (0, 0, 0, 0), 1.5), "map must hold weights from 0 to 1"),
@@ -387,7 +389,7 @@ ARRAY_FAULTS = {
     "a profile above 1": ("profile", lambda a: changed(a, (0, 0, 0), 2), "profile must hold weights from 0 to 1"),
     "a sink above 1": ("sink", lambda a: changed(a, (0, 0, 1), np.inf), "sink must hold weights from 0 to 1"),
     "a top share above 1": ("top_shares", lambda a: changed(a, (0, 0, 0, 0), 9), "top_shares must hold weights from 0 to 1"),
-    "z of another width": ("z", lambda a: a[..., :-1], "z must have the shape [2, 4, 6, 16]"),
+    "z of another width": ("z", lambda a: a[..., :-1], "z has the shape "),
 }  # fmt: skip
 
 
@@ -407,7 +409,7 @@ def test_arrays_that_do_not_belong_to_the_heads_are_refused(name, records, tmp_p
 def test_an_array_that_is_missing_is_named(key, records, tmp_path):
     record = records["padded"]
     arrays = {name: array for name, array in record.arrays.items() if name != key}
-    assert fault_of(tmp_path / "r", record.document(), arrays).strip() == f"must hold the array {key}, got none"
+    assert fault_of(tmp_path / "r", record.document(), arrays).strip() == f"lacks the array {key}"
 
 
 def put(*way):

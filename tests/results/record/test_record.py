@@ -187,12 +187,12 @@ def test_keys_are_the_texts_themselves_or_their_context():
 
 def test_a_file_that_is_no_record_is_refused(path):
     record = RECORDS["one"]
-    assert fault_of(path, None, arrays_of(record)) == "must be a record (schema mha.record/1), got no schema"
-    assert fault_of(path, [1], {}) == "must be a record (schema mha.record/1), got no schema"
+    assert fault_of(path, None, arrays_of(record)) == "is not a record of schema mha.record/1: it has no schema"
+    assert fault_of(path, [1], {}) == "is not a record of schema mha.record/1: it has no schema"
     document = record.document() | {"schema": "mha.record/2"}
-    assert fault_of(path, document, {}) == "must be a record (schema mha.record/1), got 'mha.record/2'"
+    assert fault_of(path, document, {}) == "is not a record of schema mha.record/1: it has 'mha.record/2'"
     other = {"format": "mha.weights/1"}
-    assert fault_of(path, other, {}) == "must be a record (schema mha.record/1), got 'mha.weights/1'"
+    assert fault_of(path, other, {}) == "is not a record of schema mha.record/1: it has 'mha.weights/1'"
 
 
 @pytest.mark.parametrize("name", ["qk", "scores", "pattern", "z", "out", "allowed", "entropy", "strongest_key"])
@@ -201,8 +201,8 @@ def test_an_array_whose_shape_does_not_fit_its_tokens_is_refused(path, name):
     whole = record.arrays[name]
     for wrong in (whole[:1], whole[..., :1], np.zeros((), whole.dtype)):
         message = fault_of(path, record.document(), arrays_of(record) | {name: wrong})
-        shapes = f"{list(whole.shape)} of its tokens and heads, got {list(wrong.shape)}"
-        assert message == f"{name} must have the shape {shapes}"
+        shapes = f"{list(wrong.shape)}, but its tokens and heads need {list(whole.shape)}"
+        assert message == f"{name} has the shape {shapes}"
 
 
 @pytest.mark.parametrize("name", ["pattern", "scores", "z", "entropy", "allowed", "strongest_key"])
@@ -217,7 +217,7 @@ def test_an_array_that_every_view_needs_must_be_there(path, name):
     record = RECORDS["one"]
     arrays = arrays_of(record)
     del arrays[name]
-    assert fault_of(path, record.document(), arrays) == f"must hold the array {name}, got none"
+    assert fault_of(path, record.document(), arrays) == f"lacks the array {name}"
 
 
 @pytest.mark.parametrize("position", [-2, 3, 2**40])
@@ -255,7 +255,7 @@ def test_sequences_must_be_there_and_have_their_contexts(path, change):
     record = RECORDS["context"]
     document = record.document()
     document |= {"context": document["context"] * 2} if change == {"context": "twice"} else change
-    assert fault_of(path, document, arrays_of(record)) == "must hold sequences, and as many contexts if any"
+    assert fault_of(path, document, arrays_of(record)) == "must have sequences, and either no contexts or as many"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_layer_with_a_matrix_must_have_its_mask(path, name, index):
     prefix = f"layers.{index}."
     arrays = {key: array for key, array in arrays_of(record).items() if key != f"{prefix}allowed"}
     arrays[prefix + name] = arrays.pop(f"{prefix}pattern")
-    message = f"must hold the array {prefix}allowed, got none"
+    message = f"lacks the array {prefix}allowed"
     assert fault_of(path, record.document(), arrays) == message
     del arrays[prefix + name]
     storage.load(written(path, record.document(), arrays))
@@ -307,7 +307,7 @@ def test_prompts_that_are_not_those_of_the_sequences_are_refused(path, prompts):
     record = layered(text_of(("a", "big", "red", "dog"), parts=()), text_of(("a", "cat"), parts=()))
     document = record.document()
     document["model"]["generated"] = {"prompt_lens": prompts, "n_tokens": 2, "repeated": 2}
-    message = "generated must tell of every sequence how many of its tokens were given"
+    message = "generated.prompt_lens must have a number from 1 to its length for every sequence"
     assert fault_of(path, document, arrays_of(record)) == message
     document["model"]["generated"]["prompt_lens"] = [6, 1]
     storage.load(written(path, document, arrays_of(record)))
@@ -341,7 +341,7 @@ def test_arrays_of_later_versions_are_left_out(path):
 def test_an_unreadable_kind_of_numbers_is_refused(path):
     record = RECORDS["one"]
     message = fault_of(path, record.document(), arrays_of(record) | {"later": np.ones(3, np.uint16)})
-    assert message == "must hold arrays of F64, F32, F16, I64, I32, BOOL, got U16 for 'later'"
+    assert message == "array 'later' has dtype U16, which is not one of F64, F32, F16, I64, I32, BOOL"
 
 
 def test_a_file_that_only_the_library_refuses_is_no_bug_of_ours(path):
