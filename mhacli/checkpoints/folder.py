@@ -296,7 +296,7 @@ def _weight_map(path: str, shown: str) -> dict[str, str]:
     document = load_json(read_whole(path, MAX_INDEX_BYTES), shown)
     named = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-        raise MhaError(f"{shown}: weight_map must map tensors to files, got {named!r:.80}", code="bad-file", path=shown)
+        raise MhaError(f"{shown}: weight_map does not map tensors to files: {named!r:.80}", code="bad-file", path=shown)
     return named
 
 

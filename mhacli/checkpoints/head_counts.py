@@ -168,7 +168,7 @@ def _require_count(value: Any, theirs: str, ours: str, path: str) -> None:
     if type(value) is not int or not 1 <= value <= _LIMITS[ours]:
         both = ours if ours == theirs else f"{ours} ({theirs})"
         raise MhaError(
-            f"{path}: {both} must be a whole number from 1 to {_LIMITS[ours]}, got {value!r:.80}",
+            f"{path}: {both} {value!r:.80} is not a whole number from 1 to {_LIMITS[ours]}",
             code="bad-file",
             path=path,
         )

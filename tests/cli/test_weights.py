@@ -343,7 +343,7 @@ def broken(place, kind):
         ("deep header", "nested"),
         ("huge config", "1.0 MiB"),
         ("deep config", "nested"),
-        ("heads", "n_heads (n_head) must be a whole number from 1 to 1024, got 1000000000"),
+        ("heads", "n_heads (n_head) 1000000000 is not a whole number from 1 to 1024"),
         ("pipe", "FIFO"),
     ],
 )

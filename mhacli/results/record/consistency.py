@@ -64,7 +64,7 @@ def _impossible_text(sequence: TokenSequence, n_vocabulary: int) -> str | None:
     if documents and (documents[0] < 0 or any(a > b for a, b in pairwise(documents))):
         return "documents must be numbered in their order, from 0 up"
     if not all(1 <= piece.part <= piece.parts and (piece.word or 0) >= 0 for piece in sequence.pieces):
-        return "pieces must be one of their parts, 1 first"
+        return "the parts of pieces must count from 1 up to their number"
     return None
 
 
