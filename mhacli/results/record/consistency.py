@@ -177,13 +177,13 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
             if part.tolerance > MOST_OF_SUMS and not part.name.startswith("z ")
         )
         if own.ok and not all(part.ok for part in parts):
-            yield f"the self-check{behind} is said to hold, and one of its parts is not"
+            yield f"the self-check{behind} is marked ok, but one of its parts is not"
         if label and record.self_check.ok and not own.ok:
-            yield f"the self-check is said to hold, and that of {label} is not"
+            yield f"the self-check is marked ok, but that of {label} is not"
     for name, error, tolerance, ok in checks:
         if ok and (error is None or not 0 <= error <= tolerance):
             shown = "numbers that are not finite" if error is None else f"a difference of {error:.3g}"
-            yield f"{name} is said to hold within {tolerance:.3g}, with {shown}"
+            yield f"{name} is marked ok within {tolerance:.3g}, but has {shown}"
 
 
 def _means(view: Record) -> Iterator[str]:

@@ -110,9 +110,9 @@ def another(document: Document, arrays: Arrays) -> None:
 
 
 DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
-    "a check": (lambda d, a: d["self_check"].update(max_abs_error=99.0), "the self-check is said to hold"),
-    "no error": (lambda d, a: d["self_check"].update(max_abs_error=None), "the self-check is said to hold"),
-    "a route": (lambda d, a: d["routes"][1].update(max_abs_difference=1.0), "the route fused is said to hold"),
+    "a check": (lambda d, a: d["self_check"].update(max_abs_error=99.0), "the self-check is marked ok"),
+    "no error": (lambda d, a: d["self_check"].update(max_abs_error=None), "the self-check is marked ok"),
+    "a route": (lambda d, a: d["routes"][1].update(max_abs_difference=1.0), "the route fused is marked ok"),
     "rows": (halved, "1 of 12 rows of pattern do not sum to 1, the worst to 0.5"),
     "a mask": (masked, "1 keys that are masked get attention"),
     "entropy": (lambda d, a: d["heads"][0].update(entropy=9.0), "entropy of head 0 is 9"),
@@ -144,7 +144,7 @@ def test_a_layer_whose_check_does_not_hold_contradicts_the_whole() -> None:
     first = record.layers[0]
     check = replace(first.self_check, max_abs_error=99.0)
     found = contradictions(replace(record, layers=(replace(first, self_check=check), *record.layers[1:])))
-    assert [words.partition(" is said")[0] for words in found] == [f"the self-check of {first.label}"]
+    assert [words.partition(" is marked")[0] for words in found] == [f"the self-check of {first.label}"]
 
 
 def test_kv_heads_of_a_layer_that_do_not_divide_its_heads_are_refused(tmp_path: Path) -> None:
