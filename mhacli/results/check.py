@@ -160,7 +160,7 @@ class Examination:
         if self.comparison is None:
             return passed
         n = self.comparison.n_inputs
-        return f"it gives the output of the reference with the same weights in {n} input{'s' * (n != 1)}, and {passed}"
+        return f"on {n} input{'s' * (n != 1)} it gives the same output as the reference with the same weights; {passed}"
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints."""

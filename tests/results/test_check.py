@@ -15,7 +15,7 @@ MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
 @pytest.mark.parametrize(
     ("examination", "summary"),
     [
-        (RIGHT, "right: it gives the output of the reference with the same weights in 12 inputs, and 1 probe passes"),
+        (RIGHT, "right: on 12 inputs it gives the same output as the reference with the same weights; 1 probe passes"),
         (replace(RIGHT, comparison=None), "right: 1 probe passes"),
         (ALIKE, "right: it gives the same output as theirs.py:Attention with the same weights"),
         (

@@ -146,9 +146,10 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
         said = ", ".join(f"{one.name}={one.value}" for one in (*given, *guessed))
         yield "built", Text(visible(f"{name}({said})"))
     if guessed:
-        parts = [visible(f"{one.name}={one.value}" + (f": {one.why}" if one.why else "")) for one in guessed]
-        parts.append(f"--arg {visible(guessed[-1].name)}=… sets it")
-        yield "guessed", Text("\n".join(filled(parts, _room(on))), style="yellow")
+        parts = [visible(f"{one.name}={one.value}" + (f" ({one.why})" if one.why else "")) for one in guessed]
+        options = " ".join(f"--arg {visible(one.name)}=…" for one in guessed)
+        lines = filled([*parts, f"set {'it' if len(guessed) == 1 else 'them'} with {options}"], _room(on))
+        yield "guessed", Text("\n".join(lines), style="yellow")
     if defaults:
         yield "defaults", Text(fitted(visible(", ".join(defaults)), _room(on)), style="dim")
     if examination.modes:
@@ -171,8 +172,8 @@ def _modes(examination: Examination) -> Iterator[Line]:
 
 
 def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
-    """How many gave what; a line for each that fails or tells something, and the names of the others. Beside mistakes that are
-    proven only those that fail, a line each."""
+    """How many gave what; each that fails or tells something in full, and the names of the others. Beside mistakes that are
+    proven only those that fail."""
     probes, is_proven = examination.probes, bool(examination.findings) and all(f.proven for f in examination.findings)
     failed = [probe for probe in probes if probe.ok is False]
     passed = [visible(probe.name) for probe in probes if probe.ok]
@@ -183,8 +184,7 @@ def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
     for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else open_ones, "", _MOST_OPEN)):
         sign = "✗" if kind is failed else "·"
         for probe in kind[:most]:
-            said = f"{sign} {visible(probe.name)}: {visible(probe.message)}"
-            yield "", Text(said if kind is failed and not is_proven else fitted(said, _room(on)), style=style)
+            yield "", Text(f"{sign} {visible(probe.name)}: {visible(probe.message)}", style=style)
         if len(kind) > most:
             others = ", ".join(visible(probe.name) for probe in kind[most:])
             yield "", Text(f"{sign} {len(kind) - most} more: {others}", style=style)

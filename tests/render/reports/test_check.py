@@ -38,7 +38,7 @@ proof    matches exactly if the softmax runs over queries instead of keys: large
          seen with 1 sequence of 2 tokens: 0.31 off, in an output whose largest number is 1.24
 
 built    MultiHeadAttention(d_model=64, n_heads=8)
-guessed  n_heads=8: the number of heads · --arg n_heads=… sets it
+guessed  n_heads=8 (the number of heads) · set it with --arg n_heads=…
 defaults dropout=0.1
 called   forward(x)[0]
 choices  no projection has a bias
@@ -99,6 +99,22 @@ def test_where_not_all_is_proven_every_probe_that_was_asked_is_named(examination
     if examination.verdict != "right":
         assert "✓ determinism · float16 · parameters\n" in shown
         assert "✗ row sums: the rows of the returned pattern miss one by up to 2.3\n" in shown
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_a_probe_found_is_never_cut(width):
+    long = " ".join(f"reason{number}" for number in range(30))
+    probes = (ProbeResult("fails", long, 1.0, False), ProbeResult("undecided", long, 1.0))
+    for examination in (replace(RIGHT, probes=probes), replace(WRONG, probes=probes[:1])):
+        shown = " ".join(drawn(examination, width).split())
+        assert all(f"{probe.name}: {long}" in shown for probe in examination.probes)
+
+
+def test_every_guessed_argument_is_named_with_the_option_that_sets_it():
+    guesses = (Argument("dim", "40", "guessed", "the width"), Argument("heads", "5", "guessed", "the number of heads"))
+    shown = " ".join(drawn(replace(RIGHT, arguments=guesses)).split())
+    assert "dim=40 (the width) · heads=5 (the number of heads)" in shown
+    assert "--arg dim=… --arg heads=…" in shown
 
 
 def test_probes_that_do_not_apply_are_counted_and_not_named():
