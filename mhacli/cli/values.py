@@ -137,6 +137,10 @@ def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int
         match = re.fullmatch(rf"({_COUNT})(?:\.\.({_COUNT}))?", part.strip())
         low = _count(match[1]) if match else 0
         high = _count(match[2] or match[1]) if match else -1
+        if match and 1 <= high < low:
+            raise UsageError(
+                f"{_option(name)} {part[:40]!r}: the range runs backwards, it must be {match[2]}..{match[1]}"
+            )
         if not 1 <= low <= high:
             raise UsageError(
                 f"{_option(name)} {str(word)[:80]!r} is not a list such as {example}, or a doubling range such as 1..8"

@@ -118,11 +118,16 @@ def test_lengths_are_read_and_a_k_is_1024(word, found):
 
 
 @pytest.mark.parametrize(
-    "word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k", "4..2", "..4", "1..", "0..4", "1...4"]
+    "word", ["", "0", "64,", "1K", "1.5k", "-1", "1m", "64 256", "0k", "..4", "1..", "0..4", "1...4"]
 )
 def test_what_is_no_list_of_lengths_is_refused_with_the_form(word):
     message = f"--lengths {word!r} is not a list such as 64,256,1k, or a doubling range such as 1..8"
     assert fault_of(lambda it: counts(it, "lengths"), word) == message
+
+
+def test_a_range_of_lengths_that_runs_backwards_is_turned_around():
+    message = "--lengths '1k..100': the range runs backwards, it must be 100..1k"
+    assert fault_of(lambda it: counts(it, "lengths"), "64,1k..100") == message
 
 
 @pytest.mark.parametrize(("word", "found"), [(None, ()), ("b", ("b",)), (" b , a ", ("b", "a")), ("a,a", ("a",))])

@@ -238,7 +238,8 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
     lines = [
         "median time of a call; the backends take turns in shuffled rounds",
         "ratio: median of the ratios, round by round, to the backend that is timed twice (again)",
-        "≈ within the noise that its two times show, * certainly the fastest",
+        "≈ no difference from the fastest beyond the run-to-run noise, which the two times of one backend show",
+        "* certainly the fastest; speed: bars relative to the fastest of the size",
         "peak: the least time for the work on this machine, in percent of the time taken; c: limited by a matrix product, "
         "m: by a copy",
         "memory: the most beyond the inputs"
@@ -258,7 +259,7 @@ def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
         yield "~ less than a millisecond: mostly the cost of calling torch, not of attention"
     unsure = [row for row in rounds if not row.is_sure]
     if unsure:
-        yield f"? not ranked: {benchmark.doubt(unsure[-1])}"
+        yield f"? uncertain times: {benchmark.doubt(unsure[-1])}"
     least = min(len(row.samples_s) for row in rounds)
     if reached_confidence(least) < CONFIDENCE:
         confidence = f"{reached_confidence(least) * 100:.0f} %"

@@ -19,6 +19,9 @@ _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "pyt
 _SAME_RATE = 1.1
 """Machines whose matrix products or copies differ by more than this factor are told apart."""
 
+_USELESS = 10
+"""A timing that shows only slowdowns by this factor and more shows nothing."""
+
 
 @dataclass(frozen=True)
 class TimeChange(Workload):
@@ -111,18 +114,30 @@ class BaselineComparison:
         if rule.outcome == "passed":
             return f"passed: none of {n_timings} is more than {limit}"
         if rule.outcome == "inconclusive":
-            widest = max(rule.undecided, key=lambda row: row.shows_from)
-            return (
-                f"inconclusive: {len(rule.undecided)} of {n_timings} may be more than {limit}, but none certainly is; the "
-                f"smallest slowdown it could have seen is {_slowdown_text(widest.shows_from)}, with a ratio of "
-                f"{_change_text(widest)}; more rounds (--repeat, --budget) or a quieter machine would show less"
-            )
+            return self._inconclusive_text(rule, limit)
         slow = too_slow(self, rule.limit)
         if not slow:
             return f"slower: {'; '.join(self._broken_text())}"
         worst = max(slow, key=lambda change: change.ratio)
         above = f"{len(slow)} of {n_timings} {_is(len(slow))} more than {limit}, beyond noise"
         return "; ".join([f"slower: {above}", f"the largest ratio is {_change_text(worst)}", *self._broken_text()])
+
+    def _inconclusive_text(self, rule: FailIfResult, limit: str) -> str:
+        """Which timing is the least certain, what slowdown it would have shown, and why one above the limit decides nothing."""
+        widest = max(rule.undecided, key=lambda row: row.shows_from)
+        count = f"{len(rule.undecided)} of {_timings(len(self.changes))}"
+        parts = [
+            f"inconclusive: {count} may be more than {limit}, but none certainly is",
+            f"the least certain has a ratio of {_change_text(widest)}, {_shown_text(widest.shows_from)}",
+        ]
+        above = [change for change in self.changes if change.ratio_low > rule.limit]
+        if above:
+            noise = max(change.noise_high for change in above)
+            parts.append(
+                f"{len(above)} {'lies' if len(above) == 1 else 'lie'} wholly above the limit, but within the noise: one backend "
+                f"against itself, or the machine's own speed then and now, differed by up to {noise:.3g} ×"
+            )
+        return "; ".join([*parts, "repeat it on a quieter machine, or with more rounds (--repeat, --budget)"])
 
     def _broken_text(self) -> list[str]:
         """How many rows have a time in the baseline and none now; nothing where there is none."""
@@ -146,9 +161,12 @@ def _change_text(change: TimeChange | UndecidedRow) -> str:
     return f"{change.ratio:.2f} ({change.ratio_low:.2f} to {change.ratio_high:.2f}) for {change.backend}, {change.name}"
 
 
-def _slowdown_text(ratio: float) -> str:
-    """A ratio of times as a slowdown: `40 %`, or `6.9 ×` from twice the time on, and where it is none."""
-    return f"{(ratio - 1) * 100:.0f} %" if 1 <= ratio < 2 else f"{ratio:.3g} ×"
+def _shown_text(ratio: float) -> str:
+    """What an interval shows at best: a slowdown of `40 %`, or `6.9 ×` from twice the time on; of ten times the time, nothing."""
+    if ratio >= _USELESS:
+        return "too wide an interval for any conclusion"
+    slowdown = f"{(ratio - 1) * 100:.0f} %" if 1 <= ratio < 2 else f"{ratio:.3g} ×"
+    return f"where the smallest slowdown it could have seen is {slowdown}"
 
 
 def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineComparison:

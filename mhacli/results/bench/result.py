@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from mhacli.errors import MhaError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import decode, load_json
-from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known
+from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known, paired_ratio
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 from mhacli.results.record.record import Environment
 from mhacli.spec.config import Dtype
@@ -62,7 +62,8 @@ class BenchRow(Workload):
 
     `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
     `n_calls` calls make one sample. `low` and `high` are the 95 % interval of a median, or of the ratio to the control.
-    Without `is_sure`, too few rounds or others on the same CPUs keep the row from being ranked.
+    `is_similar`: its ratio to the fastest row, round by round, overlaps the control's, and so may be noise. Without `is_sure`,
+    too few rounds or others on the same CPUs keep the row from being marked as the fastest.
     """
 
     backend: str
@@ -193,21 +194,37 @@ class Benchmark:
 
     def _sentence(self, rows: Sequence[_Ranked]) -> str:
         """How the fastest backend of a size compares with `explicit`, which is the plain formula, or else with the slowest."""
-        (first, ratio), *others = sorted(rows, key=lambda ranked: ranked.ratio.median)
+        (first, _), *others = sorted(rows, key=lambda ranked: ranked.ratio.median)
         size = first.length_text
         if not others:
-            return f"{first.backend} takes {(first.median_s or 0.0) * 1e3:.3g} ms at {size}; no other backend was timed"
-        other, other_ratio = next((ranked for ranked in others if ranked.row.backend == "explicit"), others[-1])
-        factor = _factor_text(other_ratio.median / ratio.median)
+            return f"{first.backend} takes {_time_text(first)} at {size}; no other backend was timed"
+        other = next((ranked.row for ranked in others if ranked.row.backend == "explicit"), others[-1].row)
+        ratio = _pair_ratio(other, first)
+        times = f"{_time_text(other)} against {_time_text(first)}"
+        is_enough = is_known(len(first.samples_s))
+        bounds = f", 95 % interval {_factor_text(ratio.low)} to {_factor_text(ratio.high)} ×" if is_enough else ""
+        evidence = times + bounds
+        if other.is_similar or ratio.low <= 1:
+            return (
+                f"{first.backend} and {other.backend} differ by no more than the noise at {size}: ratio "
+                f"{_factor_text(ratio.median)} ({evidence}), noise up to {_factor_text(self._noise_high(first))} ×"
+            )
+        faster = f"{_factor_text(ratio.median)} × faster than {other.backend} at {size}"
+        if not is_enough:
+            return f"{first.backend} was {faster} ({evidence}), but that is not certain: {self.doubt(first)}"
         if not first.is_sure:
-            measured = f"{first.backend} was {factor} × faster than {other.backend} at {size}"
-            return f"{measured}, but that is not certain: {self.doubt(first)}"
-        if ratio.overlaps(other_ratio):
-            return f"{first.backend} and {other.backend} are equally fast at {size}: the difference is within the noise"
-        return f"{first.backend} is {factor} × faster than {other.backend} at {size}, beyond noise"
+            return (
+                f"{first.backend} was {faster}, beyond noise ({evidence}); the times are uncertain: {self.doubt(first)}"
+            )
+        return f"{first.backend} is {faster}, beyond noise ({evidence})"
+
+    def _noise_high(self, row: BenchRow) -> float:
+        """The largest ratio that the control of a row's size shows to be noise."""
+        control = self.control(row)
+        return 1.0 if control is None else max(1.0, control.ratio_high)
 
     def doubt(self, row: BenchRow) -> str:
-        """Why a row that is not `is_sure` cannot be ranked."""
+        """Why a row is not `is_sure`."""
         if not is_known(len(row.samples_s)):
             return f"it needs {MIN_ROUNDS} rounds or more, and this run has {len(row.samples_s)}"
         control = self.control(row)
@@ -279,6 +296,21 @@ def _longest(rows: Sequence[_Ranked]) -> list[_Ranked]:
         by_size.setdefault(workload_of(ranked.row), []).append(ranked)
     size = max(by_size, key=lambda size: (len(by_size[size]) > 1, size.k_len, size.batch))
     return by_size[size]
+
+
+def _pair_ratio(slow: BenchRow, fast: BenchRow) -> Interval:
+    """The ratio of two rows' times, round by round; of their intervals where a file lacks the rounds."""
+    if slow.samples_s and len(slow.samples_s) == len(fast.samples_s):
+        return paired_ratio(slow.samples_s, fast.samples_s)
+    ours, theirs = slow.interval, fast.interval
+    assert ours is not None
+    assert theirs is not None
+    return Interval(ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low)
+
+
+def _time_text(row: BenchRow) -> str:
+    seconds = row.median_s or 0.0
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _factor_text(factor: float) -> str:

@@ -256,7 +256,8 @@ def test_a_device_that_was_named_and_a_system_without_load_are_told_as_they_are(
 ALWAYS = (
     "median time of a call; the backends take turns in shuffled rounds",
     "ratio: median of the ratios, round by round, to the backend that is timed twice (again)",
-    "≈ within the noise that its two times show, * certainly the fastest",
+    "≈ no difference from the fastest beyond the run-to-run noise, which the two times of one backend show",
+    "* certainly the fastest; speed: bars relative to the fastest of the size",
     "peak: the least time for the work on this machine, in percent of the time taken; c: limited by a matrix product, m: by a "
     "copy",
     "error: the largest difference from float64",
@@ -275,7 +276,7 @@ NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
         {},
     ),
     (
-        "? not ranked: the machine was busy, other processes used 0.0 of its CPUs",
+        "? uncertain times: the machine was busy, other processes used 0.0 of its CPUs",
         replace(made_row("sdpa", EIGHT), is_sure=False),
         {},
     ),

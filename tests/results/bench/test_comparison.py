@@ -336,9 +336,9 @@ NAME = "batch 2, 5 × 5 tokens, 9/3 heads × 11, float32, full, forward"
         (
             (1.0, 1.1, 1.3),
             1.2,
-            "inconclusive: 1 of 1 timing may be more than 1.2 × that in then.json, but none certainly is; the smallest slowdown "
-            f"it could have seen is 32 %, with a ratio of 1.10 (1.00 to 1.30) for sdpa, {NAME}; more rounds (--repeat, --budget) "
-            "or a quieter machine would show less",
+            "inconclusive: 1 of 1 timing may be more than 1.2 × that in then.json, but none certainly is; the least certain has "
+            f"a ratio of 1.10 (1.00 to 1.30) for sdpa, {NAME}, where the smallest slowdown it could have seen is 32 %; repeat it "
+            "on a quieter machine, or with more rounds (--repeat, --budget)",
         ),
     ],
 )
@@ -349,7 +349,22 @@ def test_a_rule_in_a_sentence(now: tuple[float, ...], limit: float, sentence: st
 
 def test_a_slowdown_of_twice_the_time_or_more_is_a_factor() -> None:
     sentence = compare(timed(0.14, 0.8, 4.82), timed(1.0), "then.json").ruled(1.2).summary
-    assert f"could have seen is {1.2 * 0.8 / 0.14:.3g} ×, with" in sentence
+    assert f"could have seen is {1.2 * 0.8 / 0.14:.3g} ×;" in sentence
+
+
+def test_an_interval_that_shows_nothing_below_ten_times_the_time_is_too_wide() -> None:
+    sentence = compare(timed(0.04, 1.66, 2.97), timed(1.0), "then.json").ruled(1.1).summary
+    assert "too wide an interval for any conclusion" in sentence
+    assert "could have seen" not in sentence
+
+
+def test_an_interval_above_the_limit_that_decides_nothing_says_which_noise_is_as_large() -> None:
+    now = timed(1.36, 1.8, 2.8, controls=[made_control(0.9, 1.5)])
+    found = compare(now, timed(1.0), "then.json").ruled(1.1)
+    assert found.rule is not None
+    assert found.rule.outcome == "inconclusive"
+    assert "1 lies wholly above the limit, but within the noise: " in found.summary
+    assert "differed by up to 1.5 ×" in found.summary
 
 
 @pytest.mark.parametrize(

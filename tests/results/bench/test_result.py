@@ -323,37 +323,49 @@ def ranked(backend: str, ratio: float, *, workload: Workload = LONG, n: int = 6,
         ([ranked("flash", 1.0)], "flash takes 10 ms at 1,024 tokens; no other backend was timed"),
         (
             [ranked("explicit", 3.4), ranked("flash", 1.0), ranked("math", 5.0)],
-            "flash is 3.4 × faster than explicit at 1,024 tokens, beyond noise",
+            "flash is 3.4 × faster than explicit at 1,024 tokens, beyond noise (34 ms against 10 ms, 95 % interval 3.4 to 3.4 ×)",
         ),
         (
             [ranked("math", 1.04), ranked("efficient", 1.2), ranked("flash", 0.8)],
-            "flash is 1.50 × faster than efficient at 1,024 tokens, beyond noise",
+            "flash is 1.50 × faster than efficient at 1,024 tokens, beyond noise (12 ms against 8 ms, 95 % interval 1.50 to "
+            "1.50 ×)",
         ),
         (
-            [ranked("explicit", 1.01), ranked("flash", 1.0)],
-            "flash and explicit are equally fast at 1,024 tokens: the difference is within the noise",
+            [ranked("explicit", 1.01, is_similar=True), ranked("flash", 1.0)],
+            "flash and explicit differ by no more than the noise at 1,024 tokens: ratio 1.01 (10.1 ms against 10 ms, 95 % "
+            "interval 1.01 to 1.01 ×), noise up to 1.03 ×",
         ),
         (
             [ranked("explicit", 24.6, n=3, is_sure=False), ranked("flash", 1.0, n=3, is_sure=False)],
-            "flash was 25 × faster than explicit at 1,024 tokens, but that is not certain: it needs 6 rounds or more, and this "
-            "run has 3",
+            "flash was 25 × faster than explicit at 1,024 tokens (246 ms against 10 ms), but that is not certain: it "
+            "needs 6 rounds or more, and this run has 3",
         ),
         (
             [ranked("explicit", 2.0, is_sure=False), ranked("flash", 1.0, is_sure=False)],
-            "flash was 2.0 × faster than explicit at 1,024 tokens, but that is not certain: the machine was busy, other "
-            "processes used 1.2 of its CPUs",
+            "flash was 2.0 × faster than explicit at 1,024 tokens, beyond noise (20 ms against 10 ms, 95 % interval 2.0 to 2.0 "
+            "×); the times are uncertain: the machine was busy, other processes used 1.2 of its CPUs",
         ),
         (
             [ranked("explicit", 9.0, workload=SHORT), ranked("flash", 1.0, workload=SHORT), ranked("flash", 1.0)],
-            "flash is 9.0 × faster than explicit at 64 tokens, beyond noise",
+            "flash is 9.0 × faster than explicit at 64 tokens, beyond noise (90 ms against 10 ms, 95 % interval 9.0 to 9.0 ×)",
         ),
     ],
 )
 def test_a_run_in_a_sentence(rows: list[BenchRow], sentence: str) -> None:
-    control = replace(made_control(workload=LONG), foreign_load=1.24)
+    control = replace(made_control(0.98, 1.03, workload=LONG), foreign_load=1.24)
     run = made_benchmark(*rows, controls=[control])
     assert run.summary == (sentence,)
     assert run.document()["summary"] == [sentence]
+
+
+def test_by_hand_the_ratio_of_two_backends_is_that_of_their_own_rounds() -> None:
+    fast, slow = [0.1, 0.2, 0.4, 0.1, 0.2, 0.4], [0.3, 0.4, 1.0, 0.3, 0.5, 1.6]  # round by round 3, 2, 2.5, 3, 2.5, 4
+    rows = [
+        made_row(name, times, workload=LONG, ratio=r) for name, times, r in (("math", slow, 1.4), ("sdpa", fast, 0.5))
+    ]
+    (sentence,) = made_benchmark(*rows).summary
+    assert "sdpa is 2.8 ×" in sentence
+    assert "(450 ms against 200 ms, 95 % interval 2.0 to 4.0 ×)" in sentence
 
 
 def test_each_family_of_sizes_has_a_sentence_under_its_name() -> None:
