@@ -109,6 +109,12 @@ def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
     return 1
 
 
+def n_lines(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
+    """How many lines the patterns take at most, their titles and headings included."""
+    most = max((len(pattern.head.weights) for pattern in group.patterns), default=0)
+    return -(-len(group.patterns) // _n_beside(group, options, screen)) * (min(most, MAX_ROWS) + 3)
+
+
 def _panel_width(n: int, screen: Screen) -> int:
     return (screen.width - (n - 1) * _BETWEEN) // n
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
@@ -22,18 +22,28 @@ from mhacli.render.base.format import (
     rough_note,
     seconds_text,
 )
-from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
+from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_weight
 from mhacli.render.heads.heatmap import scale_caption
-from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
+from mhacli.render.heads.matrix import (
+    PatternGroup,
+    TitledPattern,
+    drawing_scale,
+    drawings,
+    kv_head_of,
+    matrix_caption,
+    n_lines,
+)
 from mhacli.render.heads.table import legend, overview
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
 from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
+PATTERN_LINES = 26
+"""About as many lines as all patterns may take; of more heads than that allows, the first and last ones are drawn."""
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
 
@@ -153,6 +163,11 @@ def _heads(
     groups = [_group(record, index, heads) for index in sequences.shown]
     patterns = [pattern.head for group in groups for pattern in group.patterns]
     options, note = fitting_view(patterns, options, screen)
+    room = len(heads.shown)
+    while room > 1 and not _are_short(groups, options, screen):
+        room -= 1
+        groups = [_group(record, index, balanced(record.config.n_heads, room)) for index in sequences.shown]
+    patterns = [pattern.head for group in groups for pattern in group.patterns]
     if note is not None:
         yield note
     scale = drawing_scale(patterns, largest_weight(record, "pattern"), options, screen)
@@ -164,6 +179,12 @@ def _heads(
         yield matrix_caption(groups, scale.largest, options, screen)
     if options.view == "heatmap":
         yield scale_caption(patterns, scale, screen, options.precision)
+
+
+def _are_short(groups: Sequence[PatternGroup], options: ViewOptions, screen: Screen) -> bool:
+    """Whether the patterns leave room for what stands below them, or all are to be drawn."""
+    is_chosen = options.heads is not None or options.everything or options.verbose
+    return is_chosen or sum(n_lines(group, options, screen) for group in groups) <= PATTERN_LINES
 
 
 def _group(record: Record, sequence: int, heads: Selection) -> PatternGroup:

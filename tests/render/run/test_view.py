@@ -78,9 +78,12 @@ def test_every_head_of_every_sequence_is_drawn_under_its_title():
 
 
 def test_what_is_not_drawn_is_counted():
-    lines = view(RECORDS["large"], view="top")
+    lines = view(RECORDS["large"], view="top", verbose=True)
     assert titles(lines) == [(0, head) for head in (0, 1, 2, 3, 7, 8, 9, 10)]
     assert "⋮ 3 heads not drawn (--all or --head)" in lines
+    lines = view(RECORDS["large"], view="top")
+    assert titles(lines) == [(0, 0)]
+    assert "⋮ 10 heads not drawn (--all or --head)" in lines
     lines = view(RECORDS["many"], view="none")
     assert titles(lines) == []
     lines = view(RECORDS["many"], view="none", tokens=True)
@@ -93,7 +96,7 @@ SENTENCE = make_record(("the", "cat", "sat", "on", "the", "mat"), n_heads=4)
 
 @pytest.mark.parametrize(("width", "beside"), [(70, 1), (80, 2), (120, 2), (200, 4)])
 def test_patterns_stand_side_by_side_as_many_as_fit_and_each_keeps_its_numbers(width, beside):
-    lines = view(SENTENCE, width)
+    lines = view(SENTENCE, width, heads=(0, 1, 2, 3))
     starts = [i for i, line in enumerate(lines) if re.match("head [0-9] ─", line)]
     assert titles(lines) == [(0, head) for head in range(4)]
     assert len(starts) == 4 // beside
@@ -103,6 +106,14 @@ def test_patterns_stand_side_by_side_as_many_as_fit_and_each_keeps_its_numbers(w
             shares = SENTENCE.arrays["pattern"][0, row * beside : (row + 1) * beside, query]
             expected = [f"{share:.2f}".removeprefix("0") for share in shares.ravel()]
             assert [cell for cell in cells if not cell.startswith(("0", "1"))] == expected
+
+
+def test_of_heads_whose_patterns_take_many_lines_the_first_and_last_are_drawn_and_the_table_holds_all():
+    words = ("i", "gave", "my", "sister", "the", "red", "book", "on", "monday")
+    lines = view(make_record(words, n_heads=4))
+    assert titles(lines) == [(0, 0), (0, 3)]
+    assert "⋮ 2 heads not drawn (--all or --head)" in lines
+    assert [line.split()[0] for line in lines if re.match(r" +\d ", line)] == ["0", "1", "2", "3"]
 
 
 def test_the_first_screen_of_a_sentence_has_at_most_45_lines():
