@@ -28,6 +28,7 @@ from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
+from mhacli.results.bench.intervals import is_known, paired_ratio
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
@@ -43,7 +44,7 @@ _COLUMNS = {
     "flops": ("FLOPs", _WIDE),
     "step_bytes": ("moved", _WIDE),
     "total": ("all steps", 64),
-    "total_bytes": ("moved", 72),
+    "total_bytes": ("moved in all", 72),
     "holds": ("holds", 64),
 }
 """Of the ways: each column's heading, and the width of screen from which on there is room for it."""
@@ -61,9 +62,10 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         return Text("this record holds no decoding")
     check = record.self_check
     head: RenderableType = configuration(record, screen.width)
-    costs_of = _formulas
+    costs_of, compared = _formulas, "the steps equal a full pass and the pattern gives the output"
     if record.model is not None:
         head, costs_of = model_header(record, record.model, screen), _formulas_of_model
+        compared = "the steps equal a full pass"
         record = record.of_layer(0)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
@@ -79,7 +81,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sections += [
         *([_ways(decoding.ways, screen)] if decoding.ways else []),
         costs_of(record, decoding),
-        self_check_line(check, "the steps equal a full pass"),
+        self_check_line(check, compared),
     ]
     return Group(*(part for section in sections for part in (section, Text(""))))
 
@@ -92,7 +94,7 @@ def _introduction(record: Record, decoding: DecodeSummary) -> Text:
     )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
     text.append(
-        "\nper head, the newest query's row: key, its position, its weight; * the largest; of many keys the strongest",
+        "\nper head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only",
         style="not bold dim",
     )
     for kind in kinds:
@@ -135,7 +137,7 @@ def _shapes(cache: CacheStep) -> list[str]:
         return ["computes " + new[0], *new[1:]]
     length = cache.start + cache.k_shape[2]
     met = [list((*shape[:2], length, *shape[3:])) for shape in (cache.k_shape, cache.v_shape)]
-    return ["new " + new[0], *new[1:], f"meets k {met[0]}", f"v {met[1]}"]
+    return ["new " + new[0], *new[1:], f"attends to k {met[0]}", f"v {met[1]}"]
 
 
 def _traffic(cache: CacheStep, n_new: int) -> list[str]:
@@ -201,15 +203,41 @@ def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
         row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
         table.add_row(*(row[name] for name in wanted))
         previous = way.length
-    caption = "a step: the last one of the length, median; ×: faster than none"
+    caption = "a step: the last one of the length, median; ×: as fast as none, below 1 slower"
+    caption += "; all steps: the medians from 1 token to the length, added" if "total" in wanted else ""
     caption += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
     partly_timed = [way.n_timed for way in ways if way.n_timed < way.length]
     if "total" in wanted and partly_timed:
         caption += f"; ≈ the sum over all steps, of which {max(partly_timed)} were timed"
     rough = rough_note(way.step for way in ways)
-    caption += f"; {rough}" if rough else ""
+    caption += f"; the times are {rough}" if rough else ""
     title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
-    return Group(title, table, Text(caption, style="dim"))
+    return Group(title, table, Text(caption, style="dim"), *_gain(ways))
+
+
+def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
+    """How the quickest cache compares with none at the longest length; nothing where one is missing."""
+    length = max(way.length for way in ways)
+    steps = {way.cache: way.step for way in ways if way.length == length}
+    none = steps.pop("none", None)
+    if none is None or not steps:
+        return
+    cache, step = min(steps.items(), key=lambda item: item[1].median_s)
+    n_rounds = len(step.samples_s)
+    if n_rounds != len(none.samples_s) or min(step.samples_s, default=0.0) <= 0:
+        return
+    ratio = paired_ratio(none.samples_s, step.samples_s)
+    times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
+    text = f"a step at {length:,} tokens: {times}"
+    if not is_known(n_rounds):
+        text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
+    elif ratio.low <= 1 <= ratio.high:
+        text += "; the difference is within the noise"
+    else:
+        text += (
+            f"; {visible(cache)} is {ratio.median:.3g} × as fast, 95 % interval {ratio.low:.3g} to {ratio.high:.3g} ×"
+        )
+    yield Text(text, style="bold")
 
 
 def _way_words(way: CacheTiming, again_s: float | None) -> dict[str, str]:
@@ -273,7 +301,7 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
 def _weights_line(decoding: DecodeSummary) -> str:
     return (
         f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
-        "keys and values are more traffic than weights"
+        "it reads more bytes of keys and values than of weights"
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from support.records import decoded, drawn, make_record
 
 from mhacli.errors import UsageError
+from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.run.decode import MAX_STEPS, decode_view
 from mhacli.render.run.view import MAX_SEQUENCES
@@ -69,19 +70,19 @@ def test_a_prompt_and_its_steps_tell_all_that_comes_in_and_what_is_kept(width):
     rows = ["the 0 .25 cat 1 .75*", "the 0 .50* cat 1 .38 sat 2 .12", "the 0 .25 cat 1 .12 sat 2 .00 down 3 .62*"]
     first, second, third = steps_of(decoded(record, prompt_len=2), width)
     assert first == (
-        "step 0 prefill the cat new q [1, 2, 2, 3] k [1, 2, 2, 3] v [1, 2, 2, 3] meets k [1, 2, 2, 3] v [1, 2, 2, 3] "
+        "step 0 prefill the cat new q [1, 2, 2, 3] k [1, 2, 2, 3] v [1, 2, 2, 3] attends to k [1, 2, 2, 3] v [1, 2, 2, 3] "
         "appends 96 B to 0 tokens before reads 96 B cache 96 B in room for 192 B "
         f"head 0 {rows[0]} head 1 {rows[0]} "
         "largest difference from the full recomputation: 1.00e-07 1000 FLOPs 1 ms"
     )
     assert second == (
-        "step 1 decode sat new q [1, 2, 1, 3] k [1, 2, 1, 3] v [1, 2, 1, 3] meets k [1, 2, 3, 3] v [1, 2, 3, 3] "
+        "step 1 decode sat new q [1, 2, 1, 3] k [1, 2, 1, 3] v [1, 2, 1, 3] attends to k [1, 2, 3, 3] v [1, 2, 3, 3] "
         "appends 48 B to 2 tokens before reads 144 B cache 144 B in room for 192 B "
         f"head 0 {rows[1]} head 1 {rows[1]} "
         "largest difference from the full recomputation: 2.00e-07 2000 FLOPs 2 ms"
     )
     assert third == (
-        "step 2 decode down new q [1, 2, 1, 3] k [1, 2, 1, 3] v [1, 2, 1, 3] meets k [1, 2, 4, 3] v [1, 2, 4, 3] "
+        "step 2 decode down new q [1, 2, 1, 3] k [1, 2, 1, 3] v [1, 2, 1, 3] attends to k [1, 2, 4, 3] v [1, 2, 4, 3] "
         "appends 48 B to 3 tokens before reads 192 B cache 192 B "
         f"head 0 {rows[2]} head 1 {rows[2]} "
         "largest difference from the full recomputation: 3.00e-07 3000 FLOPs 3 ms"
@@ -106,9 +107,7 @@ def test_the_introduction_tells_how_the_past_is_kept(width):
     record = make_record(TEXT, causal=True)
     start = "cache concat: each step copies the kept keys and values into new tensors, with its own behind them "
     one_by_one = "one token at a time: its query meets the keys of all tokens so far "
-    legend = (
-        "per head, the newest query's row: key, its position, its weight; * the largest; of many keys the strongest"
-    )
+    legend = "per head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only"
     assert sections(decoded(record, cache="concat"), width)[1] == start + one_by_one + legend
     with_prompt = sections(decoded(record, cache="concat", prompt_len=3), width)[1]
     assert with_prompt == start + "prefill of 3 tokens, then " + one_by_one + legend
@@ -325,15 +324,18 @@ def words(*rows):
 
 
 TITLE = "three ways of keeping the past, timed in turns over random rows "
-FASTER = "a step: the last one of the length, median; ×: faster than none"
+FASTER = "a step: the last one of the length, median; ×: as fast as none, below 1 slower"
+ALL = "; all steps: the medians from 1 token to the length, added"
 MOVED = "; moved: keys and values read and written"
 SUM = "; ≈ the sum over all steps, of which 9 were timed"
+GAIN_OF_TWO = " a step at 1,024 tokens: 500 ms with concat, 1.5 s with none; 1 round cannot tell them apart"
+GAIN = " a step at 1,024 tokens: 1 ms with preallocated, 1.5 s with none; 1 round cannot tell them apart"
 
 
 def test_a_wide_screen_shows_all_of_every_way():
     rows, below = table_of(decoded(make_record(TEXT, causal=True), ways=WAYS), 200)
     assert rows == words(
-        "length cache a step FLOPs moved all steps moved holds",
+        "length cache a step FLOPs moved all steps moved in all holds",
         "3 none 9 ms 12 k 600 B 18 ms 1.2 KiB 0 B",
         "concat 6 ms 1.5 × 4000 800 B 12 ms 2.0 KiB 300 B",
         "preallocated 12 ms 0.75 × 4000 400 B 9 ms 900 B 300 B",
@@ -341,21 +343,21 @@ def test_a_wide_screen_shows_all_of_every_way():
         "concat 500 ms 3 × 2500 9.0 KiB ≈ 300 s 5.0 MiB 3.0 KiB",
         "preallocated 1 ms 1,500 × 2500 3.0 KiB ≈ 2 s 2.0 MiB 3.0 KiB",
     )
-    assert below == FASTER + MOVED + SUM
+    assert below == FASTER + ALL + MOVED + SUM + GAIN
 
 
 def test_a_narrower_screen_leaves_out_columns_and_what_is_said_of_them():
     record = decoded(make_record(TEXT, causal=True), ways=WAYS[:5])
     rows, below = table_of(record, 80)
     assert rows == words(
-        "length cache a step all steps moved holds",
+        "length cache a step all steps moved in all holds",
         "3 none 9 ms 18 ms 1.2 KiB 0 B",
         "concat 6 ms 1.5 × 12 ms 2.0 KiB 300 B",
         "preallocated 12 ms 0.75 × 9 ms 900 B 300 B",
         "1,024 none 1.5 s ≈ 700 s 3.0 MiB 0 B",
         "concat 500 ms 3 × ≈ 300 s 5.0 MiB 3.0 KiB",
     )
-    assert below == FASTER + MOVED + SUM
+    assert below == FASTER + ALL + MOVED + SUM + GAIN_OF_TWO
     rows, below = table_of(record, 40)
     assert rows == words(
         "length cache a step",
@@ -365,14 +367,32 @@ def test_a_narrower_screen_leaves_out_columns_and_what_is_said_of_them():
         "1,024 none 1.5 s",
         "concat 500 ms 3 ×",
     )
-    assert below == FASTER
+    assert below == FASTER + GAIN_OF_TWO
 
 
 def test_a_sum_of_steps_that_were_all_timed_is_exact_and_without_none_nothing_is_faster():
     record = decoded(make_record(TEXT, causal=True), ways=WAYS[1:3])
     rows, below = table_of(record, 80)
     assert rows[1:] == words("3 concat 6 ms 12 ms 2.0 KiB 300 B", "preallocated 12 ms 9 ms 900 B 300 B")
-    assert below == FASTER + MOVED
+    assert below == FASTER + ALL + MOVED
+
+
+@pytest.mark.parametrize(
+    ("cached", "verdict"),
+    [
+        ([1.0, 2.0, 1.0, 1.0, 2.0, 1.0], "concat is 4 × as fast, 95 % interval 2 to 4 ×"),
+        ([5.0, 5.0, 8.0, 5.0, 5.0, 8.0], "concat is 0.8 × as fast, 95 % interval 0.5 to 0.8 ×"),
+        ([5.0, 3.0, 4.0, 3.0, 5.0, 4.0], "the difference is within the noise"),
+        ([1.0] * 5, "5 rounds cannot tell them apart"),
+    ],
+)
+def test_by_hand_how_the_quickest_cache_compares_with_none(cached, verdict):
+    ways = [
+        replace(timed, step=Timing(9.0, tuple(samples), float(np.median(samples)), 0.0))
+        for timed, samples in zip(WAYS[:2], ([4.0] * len(cached), cached), strict=True)
+    ]
+    _, below = table_of(decoded(make_record(TEXT, causal=True), ways=tuple(ways)), 200)
+    assert below.endswith(f" {seconds_text(ways[1].step.median_s)} with concat, 4 s with none; {verdict}")
 
 
 # --------------------------------------------------------------------------------------------------- costs and verdict
@@ -387,7 +407,7 @@ def test_what_it_costs_counts_with_the_numbers_of_the_layer(width):
     assert "2 4 heads (d_head + d_v) T); without a cache T times as many" in costs
     assert "cache: batch T n_kv_heads (d_head + d_v) 4 B = 2 T 96 B; a step reads all of it once" in costs
     assert "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T" in costs
-    assert "weights: 4.8 KiB are read at every step; beyond T = 26, keys and values are more traffic than" in costs
+    assert "weights: 4.8 KiB are read at every step; beyond T = 26, it reads more bytes of keys" in costs
     assert costs.endswith("with --kv-heads 1 it would be 4 × less to keep and to read per token")
 
 
@@ -412,7 +432,7 @@ def test_shared_keys_and_values_say_what_they_save(n_kv_heads, kind, width):
     )
     assert f"4 B = 1 T {kept} B;" in parts[-2]
     assert "--kv-heads" not in parts[-2]
-    assert f"of many keys the strongest {kind} attention: " in parts[1]
+    assert f"long rows show the largest weights only {kind} attention: " in parts[1]
     assert f"take {kept} B instead of 96 B: 1/{group} of the cache" in parts[2]
 
 
@@ -433,7 +453,7 @@ def test_the_verdict_says_whether_the_steps_give_what_a_full_recomputation_gives
         (SelfCheck(0.25, 2e-6, False), "FAILED: {} only within 0.25 (tolerance 2.00e-06)"),
         (SelfCheck(None, 2e-6, False), "FAILED: {} only within nan (tolerance 2.00e-06)"),
     ):
-        words_of_it = verdict.format("the steps equal a full pass")
+        words_of_it = verdict.format("the steps equal a full pass and the pattern gives the output")
         assert sections(replace(record, self_check=check), width)[-1] == f"self-check {words_of_it}"
 
 
