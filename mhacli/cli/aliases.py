@@ -94,10 +94,11 @@ def expanded(words: Sequence[str], takes_value: Mapping[str, bool], command: str
 def suggestion(word: str, names: Sequence[str]) -> str | None:
     """The name that was probably meant, None where none resembles the word.
 
-    >>> suggestion("rum", ["run", "show"]), suggestion("--html-file", ["--html", "--hide-sinks"]), suggestion("x", ["run"])
+    >>> suggestion("rum", ["run", "show"]), suggestion("--html-file", ["--html", "--top"]), suggestion("--quiet", ["--view"])
     ('run', '--html', None)
     """
-    close = get_close_matches(word, names, 1)
+    bare = {name.lstrip("-"): name for name in names}
+    close = [bare[near] for near in get_close_matches(word.lstrip("-"), bare, 1)]
     begun = [name for name in names if len(name) > 4 and (word.startswith(name) or name.startswith(word))]
     return next(iter(close or begun), None)
 

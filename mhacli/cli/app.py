@@ -171,22 +171,39 @@ def _usage_error(fault: Exception) -> MhaError:
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
     context = getattr(fault, "ctx", None)
     path = context.command_path if context is not None else "mha"
+    parameters = context.command.get_params(context) if context is not None else []
+    if option and message.endswith("requires an argument"):
+        value = next((one.make_metavar(ctx=context).strip("<>") for one in parameters if option in one.opts), "VALUE")
+        return UsageError(f"{option} needs a value", hint=f"{option} {value}")
     unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
     if unknown is None:
-        return UsageError(message, hint=f"{path} --help shows what there is")
+        return _value_error(fault, message, path)
     kind, word, _ = unknown.groups()
     if kind == "command":
         names = context.command.list_commands(context) if context is not None else []
         return UsageError(
             f"no such command: {word}", hint=_meant_command(word, path, names) or f"{path} --help lists the commands"
         )
-    parameters = context.command.get_params(context) if context is not None else []
     names = [
         name for one in parameters if not getattr(one, "hidden", False) for name in (*one.opts, *one.secondary_opts)
     ]
     return UsageError(
         f"no such option: {word}", hint=meant_option(word, names) or f"{path} --help-all lists the options"
     )
+
+
+def _value_error(fault: Exception, message: str, path: str) -> MhaError:
+    """What Typer says of a value, or of an argument too many, with what was probably meant."""
+    extra = re.fullmatch(r"got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
+    if extra is not None:
+        message = f"unexpected argument: {extra[1]}"
+        is_length = path == "mha bench" and re.fullmatch(r"[0-9k,.]+", extra[1]) is not None
+        meant = f"--lengths {extra[1]}" if is_length else None
+    else:
+        choices = getattr(getattr(getattr(fault, "param", None), "type", None), "choices", ())
+        wrong = re.search(r": '(.*?)' is not one of ", message)
+        meant = wrong and suggestion(wrong[1], [str(choice) for choice in choices])
+    return UsageError(message, hint=f"did you mean {meant}?" if meant else f"{path} --help shows what there is")
 
 
 def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:

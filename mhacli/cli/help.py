@@ -14,6 +14,7 @@ from mhacli.cli.aliases import expanded
 from mhacli.cli.streams import stdout_width, wants_colour, write
 
 F = TypeVar("F", bound=Callable[..., None])
+_USAGE_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 SHORT_LIST = 15
 """The most options that the short help lists. A command with no more lists them all."""
 _MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH, _INDENT = 40, 100, 26, "  "
@@ -48,7 +49,11 @@ class HelpCommand(typer.core.TyperCommand):
         """Reads the words, once other names are replaced by ours."""
         options = (one for one in self.get_params(ctx) if isinstance(one, typer.core.TyperOption))
         takes_value = {name: not one.is_flag for one in options for name in (*one.opts, *one.secondary_opts)}
-        return super().parse_args(ctx, list(expanded(args, takes_value, self.name or "")))
+        try:
+            return super().parse_args(ctx, list(expanded(args, takes_value, self.name or "")))
+        except _USAGE_ERROR as fault:
+            fault.ctx = ctx  # type: ignore[attr-defined]  # left out where an option lacks its value
+            raise
 
 
 class HelpGroup(typer.core.TyperGroup):

@@ -196,6 +196,10 @@ def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
 
 
 _HEADER_BYTES = 4096
+_FILE_NAME = re.compile(
+    r"\S+\.(txt|md|rst|text|log|csv|tsv|json|jsonl|html|py|safetensors|pt|pth|bin|npz)", re.IGNORECASE
+)
+"""A word that nobody writes in a text, but as the name of a file."""
 _OF_CHECKPOINT = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
@@ -221,18 +225,31 @@ def is_checkpoint(path: str) -> bool:
 
 
 def require_words(word: str, *, has_file: bool = True, has_model: bool = True) -> None:
-    """Raises `UsageError` for a text that is the path of something, unless texts are taken as they are.
+    """Raises `UsageError` for a text that is the path of something, or of a file that does not exist, unless texts are taken as
+    they are.
 
     `has_file` and `has_model` say whether the command has the options `--file` and `--model`, of which the hint names the one
     that was meant.
     """
-    if are_literal() or not os.path.lexists(word):
+    if are_literal():
         return
     shown = shlex.quote(word)
+    if not os.path.lexists(word):
+        if _FILE_NAME.fullmatch(word):
+            raise UsageError(f"{word} does not exist", hint=f"--text {shown} takes the word itself", path=word)
+        return
     meant = _meant(word, shown, has_file=has_file, has_model=has_model)
     raise UsageError(
         f"{word!r} is a {_kind(word)}, not a text", hint=f"{meant}--text {shown} takes the word itself", path=word
     )
+
+
+def require_no_target(word: str) -> None:
+    """Raises `UsageError` for a file name behind `--csv` or `--json`, which take none, unless texts are taken as they are."""
+    flag = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
+    if flag in ("--csv", "--json") and _FILE_NAME.fullmatch(word) and not are_literal():
+        hint = f"{flag} > {shlex.quote(word)} writes a file"
+        raise UsageError(f"{flag} takes no file name: it prints to stdout", hint=hint, path=word)
 
 
 def require_context(word: str) -> None:

@@ -110,7 +110,9 @@ def decodable(request: LayerRequest, prompt_len: int) -> LayerRequest:
     """The request with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
     encoded, config, longest = request.encoded, request.config, request.encoded.q_len
     if not 0 <= prompt_len <= longest:
-        raise UsageError(f"--prompt-len {prompt_len} is out of range: the text has {longest} tokens")
+        raise UsageError(
+            f"--prompt-len {prompt_len} is out of range: the text has {longest} token{'s' * (longest != 1)}"
+        )
     if encoded.context is not None:
         raise UsageError(
             "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"

@@ -91,6 +91,10 @@ def test_a_name_with_several_meanings_is_an_alias_in_none_of_the_commands_that_h
         (["run", "x", "--head", "4"], "did you mean --heads 4"),
         (["heads", "x", "--head", "8"], "did you mean --heads 8"),
         (["decode", "x", "--head", "4"], "did you mean --heads 4"),
+        (["run", "x", "--html"], "--html FILE"),
+        (["run", "x", "--view", "matrx"], "did you mean matrix?"),
+        (["bench", "512"], "did you mean --lengths 512?"),
+        (["show", "a", "b"], "mha show --help"),
     ],
     ids=str,
 )
@@ -100,7 +104,7 @@ def test_a_misspelt_name_gets_the_one_that_was_meant(
     attempt(tmp_path, *words, form=form, code=2, says=(hint,))
 
 
-@pytest.mark.parametrize("words", [["--heads", "2", "--head", "4"], ["--head", "0,9"]], ids=str)
+@pytest.mark.parametrize("words", [["--heads", "2", "--head", "4"], ["--head", "0,9"], ["--head", "9"]], ids=str)
 def test_a_head_that_can_be_no_count_of_heads_gets_no_such_hint(words: list[str], tmp_path: Path) -> None:
     assert "did you mean" not in attempt(tmp_path, "run", "x", *words, code=2).stderr
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.processes import attempt, forms
 from support.records import make_record
+
+from mhacli.cli.options import SourceOptions
+from mhacli.cli.shared.request import typed_texts
+from mhacli.text.encode import Decoding
 
 
 @pytest.fixture
@@ -55,6 +60,10 @@ def test_a_path_is_not_taken_for_a_text(command: str, path: str, form: Sequence[
         (["doctor", "poem.txt"], '"$(cat poem.txt)"'),
         (["run", "queue"], "--file queue"),
         (["run", "broken"], "--text broken"),
+        (["run", "missing.txt"], "--text missing.txt"),
+        (["run", "the cat", "--csv", "a.csv"], "--csv > a.csv"),
+        (["run", "the cat", "--csv", "poem.txt"], "--csv > poem.txt"),
+        (["heads", "the cat", "Missing.SAFETENSORS"], "--text Missing.SAFETENSORS"),
         (["run", "the cat", "--context", "poem.txt"], '--context "$(cat poem.txt)"'),
     ],
     ids=str,
@@ -81,6 +90,8 @@ def test_the_message_says_what_is_there(folder: Path) -> None:
         (["--tokenizer", "char", "--text", "-"], ["-"]),
         (["the notes"], ["notes", "the"]),
         (["poem"], ["poem"]),
+        (["--text", "missing.txt", "--punctuation", "keep"], [".", "missing", "txt"]),
+        (["3.14", "--punctuation", "keep"], ["3.14"]),
         (["the poem.txt", "--punctuation", "keep"], [".", "poem", "the", "txt"]),
     ],
     ids=str,
@@ -201,3 +212,15 @@ def test_a_text_given_by_the_option_is_told_in_the_record_as_any_other(tmp_path:
     (tmp_path / "docs").mkdir()
     outcome = attempt(tmp_path, "run", "--text", "docs", "--d-model", "8", form=("--json",), launch=Launch(WITH_TORCH))
     assert [sequence["text"] for sequence in json.loads(outcome.stdout)["sequences"]] == ["docs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"), [(["the", "cat"], True), (["the"], False), (["the cat", "sat"], False), (["the cat"], False)]
+)
+def test_a_terminal_gets_a_hint_to_quote_a_sentence_of_single_words(
+    words: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        assert typed_texts(SourceOptions(typed=words), Decoding()) == words
+        assert ('"the cat"' in capsys.readouterr().err) == (is_told and is_terminal)

@@ -70,6 +70,11 @@ MESSAGES = {
         "--prompt-len 4 is out of range: the text has 3 tokens",
         None,
     ),
+    "a prompt longer than a text of one token": (
+        ["decode", "a", "--prompt-len", "4"],
+        "--prompt-len 4 is out of range: the text has 1 token",
+        None,
+    ),
     "a prefix longer than the prompt": (
         ["decode", "a b c", "--prefix", "2", "--prompt-len", "1"],
         "--prompt-len 1 cuts the prefix of 2 tokens, which see each other at once",

@@ -140,7 +140,7 @@ def _require_terminal() -> None:
     elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
     if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
         lack = (
-            f"{' and '.join(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} not one"
+            f"{' and '.join(', '.join(elsewhere).rsplit(', ', 1))} {'is' if len(elsewhere) == 1 else 'are'} redirected"
             if elsewhere
             else "TERM is dumb"
         )

@@ -13,7 +13,7 @@ from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
 from mhacli.cli.streams import note, show_activity
-from mhacli.cli.values import reach, require_context, require_words, shape
+from mhacli.cli.values import reach, require_context, require_no_target, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
@@ -96,11 +96,13 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
 
 
 def require_heads(heads: Sequence[int] | None, request: LayerRequest, layer: LayerOptions) -> None:
-    """Raises `UsageError` for a head of `--head` that does not exist. Without `--heads`, the hint asks whether that was meant."""
+    """Raises `UsageError` for a head of `--head` that does not exist. The hint asks whether `--heads` was meant, where the layer
+    could have as many."""
     count = request.config.n_heads
     for head in heads or ():
         if head >= count:
-            is_count = layer.heads is None and len(heads or ()) == 1
+            is_open = layer.heads is None and layer.kv_heads is None and layer.weights is None
+            is_count = is_open and len(heads or ()) == 1 and request.config.d_model % head == 0
             hint = f"did you mean --heads {head}, a layer with {head} heads?" if is_count else None
             raise UsageError(f"--head {head}: the layer has {count} heads, 0 to {count - 1}", hint=hint)
 
@@ -211,7 +213,16 @@ def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = 
     the command has the option `--model`."""
     words = [word for word in source.typed or () if word != "-"]
     for word in words:
+        if len(words) > 1 or source.text or source.file:
+            require_no_target(word)
         require_words(word, has_model=has_model)
+    if (
+        len(words) > 1
+        and all(len(word.split()) == 1 for word in words)
+        and sys.stderr is not None
+        and sys.stderr.isatty()
+    ):
+        note(f'{len(words)} texts of one word each; for one text quote it: "{" ".join(words)}"')
     return [argument_text(word, decoding) for word in (*words, *(source.text or ()))]
 
 
