@@ -271,17 +271,18 @@ def _against_recomputation(record: Record) -> SelfCheck:
 KINDS: tuple[CacheKind, ...] = get_args(CacheKind)
 N_TIMED = 9
 """Lengths from 1 to the whole at which steps are timed; the steps between are interpolated."""
-_MIN_ROUNDS, _MAX_ROUNDS, _BUDGET_S, _LAST_BUDGET_S = 5, 50, 0.05, 0.5
+_MIN_ROUNDS, _MAX_ROUNDS, _BUDGET_S = 6, 50, 0.9
 
 
 def time_caches(
     layer: MultiHeadAttention, config: Config, lengths: Sequence[int], batch: int
 ) -> tuple[CacheTiming, ...]:
-    """Each way at each length, over random rows with a causal mask. Rounds A B C A B C, so that noise meets all alike."""
+    """Each way at each length, over random rows with a causal mask. Every round has all
+    ways at all timed lengths, so that noise meets all alike."""
     timings_of_caches: list[CacheTiming] = []
     for length in sorted(set(lengths)):
         grid = sorted({round(1 + (length - 1) * part / (N_TIMED - 1)) for part in range(N_TIMED)})
-        timings = {point: _time_steps(layer, batch, point, is_last=point == length) for point in grid}
+        timings = _time_steps(layer, batch, grid)
         timings_of_caches += [_cache_timing(kind, timings, config, batch) for kind in KINDS]
     return tuple(timings_of_caches)
 
@@ -317,21 +318,23 @@ def interpolated_sum(known: Mapping[int, float]) -> float:
     return total
 
 
-def _time_steps(layer: MultiHeadAttention, batch: int, length: int, *, is_last: bool) -> dict[str, Timing]:
-    """The step from `length − 1` tokens to `length`, with each way."""
-    generator = torch.Generator().manual_seed(length)
+def _time_steps(layer: MultiHeadAttention, batch: int, lengths: Sequence[int]) -> dict[int, dict[str, Timing]]:
+    """The step to each of some lengths from the tokens before it, with each way."""
     like = layer.q_proj.weight
-    rows = torch.randn(batch, length, like.shape[1], generator=generator).to(like)
-    steps = {kind: _step_of(kind, layer, rows, generator) for kind in KINDS}
-    first = {kind: _seconds(step, like.device) for kind, step in steps.items()}
-    samples: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    began, budget_s = perf_counter(), _LAST_BUDGET_S if is_last else _BUDGET_S
+    steps: dict[tuple[int, str], Callable[[], object]] = {}
+    for length in lengths:
+        generator = torch.Generator().manual_seed(length)
+        rows = torch.randn(batch, length, like.shape[1], generator=generator).to(like)
+        steps |= {(length, kind): _step_of(kind, layer, rows, generator) for kind in KINDS}
+    first = {place: _seconds(step, like.device) for place, step in steps.items()}
+    samples: dict[tuple[int, str], list[float]] = {place: [] for place in steps}
+    began = perf_counter()
     for round_ in range(_MAX_ROUNDS):
-        if round_ >= _MIN_ROUNDS and perf_counter() - began > budget_s:
+        if round_ >= _MIN_ROUNDS and perf_counter() - began > _BUDGET_S:
             break
-        for kind, step in steps.items():
-            samples[kind].append(_seconds(step, like.device))
-    return {kind: timing(first[kind], samples[kind]) for kind in KINDS}
+        for place, step in steps.items():
+            samples[place].append(_seconds(step, like.device))
+    return {length: {kind: timing(first[length, kind], samples[length, kind]) for kind in KINDS} for length in lengths}
 
 
 def _step_of(

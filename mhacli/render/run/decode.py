@@ -227,16 +227,15 @@ def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
     if n_rounds != len(none.samples_s) or min(step.samples_s, default=0.0) <= 0:
         return
     ratio = paired_ratio(none.samples_s, step.samples_s)
+    bounds = f"95 % interval {ratio.low:.3g} to {ratio.high:.3g} ×"
     times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
     text = f"a step at {length:,} tokens: {times}"
     if not is_known(n_rounds):
         text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
     elif ratio.low <= 1 <= ratio.high:
-        text += "; the difference is within the noise"
+        text += f"; the difference is within the noise, {ratio.median:.3g} ×, {bounds}"
     else:
-        text += (
-            f"; {visible(cache)} is {ratio.median:.3g} × as fast, 95 % interval {ratio.low:.3g} to {ratio.high:.3g} ×"
-        )
+        text += f"; {visible(cache)} is {ratio.median:.3g} × as fast, {bounds}"
     yield Text(text, style="bold")
 
 

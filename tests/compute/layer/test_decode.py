@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from dataclasses import replace
 
@@ -305,6 +307,18 @@ def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_aske
         assert way.n_timed == way.length
         assert way.step.median_s > 0
         assert way.total_s >= way.step.median_s
+
+
+def test_by_hand_a_busy_moment_meets_the_steps_of_all_lengths_alike(monkeypatch):
+    """Each timing takes as long as its number: 9 warm up, then 50 rounds of 9, so their median is round 25.5."""
+    numbers = itertools.count(1)
+    monkeypatch.setattr(study, "_seconds", lambda *_: float(next(numbers)))
+    monkeypatch.setattr(study, "_BUDGET_S", math.inf)
+    monkeypatch.setattr(study, "time_caches", time_caches)
+    none, concat, preallocated = decoded(lengths=(3,)).decoding.ways
+    assert [way.step.median_s for way in (none, concat, preallocated)] == [9 * 25.5 + place for place in (7, 8, 9)]
+    assert none.total_s == 3 * 9 * 25.5 + 1 + 4 + 7
+    assert concat.total_s == 3 * 9 * 25.5 + 2 + 5 + 8
 
 
 def test_decoding_leaves_the_global_generator_alone(monkeypatch):
