@@ -82,14 +82,14 @@ CONCEPTS = (
         "The token that attends: a row of the pattern. Each head computes a query vector for every token, "
         "which is compared with the keys of the tokens that it can see.",
         "q = x W_qᵀ + b_q",
-        also=("queries", "q"),
+        also=("queries", "q", "row"),
     ),
     _concept(
         "key",
         "The token that is attended to: a column of the pattern. Each head computes a key vector for every "
         "token. The dot product of a query and a key says how well they match.",
         "k = x W_kᵀ + b_k",
-        also=("keys", "k"),
+        also=("keys", "k", "column"),
     ),
     _concept(
         "value",
@@ -206,6 +206,24 @@ CONCEPTS = (
         also=("verified",),
     ),
     _concept(
+        "cell",
+        "A place of the pattern: one query and one key of a head, with the attention weight that the query gives to the key. mha "
+        "trace --cell HEAD,QUERY,KEY follows how it comes about; all three are counted from 0.",
+        also=("--cell",),
+    ),
+    _concept(
+        "nats",
+        "The unit of entropy with the natural logarithm. A query that gives n keys the same weight has an entropy of ln n nats; "
+        "1 nat is 1.44 bits.",
+        also=("nat",),
+    ),
+    _concept(
+        "position",
+        "The place of a token in its text, counted from 0. Types and columns that follow positions compare the places of query "
+        "and key, not their tokens.",
+        also=("pos", "positions"),
+    ),
+    _concept(
         "IQR",
         "The interquartile range: the distance between the first and the third quartile of the measured "
         "times. Half of the runs lie within it.",
@@ -222,7 +240,7 @@ SIGNS = (
     _sign(
         "*",
         "The largest attention weight of its row. The column strongest names the key where columns are hidden.",
-        also=("row maximum",),
+        also=("row maximum", "star"),
     ),
     _sign(
         "0", "A masked cell: this query may not attend to this key, and the weight is exactly 0. A small weight is .00."
@@ -248,6 +266,12 @@ SIGNS = (
         also=("pad",),
     ),
     _sign("–", "A number that does not exist: no query counts, or the value is not finite.", also=("dash",)),
+    _sign(
+        "≈",
+        "About: a number that is estimated or rounded more than the others. In mha bench it marks two times whose difference is "
+        "within the noise.",
+        also=("about", "approximately"),
+    ),
     _sign("?", "A number that is not finite: NaN or infinite.", also=("nan",)),
 )
 
@@ -303,7 +327,7 @@ def _head_types() -> Iterator[Term]:
             name=head_type.name,
             group="head type",
             explanation=head_type.explanation + rule * is_weight,
-            also=_others(head_type.name, kind),
+            also=_others(head_type.name, kind, head_type.short),
         )
 
 

@@ -35,6 +35,13 @@ def test_an_unknown_term_suggests_the_nearest(tmp_path: Path) -> None:
     )
 
 
+def test_file_names_in_place_of_a_star_get_a_hint(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    assert "mha explain star" in attempt(tmp_path, "explain", "a.txt", "b.txt", code=2).stderr
+    assert "mha explain star" not in attempt(tmp_path, "explain", "a.txt", "c.txt", code=2).stderr
+
+
 @pytest.mark.parametrize("words", [("sink",), ()])
 def test_terms_are_json_too(words: tuple[str, ...], tmp_path: Path) -> None:
     document = json.loads(attempt(tmp_path, "explain", *words, form=("--json",)).stdout)

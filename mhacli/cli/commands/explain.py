@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,8 @@ def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
         near = similar(word)
         hint = f"try mha explain {near[0]}" if near else "mha explain lists every term"
         more = f", or {', '.join(near[1:])}" if near[1:] else ""
+        if len(wanted.term or ()) > 1 and all(map(os.path.lexists, wanted.term or ())):
+            hint, more = "the shell puts file names in place of *: mha explain star", ""
         raise UsageError(f"no term is called {word[:40]!r}", hint=hint + more)
 
     def view(on: Screen) -> RenderableType:

@@ -105,7 +105,7 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
 
 def sinks_are(least: float) -> str:
     """What a sink is, in words; `least` is the part of all attention that it must get."""
-    return f"sinks (from {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform on, from most queries)"
+    return f"sinks (at least {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
 
 
 def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:

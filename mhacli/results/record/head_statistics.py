@@ -238,8 +238,8 @@ STATISTICS = (
     Statistic(
         field="sink", unit="weight", heading="first", priority=1, name="first-token weight",
         legend="weight on the first token",
-        explanation="The attention weight on the first token of the text, or of the document, averaged over the queries. It says "
-        "nothing about sinks: in a short causal text the first token always gets much.",
+        explanation="The attention weight on the first token of the text, or of the document, averaged over the queries. JSON "
+        "names it sink, but it does not show a sink: in a short causal text the first token always gets much.",
         formula="Σ_i p[i, 0] / n", source="Xiao et al. 2023, section 3.1",
     ),
     Statistic(

@@ -412,7 +412,7 @@ def test_sinks_are_told_by_key_with_how_many_heads_have_them():
     noun = "head" if len(own) == 1 else "heads"
     name = record.sequences[0].tokens[key]
     expected = f"{name} {key} in {len(own)} {noun}, at most {100 * max(own)[0]:.0f} % (layer.head {max(own)[1]})"
-    meant = "sinks (from 10 % of all attention and 3 × uniform on, from most queries)"
+    meant = "sinks (at least 10 % of all attention and 3 × uniform, from most queries)"
     assert f"{meant}: {expected}" in text
 
 
