@@ -53,6 +53,14 @@ _COLUMNS = {
     "mean": ("mean error", 150),
 }
 """Each column's heading, and the width of screen from which on there is room for it."""
+_MEANINGS = {
+    "quartiles": "p25–p75: quartiles of the rounds; 95 % interval: of the ratio",
+    "first": "first: the first call, with all that it compiles; predicted: memory by formula",
+    "n": "n: rounds",
+    "mean": "mean error: the mean difference from float64",
+    "intensity": "FLOP/B: operations per byte that must be moved",
+}
+"""What the columns of wide screens mean, each from the width of its column on."""
 _GIVING_WAY = (
     "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
 )  # fmt: skip
@@ -125,8 +133,12 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
         )
     for cells, style in lines:
         table.add_row(*(cells.get(name, "") for name in wanted), style=style)
-    reasons = dict.fromkeys(_why(row) for row in rows if row.reason)
-    notes = [Text(visible(reason), style="dim") for reason in reasons]
+    sizes_of: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            sizes_of.setdefault(_why(row), []).append(size_text(row))
+    n_sizes = len({size_text(row) for row in rows})
+    notes = [Text(visible(_at(why, sizes, n_sizes)), style="dim") for why, sizes in sizes_of.items()]
     return Group(Text(visible(family), style="bold underline"), table, *notes)
 
 
@@ -184,6 +196,12 @@ def _sign(row: BenchRow) -> str:
 def _why(row: BenchRow) -> str:
     """What kept a backend from running, or one of its numbers from being there."""
     return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
+
+
+def _at(why: str, sizes: Sequence[str], n_sizes: int) -> str:
+    """A reason, with the sizes that it is about where those are not all."""
+    listed = dict.fromkeys(sizes)
+    return why if len(listed) == n_sizes else f"{why} (at {', '.join(listed)})"
 
 
 def size_text(work: Workload) -> str:
@@ -245,6 +263,8 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
         "memory: the most beyond the inputs"
         + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
         "error: the largest difference from float64",
+        *(meaning for name, meaning in _MEANINGS.items() if screen.width >= _COLUMNS[name][1]),
+        *(["tokens: batch × length"] if any(row.batch > 1 for row in rounds) else []),
         *(["caches stay as warm as the call before left them"] if benchmark.environment.device == "cpu" else []),
         *([f"{max(least for _, least in _COLUMNS.values())} columns show {', '.join(hidden)} too"] if hidden else []),
         *_doubts(benchmark, rounds),

@@ -200,6 +200,21 @@ def test_what_has_no_times_has_a_status_and_below_the_table_the_reason(status: s
         assert line.endswith("–") or "4.0 KiB" in line
 
 
+def test_a_reason_that_is_not_about_all_sizes_names_those_that_it_is_about() -> None:
+    sizes = [size(q_len=n, k_len=n) for n in (5, 7, 9)]
+    rows = [made_row("sdpa", [0.5], workload=work) for work in sizes]
+    rows += [made_row("math", workload=work, reason="it is so") for work in sizes[1:]]
+    lines = lines_of(made_benchmark(*rows))
+    assert [line for line in lines if line.startswith("math: ")] == ["math: unsupported: it is so (at 2 × 7, 2 × 9)"]
+
+
+@pytest.mark.parametrize(("width", "n_explained"), [(80, 0), (104, 1), (120, 2), (134, 3), (150, 4), (160, 5)])
+def test_columns_are_explained_from_the_width_on_at_which_they_are_shown(width: int, n_explained: int) -> None:
+    words = words_of(made_benchmark(made_row("sdpa", EIGHT)), width)
+    starts = ("p25–p75: ", "first: ", "n: ", "mean error: ", "FLOP/B: ")
+    assert [start in words for start in starts] == [True] * n_explained + [False] * (5 - n_explained)
+
+
 def test_a_row_with_times_and_a_reason_tells_both() -> None:
     row = made_row("sdpa", [0.001], max_error=None, mean_error=None, reason="it is so")
     run = made_benchmark(row)
