@@ -194,7 +194,7 @@ def test_trace_walks_through_one_layer(mha: Mha, gpt2: str, eager: list[np.ndarr
     sites = ["x", "c_attn", "q", "k", "v", "qk", "scores", "pattern", "z", "c_proj"]
     words = ["trace", "--model", gpt2, TEXT, "--layer", "2", "--cell", "1,5,3"]
     said = mha(*words)
-    assert re.findall(r"^ *\d+ (\w+)  batch", said.out, re.MULTILINE) == sites
+    assert re.findall(r"^ *\d+  (\w+) +(?:query|key|kv_head|head) ", said.out, re.MULTILINE) == sites
     assert "h.2.attn" in said.out or "layer 2" in said.out
     document = json.loads(mha(*words, "--json").out)
     assert [step["site"] for step in document["trace"]] == sites
