@@ -91,7 +91,7 @@ def test_what_is_wrong_ends_with_3_and_nothing_on_stderr(monkeypatch, capsys, ex
 
 
 def test_what_is_unknown_ends_with_1_says_why_and_shows_what_is_known(monkeypatch, capsys):
-    reason = f"{UNKNOWN.reason} to: rows that attend to themselves; probes that fail: row sums"
+    reason = f"{UNKNOWN.reason} to: self-attention; probes that fail: row sums"
     out, _, fault, _ = told(monkeypatch, capsys, replace(UNKNOWN, reason=reason))
     assert out.startswith("? unknown")
     assert "row sums" in out

@@ -271,7 +271,7 @@ def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[Error
     """The differences on inputs that both take: their own rows, another text, masks and padding."""
     common = replace_sizes(one, other)
     draw = drawer_of(common, seed)
-    yield _gap("rows that attend to themselves", one, other, draw.inputs(with_context=False))
+    yield _gap("self-attention", one, other, draw.inputs(with_context=False))
     if one.takes_context and other.takes_context:
         yield _gap("fewer queries than keys", one, other, draw.inputs(with_context=True))
     inputs = draw.inputs(with_context=one.takes_context and other.takes_context)
@@ -383,7 +383,7 @@ def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
-            return f"seen with {rows}: they differ by {gap.difference:.3g}"
+            return f"smallest example, {rows}: they differ by {gap.difference:.3g}"
     return None
 
 

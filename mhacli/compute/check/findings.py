@@ -70,9 +70,9 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
 def _smallest_text(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
     rows = f"{batch} sequence{'s' if batch > 1 else ''} of "
     rows += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
-    size = f"an output whose largest number is {largest:.3g}" if largest == largest else "the output"
-    words = "NaN or of another shape" if gap == float("inf") else f"{gap:.3g} off, in {size}"
-    return f"seen with {rows}: {words}"
+    size = f" (its largest number is {largest:.3g})" if largest == largest else ""
+    words = "NaN or of another shape" if gap == float("inf") else f"off by {gap:.3g}{size}"
+    return f"smallest example, {rows}: the output is {words}"
 
 
 def _case_of(diagnosis: Diagnosis, made: AppliedMistake) -> InputCase:

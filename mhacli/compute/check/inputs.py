@@ -107,7 +107,7 @@ def max_error(one: Tensor, other: Tensor) -> float:
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
     """Without masks: the rows themselves, and other rows for each argument that there is for some."""
     draw = drawer_of(subject, seed)
-    yield make_case("core", "rows that attend to themselves", subject, draw.inputs(with_context=False))
+    yield make_case("core", "self-attention", subject, draw.inputs(with_context=False))
     if subject.takes_context:
         yield make_case("core", "fewer queries than keys", subject, draw.inputs(with_context=True))
     elif subject.n_rows > 1:

@@ -261,7 +261,7 @@ def test_a_layer_that_makes_a_mistake_is_told_apart_with_numbers(one, other, com
     assert finding.message.endswith("give different outputs with the same weights")
     assert one in finding.message
     assert other in finding.message
-    assert finding.evidence.startswith("rows that attend to themselves: largest difference ")
+    assert finding.evidence.startswith("self-attention: largest difference ")
     assert found.comparison.max_abs_difference > 1000 * found.comparison.tolerance
 
 
@@ -276,7 +276,7 @@ def test_what_true_means_in_a_mask_is_a_choice_but_how_it_acts_is_not(compared):
     found = compared("Masked", "MaskMultiplied")
     assert found.verdict == "wrong"
     assert "a mask: largest difference " in found.findings[0].evidence
-    assert "rows that attend to themselves: the same within " in found.findings[0].evidence
+    assert "self-attention: the same within " in found.findings[0].evidence
 
 
 def refusal(asked, one, other):
