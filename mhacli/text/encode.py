@@ -288,7 +288,7 @@ def empty(path: str) -> MhaError:
 def argument_text(argument: str, decoding: Decoding) -> str:
     """A command-line argument as text. Bytes that were not UTF-8 (surrogates, to Python) obey `decoding.errors`."""
     if not argument:
-        raise UsageError("the text is empty")
+        raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
     if not any("\ud800" <= character <= "\udfff" for character in argument):
         return argument.replace("\r\n", "\n")
     raw = Decoding("utf-8", decoding.errors, decoding.max_bytes)

@@ -145,7 +145,7 @@ def test_an_argument_is_text_with_one_kind_of_line_end():
     assert argument_text("a\r\nb\rc", Decoding()) == "a\nb\rc"
     assert fault_of(argument_text, "", Decoding()) == (
         "the text is empty",
-        None,
+        'try "the cat sat on the mat"',
     )
 
 
