@@ -445,7 +445,7 @@ SAVERS = pytest.mark.parametrize(
         ("folder/", "a directory"),
         ("to-fifo", "a device, pipe or socket"),
         ("loop", "loop of symbolic links"),
-        ("missing/new", "a folder that exists"),
+        ("missing/new", "no folder"),
         ("file/new", "not a folder"),
         ("file", "--force"),
         ("n" * 300, "too long a name"),
@@ -581,7 +581,10 @@ def test_errors_are_never_coloured(tmp_path: Path, words: list[str], env: Env, f
 @pytest.mark.parametrize("columns", ["0", "-5", "abc", "1", "100000"])
 def test_any_width_keeps_the_tokens_readable(folder: Path, columns: str) -> None:
     launch = Launch(env={"COLUMNS": columns})
-    for words in (["vocab", TEXT], *(["show", "r", "--view", view] for view in ("matrix", "heatmap", "top"))):
+    for words in (
+        ["vocab", TEXT],
+        *(["show", "r", "--tokens", "--view", view] for view in ("matrix", "heatmap", "top")),
+    ):
         shown = attempt(folder, *words, launch=launch).stdout
         assert set(WORDS) <= set(shown.replace("\n", " ").split())
         assert max(map(len, shown.splitlines())) <= 500

@@ -19,6 +19,7 @@ from mhacli.cli.help import SHORT_LIST, help_text
 from mhacli.cli.options import command, option
 
 PANELS = {
+    "explain": "Output",
     "run": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, View, Output, Pictures",
     "trace": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Your own attention, Walkthrough, Output, Pictures",
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",

@@ -337,7 +337,7 @@ def broken(place, kind):
         ("absolute", "'/etc/x.safetensors'"),
         ("missing", "'one.safetensors'"),
         ("link", "leads out of its folder"),
-        ("pickles", "torch.load(…, weights_only=True), then safetensors.torch.save_file"),
+        ("pickles", "safetensors.torch.save_file"),
         ("empty", "0 bytes"),
         ("header", "9223372036854775808 bytes"),
         ("deep header", "nested"),
