@@ -284,7 +284,7 @@ def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ..
 
 
 def _require_drawable(options: ViewOptions, wanted: HeadsRequest, n_heads: int) -> None:
-    """Raises `UsageError` for a map of a head that is not looked at."""
+    """Raises `UsageError` for a map of a head that is not inspected."""
     _require_below(options.maps, n_heads, "--map")
     for head in options.maps:
         if wanted.heads is not None and head not in wanted.heads:

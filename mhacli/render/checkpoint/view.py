@@ -106,7 +106,7 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
     parts = []
     for number, (name, places) in enumerate(ordered[:MAX_SINKS]):
         most, place = max(places)
-        unit = "" if number else "layer.head "  # told once
+        unit = "" if number else "layer.head "  # printed once
         parts.append(f"{name} in {count_of(len(places), 'head')}, at most {percent_text(most)} ({unit}{place})")
     parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
     parts[0] = f"{what} {parts[0]}"
@@ -275,7 +275,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         if len(own) <= _FEW and kind not in _CALM:
             listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
             part.append(f" ({unit}{', '.join(listed)})", style="dim")
-            unit = ""  # told once
+            unit = ""  # printed once
         parts.append(part)
     return flowing(parts, screen.width)
 

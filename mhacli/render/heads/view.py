@@ -85,7 +85,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 
 def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """What was looked at, how, in which time, and what it would have taken otherwise."""
+    """What was inspected, how, in which time, and what whole matrices would have taken."""
     lengths = sorted({len(sequence.tokens) for sequence in record.sequences})
     tokens = (
         count_of(lengths[-1], "token", grouped=True)
@@ -361,7 +361,7 @@ def strongest_keys(
     *,
     layer: str = "",
 ) -> RenderableType:
-    """What the asked queries looked at, in every head, the strongest first, of a layer that may have a name."""
+    """The keys of the chosen queries in every head, the strongest first, of a layer that may have a name."""
     parts: list[RenderableType] = []
     for number, query in requested_queries(record, sequence):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
