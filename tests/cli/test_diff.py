@@ -170,7 +170,7 @@ def test_records_that_differ_end_with_3_and_nothing_on_stderr(saved: Path, form:
         (["a", "a", "--head", "4"], 2, "--head 4", ()),
         (["a", "a", "--head", "4"], 2, "--head 4", ("--json",)),
         (["a", "a", "--sequence", "1"], 2, "--sequence 1", ("--json",)),
-        (["a", "a", "--layer", "0"], 2, "layer must be of records of a checkpoint, got another", ("--json",)),
+        (["a", "a", "--layer", "0"], 2, "--layer works only with records of a checkpoint", ("--json",)),
         (["a"], 2, "mha diff needs two records", ()),
     ],
     ids=str,

@@ -152,7 +152,7 @@ def test_a_terminal_gets_its_width_and_its_colours(env, colour, saved):
 # -------------------------------------------------------------------------------------------------------- what it refuses
 
 USAGE = {
-    "head": (["--head", "4"], "--head 4 "),
+    "head": (["--head", "4"], "--head 4"),
     "map": (["--map", "9"], "--map 9 "),
     "map of another head": (
         ["--head", "0,1", "--map", "2"],

@@ -165,8 +165,8 @@ def test_a_file_alone_is_refused_with_its_classes_and_is_not_run(tmp_path: Path,
     ]  # fmt: skip
 
 
-def test_the_name_of_no_file_and_a_file_beside_other_words_are_texts(tmp_path: Path) -> None:
-    for words in (("none.py",), ("the cat", "--text", "my.py"), ("a " * 5000 + "b.py",)):
+def test_a_name_behind_text_and_a_file_beside_other_words_are_texts(tmp_path: Path) -> None:
+    for words in (("--text", "none.py"), ("the cat", "--text", "my.py"), ("a " * 5000 + "b.py",)):
         done = mha(tmp_path, *words, "--mask", "--d-model", "8", "--heads", "2")
         assert (done.returncode, done.stderr) == (0, "")
 
