@@ -20,13 +20,16 @@ import pytest
 
 pytest.importorskip("textual")
 
-import textual._wait
+import textual.app
+import textual.pilot
 from rich.cells import cell_len
 from support.heads_made import surveyed
 from support.layers_made import layered, spoiled
 from support.records import make_record, walked, with_sinks
 from textual import events
+from textual._context import active_app
 from textual.geometry import Size
+from textual.pilot import Pilot
 from textual.screen import Screen
 
 from mhacli.render.base.colours import KIND_SIGNS
@@ -45,8 +48,6 @@ from mhacli.viewer.session import ViewerOptions
 from mhacli.viewer.text import TextScreen
 
 SCREENS = Path(__file__).parent / "screens"
-textual._wait.SLEEP_GRANULARITY, textual._wait.SLEEP_IDLE = 1 / 250, 1 / 2500
-"""How long a test sleeps after a key until nothing happens any more; textual's own step is 1/50 s."""
 MAT = ("the", "cat", "sat", "on", "the", "mat")
 Act = Callable[[Viewer, Any], Awaitable[None]]
 
@@ -65,9 +66,31 @@ class End:
     screen: Any
 
 
+async def settled(*_: float) -> None:
+    """Waits after a key until the app has nothing to answer, to lay out or to draw any more.
+
+    textual's own wait takes a process that gets no time for one that has nothing to do.
+    """
+    app = active_app.get()
+    while await Pilot(app)._wait_for_screen():
+        screen = app.screen
+        parts = (app, *screen.walk_children(with_self=True))
+        if not (
+            any(part.message_queue_size or part._next_callbacks for part in parts)
+            or any(getattr(screen, f"_{what}_required") for what in ("layout", "scroll", "repaint"))
+            or screen._dirty_widgets
+            or screen._callbacks
+            or app._resize_event
+        ):
+            return
+        await asyncio.sleep(0.001)
+
+
+textual.app.wait_for_idle = textual.pilot.wait_for_idle = settled
+
+
 async def pictured(app: Viewer, pilot: Any) -> None:
     """Waits for the small pictures of the first screen, which come when the rest of it can be seen."""
-    await pilot.pause()
     for heads in app.screen.query(HeadGrid):
         while heads.tiles_for(*heads.size) is not None and heads._thumbnail is None:
             await pilot.pause(0.01)
