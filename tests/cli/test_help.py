@@ -160,7 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.every_row
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("path", "line"), [
     pytest.param(path, line, id=line, marks=[pytest.mark.full] * (path == "bench"))
     for path, line in [*EXAMPLES, *(("", line) for line in cli._root.examples)]
