@@ -79,7 +79,9 @@ class WalkOptions:
     ] = False
     cell: Annotated[
         str | None,
-        option(_WALK, "Show how one attention weight comes about.", metavar="HEAD,QUERY,KEY", common=True),
+        option(
+            _WALK, "Show how one attention weight comes about, and nothing else.", metavar="HEAD,QUERY,KEY", common=True
+        ),
     ] = None
     sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
     verbose: Annotated[bool, option(_WALK, VERBOSE, "--verbose", common=True)] = False
@@ -275,12 +277,15 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
 
 
 def _walk_through(record: Record, colour: ColourOptions, walking: WalkOptions) -> None:
-    """A line for each step; a block for each in the verbose view, where values are printed, and to stop at each."""
+    """A cell alone, or a line for each step; a block for each in the verbose view, with values, and to stop at each."""
     from mhacli.render.run.steps import step_lines
-    from mhacli.render.run.trace import closing, step_blocks
+    from mhacli.render.run.trace import cell_view, closing, step_blocks
 
-    on = screen(colour.color)
-    if not (walking.verbose or walking.values or walking.step):
+    on, has_blocks = screen(colour.color), walking.verbose or walking.values or walking.step
+    if record.cell is not None and not has_blocks:
+        draw(cell_view(record, record.cell, on), on)
+        return
+    if not has_blocks:
         draw(step_lines(record, on), on)
         draw(closing(record, on), on)
         return

@@ -50,6 +50,7 @@ _KINDS = {
     "given": "file",
 }
 """Where a part of a score comes from, in words."""
+_MORE = "--verbose prints the steps of the whole layer before it"
 _ALWAYS = ("content", "position")
 
 
@@ -89,11 +90,23 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     if record.module is not None:
         return Group(*sections, Text(""), *module_closing(record, record.module, screen))
     if record.cell is not None:
-        view = record if record.model is None else record.of_layer(0)
-        sections += [Text(""), *_cell_story(view, record.cell, screen)]
+        sections += [Text(""), *_cell_story(record, record.cell, screen)]
     if record.routes:
         sections += [Text(""), _routes(record.routes, screen)]
     return Group(*sections, Text(""), self_check_line(record.self_check))
+
+
+def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
+    """What was computed, the story of the cell without the steps of the layer, and the self-check."""
+    story = _cell_story(record, cell, screen)
+    return Group(
+        *header(record, screen),
+        Text(""),
+        *story,
+        Text(_MORE, style="dim"),
+        Text(""),
+        self_check_line(record.self_check),
+    )
 
 
 def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
@@ -181,6 +194,7 @@ def _totals(record: Record) -> Text:
 
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """How one query of one head came to give one key its attention weight, number by number."""
+    record = record if record.model is None else record.of_layer(0)
     query = _named(record.sequences[cell.sequence], cell.query)
     key = _named(record.keys[cell.sequence], cell.key)
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")

@@ -6,7 +6,7 @@ import pytest
 from support.records import drawn, make_record, walked
 
 from mhacli.render.base.options import Screen
-from mhacli.render.run.trace import closing, step_blocks
+from mhacli.render.run.trace import cell_view, closing, step_blocks
 from mhacli.results.record.record import Step, TensorSummary, Timing, WeightShape
 
 WIDTHS = [40, 80, 200]
@@ -178,6 +178,17 @@ def test_a_cell_is_followed_number_by_number():
     assert f"weight × v, with weight {share:.4g}, is what the 0 adds to z: weight·v " in text
     assert "weight·v " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
     assert "z[1] " + " ".join(f"{x:.4f}" for x in record.cell.z) in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_cell_alone_is_the_same_story_without_the_steps(width):
+    record = walked(make_record())
+    alone, whole = drawn(cell_view(record, record.cell, Screen(width, False)), width), close(record, width)
+    first, last = (next(i for i, line in enumerate(whole) if line.startswith(name)) for name in ("cell: ", "z["))
+    begin = alone.index(whole[first])
+    assert alone[begin : begin + last + 1 - first] == whole[first : last + 1]
+    assert alone[-1] == whole[-1]
+    assert not [line for line in alone if re.match(rf" *\d+ +({'|'.join(step.site for step in record.trace)})", line)]
 
 
 def rows_of(lines):
