@@ -1,9 +1,11 @@
-"""The steps of a layer or of a user's file, one line each: the name, the axes, the formula or the line of code."""
+"""The steps of a layer or of a user's file, one line each: the name, the axes and the formula."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
+from textwrap import wrap
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -19,12 +21,16 @@ from mhacli.spec.variants import variants
 from mhacli.text.escape import visible
 
 _LEAST, _GAP = 16, "  "
-"""The least room for a formula or a line of code."""
+"""The least room for a formula."""
+_ELSEWHERE = "outside of your code:"
 _MORE = "--verbose prints memory, FLOPs, bytes, parameters and time of each step"
 
 
 def step_lines(record: Record, screen: Screen) -> RenderableType:
-    """What was computed, then a line for each step in the order of execution; a warning stands below its step."""
+    """What was computed, then a line for each step in the order of execution.
+
+    A warning stands below its step, and a line of the user's file above the steps that it makes.
+    """
     parts: list[RenderableType] = [*header(record, screen)]
     if record.module is None and record.model is None:
         parts += [
@@ -34,7 +40,11 @@ def step_lines(record: Record, screen: Screen) -> RenderableType:
     heading, *lines = _lines(record, screen.width)
     parts += [Text(""), heading]
     indent = len(str(len(record.trace))) + len(_GAP)
-    for step, line in zip(record.trace, lines, strict=True):
+    code = ""
+    for step, line, source in zip(record.trace, lines, _sources(record.trace), strict=True):
+        if source != code:
+            parts.append(_hanging(source, screen.width))
+            code = source
         parts.append(line)
         if step.remark:
             parts.append(Padding(Text(f"! {visible(step.remark)}", style="bold yellow"), (0, 0, 0, indent)))
@@ -42,30 +52,28 @@ def step_lines(record: Record, screen: Screen) -> RenderableType:
 
 
 def _lines(record: Record, width: int) -> list[Text]:
-    """The heading of the columns, and a line for each step. Columns for which there is no room are left out."""
-    is_module, steps = record.module is not None, record.trace
-    files = {step.file for step in steps if step.file is not None}
+    """The heading of the columns, and a line for each step. Formulas go on below where they are longer than their column, and
+    are left out where there is no room for one."""
+    steps = record.trace
     columns: list[tuple[str, list[str], str]] = [
         ("", [str(number) for number in range(1, len(steps) + 1)], "dim"),
         ("step", [f"{visible(step.site)}{repeats_text(step)}" for step in steps], "bold cyan"),
-        ("axes", [_axes(step, has_sizes=not is_module) for step in steps], ""),
+        ("axes", [_axes(step, has_sizes=record.module is None) for step in steps], ""),
     ]
-    if is_module:
-        columns.append(("line", [_source(step, has_file=len(files) > 1) for step in steps], "green"))
-    columns.append(("formula", [_formula(step) for step in steps], "dim"))
     lines = [Text() for _ in range(len(steps) + 1)]
     used = 0
     for place, (name, cells, style) in enumerate(columns):
-        room = width - used - (len(_GAP) if place else 0)
-        if place > 2 and room < _LEAST:
-            break
-        widest = min(room, max(map(cell_len, [name, *cells])))
+        widest = min(width - used, max(map(cell_len, [name, *cells])))
         for line, text, look in zip(lines, [name, *cells], ["dim", *[style] * len(cells)], strict=True):
             shown = fitted(text, widest)
             blanks = " " * (widest - cell_len(shown))
-            line.append(_GAP if place else "")
             line.append(blanks + shown if not place else shown + blanks, style=look)
-        used += widest + (len(_GAP) if place else 0)
+            line.append(_GAP)
+        used += widest + len(_GAP)
+    for line, text in zip(lines, ["formula", *map(_formula, steps)], strict=True):
+        if width - used >= _LEAST:
+            line.append(("\n" + " " * used).join(wrap(text, width - used)), style="dim")
+        line.rstrip()
     return lines
 
 
@@ -82,9 +90,20 @@ def _formula(step: Step) -> str:
     return visible(re.sub(rf"^{re.escape(step.site)}(\[\w+\])? = ", "", step.formula))
 
 
-def _source(step: Step, *, has_file: bool) -> str:
-    """`12: q = self.q(x)`, the line of the user's file; nothing where it was not their code."""
-    if step.file is None or step.line is None:
-        return ""
-    place = f"{visible(PurePath(step.file).name)}:{step.line}" if has_file else str(step.line)
-    return f"{place}: {visible(' '.join(step.source.split()))}"
+def _sources(steps: Sequence[Step]) -> list[str]:
+    """Of each step `line 12: q = self.q(x)`, with the name of the file where there are several; nothing for steps before the
+    user's code."""
+    files = {step.file for step in steps if step.file is not None}
+    sources: list[str] = []
+    for step in steps:
+        if step.file is None or step.line is None:
+            sources.append(_ELSEWHERE if any(sources) else "")
+        else:
+            place = f"{visible(PurePath(step.file).name)}:{step.line}" if len(files) > 1 else f"line {step.line}"
+            sources.append(f"{place}: {visible(' '.join(step.source.split()))}")
+    return sources
+
+
+def _hanging(source: str, width: int) -> Text:
+    """A line of code, its rest indented."""
+    return Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")

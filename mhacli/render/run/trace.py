@@ -62,8 +62,10 @@ def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
     if record.module is None:
         layer = record if record.model is None else record.of_layer(0)
         yield from (Group(Text(""), groups) for groups in groups_table(layer))
+    before: Step | None = None
     for number, step in enumerate(record.trace, 1):
-        yield _block(number, step, screen, is_timed=record.module is None)
+        yield _block(number, step, screen, before=before, is_timed=record.module is None)
+        before = step
 
 
 def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
@@ -109,12 +111,15 @@ def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     )
 
 
-def _block(number: int, step: Step, screen: Screen, *, is_timed: bool) -> Group:
+def _block(number: int, step: Step, screen: Screen, *, before: Step | None, is_timed: bool) -> Group:
+    """A step with all that is known of it. Its line of code stands there unless the step before shows the same one."""
     title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
     title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
     title.append(repeats_text(step), style="not cyan bold")
     room = screen.width - _INDENT
-    lines = [*source_line(step), Text(visible(step.formula))]
+    code = source_line(step)
+    lines = [] if before is not None and code == source_line(before) else code
+    lines += [Text(visible(step.formula))]
     lines += [Text(visible(step.meaning), style="italic")] if step.meaning else []
     lines += [Text(f"! {visible(step.remark)}", style="bold yellow")] if step.remark else []
     lines += [Text("\n".join(filled(_measured(step, is_timed=is_timed), room)), style="dim")]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from rich.cells import cell_len
@@ -58,26 +59,37 @@ def test_a_batch_of_one_is_left_out():
     assert line == "1  q     head 3 · query 5 · d_head 7  columns h·d_head"
 
 
-def test_a_formula_for_which_there_is_no_room_is_cut_and_then_left_out():
-    step = replace(STEP, formula="q = a" + "b" * 60)
-    assert lines_of(with_steps(step))[0].endswith("b…")
-    assert "ab" not in lines_of(with_steps(step), 60)[0]
+def test_a_formula_goes_on_below_its_column_and_is_left_out_where_there_is_no_room():
+    step = replace(STEP, formula=" ".join(["abc"] * 20))
+    lines = lines_of(with_steps(step, STEP))
+    assert [line.count("abc") for line in lines] == [8, 8, 4, 0]
+    assert len({line.index("abc") for line in lines[:3]}) == 1
+    assert [line.count("abc") for line in lines_of(with_steps(step), 60)] == [0]
 
 
-def test_a_step_of_a_users_file_has_its_line_of_code_first_and_the_formula_where_there_is_room():
-    step = replace(STEP, file="/x/mine.py", line=12, source="q = self.q(x).view(\n    batch, length)")
-    record = with_steps(step, replace(STEP, site="x"), module=MODULE)
-    code = "12: q = self.q(x).view( batch, length)"
-    assert lines_of(record, 100)[0] == f"1  q     batch head query d_head  {code}  columns h·d_head"
-    assert lines_of(record, 70)[0].endswith("…")
-    assert "columns" not in lines_of(record, 70)[0]
-    assert "12" not in lines_of(record, 100)[1]
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_a_line_of_a_users_file_stands_once_and_whole_above_its_steps(width):
+    code = "q, k = (self.q(x).view(batch, length, 8, -1), self.k(x).view(batch, length, 8, -1))"
+    own = replace(STEP, file="/x/mine.py", line=12, source=code.replace(", self.k", ",\n    self.k"))
+    steps = (replace(STEP, site="x"), own, own, replace(own, line=13, source="z = q"), own)
+    lines = lines_of(with_steps(*steps, module=MODULE), width)
+    numbers = [i for i, line in enumerate(lines) if re.match(r"\d  ", line)]
+    between = [" ".join(" ".join(lines[i + 1 : j]).split()) for i, j in pairwise([*numbers, len(lines)])]
+    assert between == [f"line 12: {code}", "", "line 13: z = q", f"line 12: {code}", ""]
+    assert all(cell_len(line) <= width for line in lines)
+
+
+def test_steps_outside_of_the_users_code_do_not_stand_below_a_line_of_it():
+    own = replace(STEP, file="/x/mine.py", line=3, source="pass")
+    lines = lines_of(with_steps(own, replace(STEP, site="hidden"), own, module=MODULE))
+    assert [lines[i] for i in (0, 4)] == ["line 3: pass"] * 2
+    assert lines[2] == "outside of your code:"
 
 
 def test_lines_of_several_files_are_named_by_their_file():
     steps = [replace(STEP, file=f"/x/{name}.py", line=3, source="pass") for name in "ab"]
     lines = lines_of(with_steps(*steps, module=MODULE), 120)
-    assert ["a.py:3: pass" in lines[0], "b.py:3: pass" in lines[1]] == [True, True]
+    assert lines[::2] == ["a.py:3: pass", "b.py:3: pass"]
 
 
 def test_a_warning_stands_below_its_step():
