@@ -55,6 +55,8 @@ def of(annotation: Any, **added: Schema) -> Schema:
     """The schema of an annotation. `added` are properties that a document has beside the fields of a dataclass."""
     if dataclasses.is_dataclass(annotation):
         return _object(annotation, added)
+    if get_origin(base := getattr(annotation, "__orig_bases__", (None,))[0]) is tuple:  # a tuple with methods
+        return of(base)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         (inner,) = (of(choice) for choice in arguments if choice is not type(None))

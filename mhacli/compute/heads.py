@@ -49,6 +49,7 @@ from mhacli.requests.memory import predict_heads_memory
 from mhacli.results.record.consistency import MOST_OF_SUMS
 from mhacli.results.record.head_statistics import SINK_LIFT, Check, HeadsRequest, HeadsSummary, HeadStatistics, Kept
 from mhacli.results.record.record import Record, SelfCheck, Step
+from mhacli.results.record.tables import HeadTable
 from mhacli.spec.tolerances import TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
@@ -151,7 +152,7 @@ class HeadsRun:
             context=setup.encoded.context,
             vocabulary=setup.encoded.vocabulary.tokens,
             trace=self.steps,
-            heads=results.heads,
+            heads=HeadTable(results.heads),
             timings=stage_timings(self.seconds),
             self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in results.checks)),
             environment=setup.environment,

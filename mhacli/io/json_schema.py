@@ -112,6 +112,9 @@ def _decoder(kind: Any) -> _Decoder:
         return _mapping_decoder(_decoder(arguments[1]))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _list_decoder(_decoder(arguments[0]))
+    if get_origin(base := getattr(kind, "__orig_bases__", (None,))[0]) is tuple:  # a tuple with methods
+        inner = _decoder(base)
+        return lambda value: kind(inner(value))
     if origin is tuple:
         return _tuple_decoder(tuple(map(_decoder, arguments)))
     return {float: _float, int: _int}.get(kind) or _plain_decoder(kind)

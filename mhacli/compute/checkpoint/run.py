@@ -53,6 +53,7 @@ from mhacli.results.record.record import (
     layer_prefix,
     texts_of,
 )
+from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 
 KEPT = ("pattern", "z", "scores", "qk")
@@ -310,7 +311,7 @@ class CheckpointRun:
             context=self.inputs.context,
             vocabulary=(),
             trace=(),
-            heads=tuple(head for done in results for head in done.heads),
+            heads=HeadTable(head for done in results for head in done.heads),
             timings=stage_timings(self.seconds),
             self_check=SelfCheck(worst.max_abs_error, worst.tolerance, ok and self.identical is not False),
             environment=environment(self.loaded.model.device, self.device_asked),

@@ -21,6 +21,7 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
+from mhacli.results.record.tables import HeadTable
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that make matrices of queries × keys; the others never do."""
@@ -65,7 +66,7 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     record = replace(
         record,
         layers=record.layers[:1],
-        heads=tuple(head for head in record.heads if head.attention == name),
+        heads=HeadTable(head for head in record.heads if head.attention == name),
         arrays={array: tensor for array, tensor in record.arrays.items() if array.startswith("layers.0.")},
     )
     words = _AxisSizes.of(record.layers[0], seen.attention, record.config.d_model)

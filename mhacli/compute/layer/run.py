@@ -26,6 +26,7 @@ from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
 from mhacli.results.record.head_statistics import SINK_LIFT, HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
+from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.tolerances import TOLERANCES
 from mhacli.text.encode import Encoded, encode
@@ -158,7 +159,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
         context=setup.encoded.context,
         vocabulary=setup.encoded.vocabulary.tokens,
         trace=tuple(replace(step, time_s=timings[step.site].median_s) for step in observed.steps),
-        heads=heads,
+        heads=HeadTable(heads),
         timings=timings,
         self_check=_self_check(setup, observed),
         environment=setup.environment,

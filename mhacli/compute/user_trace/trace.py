@@ -52,6 +52,7 @@ from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
+from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
 
@@ -313,7 +314,7 @@ def _record(
         context=None if keys is None else (keys,) * call_sizes.batch,
         vocabulary=queries.tokens if keys is None else keys.tokens,
         trace=(),
-        heads=(),
+        heads=HeadTable(),
         timings={},
         self_check=SelfCheck(None, 0.0, False),
         environment=environment(subject.device, request.device),

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
 from mhacli.results.record.arrays import Array, Prefixed
-from mhacli.results.record.head_statistics import HeadsSummary, HeadStatistics
+from mhacli.results.record.head_statistics import HeadsSummary
+from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
+from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import TokenSequence
@@ -48,7 +51,7 @@ class Record:
     context: tuple[TokenSequence, ...] | None
     vocabulary: tuple[str, ...]
     trace: tuple[Step, ...]
-    heads: tuple[HeadStatistics, ...]
+    heads: HeadTable
     timings: Mapping[str, Timing]
     self_check: SelfCheck
     environment: Environment
@@ -63,6 +66,10 @@ class Record:
     spans: tuple[SpanTokens, ...] = ()
     module: UserModule | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
+
+    def __post_init__(self) -> None:
+        """Makes a table of heads that are given as a tuple."""
+        object.__setattr__(self, "heads", HeadTable(self.heads))
 
     @property
     def keys(self) -> tuple[TokenSequence, ...]:
@@ -93,12 +100,49 @@ class Record:
             config=dataclasses.replace(self.config, **sizes),
             sequences=queries,
             context=None if keys is queries else keys,
-            heads=tuple(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
+            heads=HeadTable(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
             self_check=layer.self_check,
             survey=layer.survey,
             layers=(),
             arrays=Prefixed(self.arrays, layer_prefix(index)),
         )
+
+    def pattern(
+        self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
+    ) -> Pattern:
+        """The attention weights of a head, with their tokens; without `head` of all heads, without `layer` of all layers.
+
+        `batch` is the number of the text. Where a model has an encoder and a decoder, `kind` says whose attention is meant.
+        Raises `MhaError` where the record does not have it, or has several that do not fit into one array.
+        """
+        if not 0 <= batch < len(self.sequences):
+            raise UsageError(out_of_range("batch", batch, len(self.sequences)))
+        chosen = self._layer_views(layer, kind)
+        patterns = []
+        for number, view in chosen:
+            heads = range(view.config.n_heads) if view.survey is None else [own.head for own in view.heads]
+            texts = view.sequences[batch], view.keys[batch]
+            first = view.first_query(batch), view.first_key(batch)
+            patterns.append(pattern_of_heads(view.arrays, number, heads, texts, head=head, batch=batch, first=first))
+        return stacked(patterns) if self.layers and layer is None else patterns[0]
+
+    def _layer_views(self, layer: int | None, kind: AttentionKind | None) -> list[tuple[int, Record]]:
+        """The layers of that number and kind, None for any, with their records. Raises `UsageError` for none, or several of one
+        number."""
+        if not self.layers:
+            number = self.heads[0].layer if self.heads else 0
+            known, found = [number], [(number, self)] if layer in (None, number) and kind is None else []
+        else:
+            numbered = [(i, own) for i, own in enumerate(self.layers) if kind in (None, own.kind)]
+            known = [own.layer for _, own in numbered]
+            found = [(own.layer, self.of_layer(i)) for i, own in numbered if layer in (None, own.layer)]
+        name = " ".join([*([kind] if kind else []), "layer", *([] if layer is None else [str(layer)])])
+        if not found:
+            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, known)) or 'none'}")
+        if layer is not None and len(found) > 1:
+            hint = "choose one with kind=, or take record.of_layer(index).pattern()"
+            raise UsageError(f"the record has {len(found)} attentions of {name}", hint=hint)
+        return found
 
     def document(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON values."""

@@ -1,0 +1,100 @@
+"""What a record holds as tables for other libraries, each of which is imported when its table is asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from mhacli.errors import MhaError, installing
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what its values are, and the values, None for a missing one."""
+
+    kind: type
+    values: Sequence[Any] | Array
+
+
+class Table(ABC):
+    """What can be had as a table with one line for each of something."""
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each line."""
+        columns = self.columns()
+        values = (getattr(own.values, "tolist", lambda own=own: own.values)() for own in columns.values())
+        rows = zip(*values, strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def to_polars(self) -> polars.DataFrame:
+        """A polars DataFrame; null for a missing value. Raises `MhaError` where polars is missing."""
+        require_library("polars", "to_polars")
+        import polars
+
+        kinds = {int: polars.Int64, float: polars.Float64, str: polars.String, bool: polars.Boolean}
+        columns = self.columns().items()
+        return polars.DataFrame([polars.Series(name, own.values, kinds[own.kind]) for name, own in columns])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` where pandas is missing."""
+        require_library("pandas", "to_pandas")
+        import pandas
+
+        kinds = {int: "Int64", float: "float64", str: "str", bool: "bool"}
+        columns = self.columns().items()
+        return pandas.DataFrame({name: pandas.Series(own.values, dtype=kinds[own.kind]) for name, own in columns})
+
+    def to_arrow(self) -> pyarrow.Table:
+        """An Arrow table; null for a missing value. Raises `MhaError` where pyarrow is missing."""
+        require_library("pyarrow", "to_arrow")
+        import pyarrow
+
+        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), bool: pyarrow.bool_()}
+        columns = self.columns().items()
+        return pyarrow.table({name: pyarrow.array(own.values, kinds[own.kind]) for name, own in columns})
+
+
+def require_library(name: str, method: str) -> None:
+    """Raises `MhaError` where a library is missing that a method needs."""
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        hint = f"{installing(name)} installs it; the extra tables has all four libraries for tables"
+        raise MhaError(f"{method} needs {name}, which is not installed", hint=hint, code="missing-extra")
+
+
+class HeadTable(tuple[HeadStatistics, ...], Table):
+    """The statistics of the heads, layer by layer: a tuple, and a table with one line for each head.
+
+    Columns have the names of the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the type), then
+    every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in tokens;
+    `effective_keys` and `participation` count keys; `max_score` is a score before the softmax; the others are attention
+    weights or fractions from 0 to 1. `pattern_1` … are the user's own conditions, where there are some.
+    """
+
+    __slots__ = ()
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        named = {"layer": int, "attention": str, "head": int, "kind": str}
+        columns = {name: Column(kind, [getattr(head, name) for head in self]) for name, kind in named.items()}
+        hints = get_type_hints(HeadStatistics)
+        for row in STATISTICS:
+            (kind,) = (choice for choice in get_args(hints[row.field]) if choice is not type(None))
+            columns[row.field] = Column(kind, [getattr(head, row.field) for head in self])
+        for index in range(max((len(head.patterns) for head in self), default=0)):
+            columns[f"pattern_{index + 1}"] = Column(float, [head.patterns[index] for head in self])
+        return columns
