@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Any
 
 from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
@@ -154,7 +153,7 @@ def _contents(
 ) -> Contents:  # fmt: skip
     every = tuple(checkpoint.tensors.values())
     dtypes = [
-        DtypeCount(dtype, len(same), sum(prod(t.shape) for t in same), sum(t.n_bytes for t in same))
+        DtypeCount(dtype, len(same), sum(t.n_parameters for t in same), sum(t.n_bytes for t in same))
         for dtype in sorted({t.dtype for t in every})
         if (same := [t for t in every if t.dtype == dtype])
     ]

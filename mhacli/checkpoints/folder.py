@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from mhacli.checkpoints.head_counts import check_numbers
@@ -29,6 +30,10 @@ MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 _SHARD_NAME = re.compile(r"[\w.\-]+\.safetensors", re.ASCII)
 _CODE_KEYS = ("auto_map", "trust_remote_code")
 _MOST_LISTED = 12
+_INTEGERS = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"))
+_BUFFERS = "masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids"
+_MASKS = "attn.bias", "attention.bias"
+"""What older files store beside the weights. A mask has the name of a bias, but more than one axis."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,18 @@ class StoredTensor:
     def n_bytes(self) -> int:
         """How many bytes it takes."""
         return self.end - self.start
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it holds weights, as `torch.nn.Module.parameters` has them: no masks, positions or angles, which the config
+        gives too, and no integers."""
+        is_mask = len(self.shape) > 1 and self.name.endswith(_MASKS)
+        return self.dtype not in _INTEGERS and not is_mask and not self.name.endswith(_BUFFERS)
+
+    @property
+    def n_parameters(self) -> int:
+        """How many weights it holds; 0 for a buffer."""
+        return prod(self.shape) if self.is_parameter else 0
 
 
 @dataclass(frozen=True)

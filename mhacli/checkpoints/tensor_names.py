@@ -13,17 +13,6 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.safetensors import shown_name
 
 _LANGUAGE = ("language_model.", "text_model.")
-_BUFFERS = frozenset(
-    (
-        "bias",
-        "masked_bias",
-        "rotary_emb.inv_freq",
-        "attention.bias",
-        "attention.masked_bias",
-        "attention.rotary_emb.inv_freq",
-    )
-)
-"""What old files store of masks and angles, which the config gives too: not weights."""
 _MEANINGS: Mapping[str, str] = {
     "q_norm": "it normalises queries before the dot product",
     "k_norm": "it normalises keys before the dot product",
@@ -101,7 +90,8 @@ def find_layer(
         )
     known = (*needed, *(name for name in (*layout.qkv_bias, layout.out_bias) if name))
     tensors = {name: under[_dotted(name)] for name in known if _dotted(name) in under}
-    unused = sorted(under.keys() - {_dotted(name) for name in known} - _BUFFERS)
+    unknown = under.keys() - {_dotted(name) for name in known}
+    unused = sorted(name for name in unknown if under[name].is_parameter)
     return FoundLayer(where, tensors, tuple(unused))
 
 

@@ -47,7 +47,18 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.requests.layer import LayerRequest, require_no_dropout
 from mhacli.requests.memory import predict_heads_memory
 from mhacli.results.record.consistency import MOST_OF_SUMS
-from mhacli.results.record.head_statistics import SINK_LIFT, Check, HeadsRequest, HeadsSummary, HeadStatistics, Kept
+from mhacli.results.record.head_statistics import (
+    COLUMN_TOTALS,
+    HEAD_OUTPUTS,
+    MAP_TOTALS,
+    ROW_SUMS,
+    SINK_LIFT,
+    Check,
+    HeadsRequest,
+    HeadsSummary,
+    HeadStatistics,
+    Kept,
+)
 from mhacli.results.record.record import Record, SelfCheck, Step
 from mhacli.results.record.tables import HeadTable
 from mhacli.spec.tolerances import TOLERANCES
@@ -323,7 +334,7 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
     for name, array in uniform_arrays(baseline, axes, asked).items():
         arrays[name] = array if array.shape[1] == 1 else array[:, numbers]
     checks = tuple(
-        replace(max(same, key=lambda check: check.strain), rounding=max(check.rounding for check in same))
+        replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
         for same in zip(*(part.checks for part in parts), strict=True)
     )
     return HeadResults(heads, arrays, parts[0].kernel, checks)
@@ -468,10 +479,9 @@ def check_statistics(
     largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
     rounding = _rounding(statistics.mass.dtype, largest)
     sums = {
-        "each query gives 1": (statistics.mass - given).abs().amax(dim=-1).double(),
-        "keys receive one per query": (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
-        "maps add up to one per query": (statistics.map.double().sum(dim=(-1, -2)) - n_given).abs()
-        / n_given.clamp(min=1),
+        ROW_SUMS: (statistics.mass - given).abs().amax(dim=-1).double(),
+        COLUMN_TOTALS: (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
+        MAP_TOTALS: (statistics.map.double().sum(dim=(-1, -2)) - n_given).abs() / n_given.clamp(min=1),
     }
     if not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
@@ -500,7 +510,7 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
     usual = rounding * magnitude
     allowed = usual + torch.where(errors > usual, moved, 0.0)
     worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    check = _check("z of the pattern is the kernel's", errors[worst].item(), allowed[worst].item())
+    check = _check(HEAD_OUTPUTS, errors[worst].item(), allowed[worst].item())
     return replace(check, rounding=(allowed.amax().item() - usual) if check.ok else 0.0)
 
 

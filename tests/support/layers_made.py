@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from mhacli.results.record.head_statistics import (
+    HEAD_OUTPUTS,
+    ROW_SUMS,
     Averages,
     Check,
     Corner,
@@ -209,7 +211,7 @@ def _layer(number, kind, name, own, n_heads, n_kv_heads, causal, window, sinks, 
     q_len, k_len = own["pattern"].shape[2:]
     checks = tuple(
         Check(check, (index + 1) * 1e-8 * (number + 1), 2e-6, True)
-        for index, check in enumerate(("each query gives 1", "z of the pattern is the kernel's"))
+        for index, check in enumerate((ROW_SUMS, HEAD_OUTPUTS))
     )
     mask = "all keys" if not causal else "causal" if window is None else f"causal, window {window}"
     return InspectedLayer(

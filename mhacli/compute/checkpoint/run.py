@@ -301,7 +301,7 @@ class CheckpointRun:
         }
         ok = all(done.layer.self_check.ok for done in results)
         worst = max(
-            results, key=lambda done: done.layer.survey.checks[-1].strain
+            results, key=lambda done: done.layer.survey.checks[-1].severity
         ).layer.self_check  # that is its last check
         model = self._model()
         return Record(
@@ -377,7 +377,11 @@ class CheckpointRun:
 def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
     """What a record says of a layer besides its heads."""
     checks, scores = survey.checks, attention.scores
-    reasons = [f"the check '{check.name}' differs by {check.error}" for check in checks if not check.ok]
+    reasons = [
+        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
+        for check in checks
+        if not check.ok
+    ]
     reasons += [
         f"scores are so large that their rounding alone may move z by {check.rounding:.3g}"
         for check in checks

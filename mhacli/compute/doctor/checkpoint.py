@@ -34,7 +34,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.progress import Progress, no_progress
 from mhacli.results.doctor import DoctorRequest, ExaminedModel, HealthCheck, Report
-from mhacli.results.record.head_statistics import Check, HeadsRequest
+from mhacli.results.record.head_statistics import ROW_SUMS, Check, HeadsRequest
 from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.spans import Message
@@ -413,27 +413,28 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
     ]
     if not understood:
         return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")
-    worst = max((check for done in understood for check in _checks(done)), key=lambda check: check.strain)
     bad = [(done.layer, check) for done in understood for check in _checks(done) if not check.ok]
     if not bad:
+        sums = [check for done in understood for check in _checks(done) if check.name == ROW_SUMS]
+        worst = max(sums, key=lambda check: check.severity)
         said = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
         return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
     first, check = bad[0]
-    wrong = (
-        "the attention weights of a query do not sum to 1"
-        if check.name == _SUM
-        else "the output is not the attention weights times the values"
+    of_sums, of_outputs = (
+        ("sums of attention weights are NaN or Inf", "outputs are NaN or Inf")
+        if check.error is None
+        else (
+            "the attention weights of a query do not sum to 1",
+            "the output is not the attention weights times the values",
+        )
     )
-    message = f"{'sums are NaN or Inf' if check.error is None else wrong}; first in {first.label} ({first.name})"
+    message = f"{of_sums if check.name == ROW_SUMS else of_outputs}; first in {first.label} ({first.name})"
     return HealthCheck("row-sums", False, message, check.error, check.tolerance, first.label)
 
 
-_SUM = "each query gives 1"
-
-
 def _checks(done: LayerResults) -> list[Check]:
-    """The checks of a layer that count here: that each query gives 1, and that its shares give its result."""
-    return [check for check in done.layer.survey.checks if check.name == _SUM or check.name.startswith("z of")]
+    """The checks of a layer that count here: that each query's weights sum to 1, and that they give its output."""
+    return [check for check in done.layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
 
 
 # ------------------------------------------------------------------------------------------- the token at the beginning

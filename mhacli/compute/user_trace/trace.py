@@ -377,7 +377,7 @@ def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
     both = torch.isfinite(watched) & torch.isfinite(unwatched)
     is_same_otherwise = bool((torch.isfinite(watched) == torch.isfinite(unwatched)).all())
     error = float((watched - unwatched)[both].abs().amax()) if bool(both.any()) else 0.0
-    return SelfCheck(error, tolerance, is_same_otherwise and error <= tolerance)
+    return SelfCheck(error, tolerance, error <= tolerance) if is_same_otherwise else SelfCheck(None, tolerance, False)
 
 
 # ------------------------------------------------------------------------------------------------------------- the steps

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, HeadStatistics, nearest_type
+from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, Check, HeadStatistics, nearest_type
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -323,9 +323,18 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
     return tuple((word, visible(line)) for word, line in pairs)
 
 
+def agreement(check: Check) -> str:
+    """A check of statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
+    if check.error is None:
+        return f"{visible(check.name)}: some numbers are NaN or infinite"
+    return f"{visible(check.name)} within {number_text(check.error)} (tolerance {number_text(check.tolerance)})"
+
+
 def check_text(check: SelfCheck) -> str:
     """`ok: largest difference 1.2e-7, tolerance 4e-6`, or `FAILED: …`."""
     verdict = "ok" if check.ok else "FAILED"
+    if check.max_abs_error is None:
+        return f"{verdict}: some numbers are NaN or infinite"
     return f"{verdict}: largest difference {number_text(check.max_abs_error)}, tolerance {number_text(check.tolerance)}"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.format import bytes_text, count_of, count_text, flowing, number_text, seconds_text
+from mhacli.render.base.format import agreement, bytes_text, count_of, count_text, flowing, number_text, seconds_text
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, names_of, ranges
 from mhacli.results.record.head_statistics import Check
@@ -16,8 +16,6 @@ from mhacli.results.record.record import Generated, InspectedLayer, Model, Recor
 from mhacli.text.escape import visible
 
 _MAX_TOLD = 8
-_OF_Z = "z of the "
-"""How the name of the check begins that compares what came out; a layer of which only the pattern was seen has none."""
 _SEEN = {
     "registry": "seen in transformers' attention registry",
     "module": "seen in the model's own eager_attention_forward",
@@ -72,7 +70,7 @@ def _sizes(record: Record, model: Model) -> Iterator[str]:
 
 def _heads(layer: InspectedLayer) -> str:
     heads = count_of(layer.n_heads, "head")
-    if not _sees_values(layer):
+    if not any(check.is_of_outputs for check in layer.survey.checks):
         return heads
     if layer.captured_by == "softmax":
         return f"{heads} × d_v {layer.d_v}"
@@ -80,12 +78,8 @@ def _heads(layer: InspectedLayer) -> str:
     return sizes + (f", {count_of(layer.n_kv_heads, 'kv head')}" if layer.n_kv_heads != layer.n_heads else "")
 
 
-def _sees_values(layer: InspectedLayer) -> bool:
-    return any(check.name.startswith(_OF_Z) for check in layer.survey.checks)
-
-
 def _proof(record: Record, model: Model) -> Iterator[Text]:
-    """Which path was inspected, whether it gave the same as without inspection, and what the attention weights come to."""
+    """Which path was inspected, and whether it gave the same as without inspection."""
     yield Text(f"path inspected: {visible(model.path_inspected)}", style="bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
@@ -96,10 +90,6 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
         yield Text(f"outputs bit-identical with and without inspection{part}", style="green")
     else:
         yield Text(f"outputs are NOT identical with and without inspection{part}", style="bold red")
-    errors = [layer.self_check.max_abs_error for layer in record.layers if _sees_values(layer)]
-    if errors:
-        worst = None if None in errors else max(error for error in errors if error is not None)
-        yield Text(f"max|P·V − z| {number_text(worst)}")
 
 
 def _how(record: Record, model: Model) -> Iterator[str]:
@@ -122,7 +112,9 @@ def _how(record: Record, model: Model) -> Iterator[str]:
         loading = record.timings.get("loading")
         of_it = "" if loading is None else f", loading {seconds_text(loading.median_s)} of it"
         yield f"took {seconds_text(total.median_s)}{of_it}"
-    yield f"whole matrices would take {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+    are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
+    take = "take" if are_kept else "would take"
+    yield f"whole matrices {take} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _departure(name: str, layer: InspectedLayer) -> str:
@@ -154,17 +146,19 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
 def _reasons(layer: InspectedLayer) -> list[str]:
     """Checks that do not hold, with their numbers, and what else stands in the way."""
     failed = [check for check in layer.survey.checks if not check.ok]
-    failures = [f"'{visible(check.name)}' is off by {_within(check)}" for check in failed]
+    failures = [f"'{visible(check.name)}' {_failure(check)}" for check in failed]
     named = [f"the check '{check.name}'" for check in failed]
     return failures + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in named)]
 
 
-def _within(check: Check) -> str:
-    return f"{number_text(check.error)} (tolerance {number_text(check.tolerance)})"
+def _failure(check: Check) -> str:
+    if check.error is None:
+        return "gives NaN or infinity"
+    return f"is off by {number_text(check.error)} (tolerance {number_text(check.tolerance)})"
 
 
 def checks_view(record: Record, screen: Screen) -> Text:
-    """Whether everything holds, in one word, then each check by the layer where it is worst; what fails by name."""
+    """Whether everything holds, in one word, then each check by the layer with the largest error; what fails by name."""
     names = dict.fromkeys(check.name for layer in record.layers for check in layer.survey.checks)
     n_checks = sum(len(layer.survey.checks) for layer in record.layers)
     verdict = (
@@ -179,11 +173,11 @@ def checks_view(record: Record, screen: Screen) -> Text:
 
 
 def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
-    """A check where it comes nearest to its tolerance, and where it fails."""
+    """A check where its error is the largest, and where it fails."""
     checks = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
-    worst, of = max(checks, key=lambda pair: pair[0].strain)
+    worst, of = max(checks, key=lambda pair: pair[0].severity)
     failed = [layer for check, layer in checks if not check.ok]
-    words = f"{visible(name)} within {_within(worst)}"
+    words = agreement(worst)
     words += f", {of.label}" if len(layers) > 1 else ""
     if failed:
         return Text(f"{words}: FAILED in {names_of(failed)}", style="bold red")

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, level_of, shade
 from mhacli.render.base.format import (
+    agreement,
     bytes_text,
     configuration,
     count_of,
     filled,
     fitted,
     left_out,
-    number_text,
     percent_text,
     plain_table,
     seconds_text,
@@ -129,11 +129,7 @@ def _checks(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """Whether the statistics hold together, each check with its number."""
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
-    parts = [
-        f"{visible(check.name)} within {number_text(check.error)} (tolerance {number_text(check.tolerance)})"
-        for check in survey.checks
-    ]
-    lines = "\n".join(filled(parts, screen.width, "; "))
+    lines = "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
     return verdict.append(f"\n{lines}", style="not bold default")
 
 

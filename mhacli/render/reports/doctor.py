@@ -32,7 +32,7 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     lines = [check for check in report.checks if check.ok is False or not check.name.startswith(_DETAILED)]
     parts.append(_checks(lines, on, with_numbers=report.model is not None))
     if report.model is not None:
-        parts += [Text(), Text(_legend(report.model), style="dim")]
+        parts += [Text(), Text(_legend(report.model, report.checks), style="dim")]
     notes = [Text(), *(Text(f"note: {visible(note)}") for note in report.notes)] if report.notes else []
     return Group(*parts, *_findings(report.findings), *notes, Text(), _summary(report))
 
@@ -78,7 +78,7 @@ def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType
         count_of(int(about["threads"]), "thread"),
         f"torch {about['torch']}",
         f"texts of {', '.join(map(str, model.lengths))} tokens",
-        count_of(model.n_passes, "pass").replace("passs", "passes"),
+        f"{model.n_passes} forward pass{'es' * (model.n_passes != 1)}",
     ]
     return Group(_joined(head, on, "bold"), _joined(facts, on, ""))
 
@@ -205,10 +205,20 @@ def _number(value: float | None) -> str:
     return f"{value:.2g}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}"
 
 
-def _legend(model: ExaminedModel) -> str:
-    return (
-        "found: the largest change of a token's output, relative to the usual size of an output; at most: "
-        f"{model.tolerance}. For finite and bos it is a count, for row-sums the largest distance of a sum from 1."
+def _legend(model: ExaminedModel, checks: Sequence[HealthCheck]) -> str:
+    """What both numbers of a check are; of `repeat`, `finite`, `bos` and `row-sums` they are others than of the rest."""
+    of_repeat = [
+        f"repeat: at most {_number(check.tolerance)}, more than another order of summing and less than dropout makes."
+        for check in checks
+        if check.name == "repeat" and check.tolerance is not None
+    ]
+    return "\n".join(
+        [
+            "found: the largest change of a token's output, relative to the usual size of an output.",
+            f"at most: {model.tolerance}.",
+            *of_repeat,
+            "finite and bos: counts. row-sums: the largest distance of a sum from 1, or of an output that is wrong.",
+        ]
     )
 
 

@@ -27,7 +27,7 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
-from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, groups_table, self_check_line
+from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
 from mhacli.results.bench.intervals import is_known, paired_ratio
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
@@ -35,6 +35,10 @@ from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible
 
 MAX_STEPS = 16
+_OF_STEPS = Comparison(
+    "the steps equal a full pass", "the outputs of the steps, or of the full pass, have NaN or infinite numbers"
+)
+_OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
 _COLUMNS = {
     "length": ("length", 0),
@@ -62,10 +66,10 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         return Text("this record holds no decoding")
     check = record.self_check
     head: RenderableType = configuration(record, screen.width)
-    costs_of, compared = _formulas, "the steps equal a full pass and the pattern gives the output"
+    costs_of, compared = _formulas, _OF_STEPS_AND_PATTERN
     if record.model is not None:
         head, costs_of = model_header(record, record.model, screen), _formulas_of_model
-        compared = "the steps equal a full pass"
+        compared = _OF_STEPS
         record = record.of_layer(0)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown

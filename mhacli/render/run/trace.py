@@ -34,7 +34,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.header import model_header
-from mhacli.render.run.view import axes_text, groups_table, self_check_line
+from mhacli.render.run.view import Comparison, axes_text, groups_table, self_check_line
 from mhacli.results.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
 from mhacli.spec.config import ROPE
 from mhacli.spec.tokens import TokenSequence
@@ -52,6 +52,9 @@ _KINDS = {
 """Where a part of a score comes from, in words."""
 _MORE = "--verbose prints the steps of the whole layer before it"
 _ALWAYS = ("content", "position")
+_OF_UNWATCHED = Comparison(
+    "an unwatched call agrees", "an unwatched call gives another shape, or NaN or infinity at other positions"
+)
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
@@ -406,5 +409,5 @@ def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequen
         line.stylize("bold yellow")
     odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
     remarks = [Text(f"! look at {', '.join(odd)}", style="bold yellow")] if odd else []
-    check = self_check_line(record.self_check, "an unwatched call agrees")
+    check = self_check_line(record.self_check, _OF_UNWATCHED)
     return [line, *remarks, check]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import wrap
+from typing import NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
@@ -70,12 +71,26 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     return Group(*_spaced([*sections, self_check_line(record.self_check)]))
 
 
-def self_check_line(check: SelfCheck, compared: str = "the pattern gives the output") -> Text:
+class Comparison(NamedTuple):
+    """What a self-check compares, in words: what holds if it is right, and what is wrong where no difference can be computed."""
+
+    agrees: str
+    has_none: str
+
+
+OF_PATTERN = Comparison(
+    "the pattern gives the output", "the output, or what the pattern gives for it, has NaN or infinite numbers"
+)
+
+
+def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text:
     """One line: whether the output follows from the pattern that is shown, or from what else it was `compared` with."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
+    if check.max_abs_error is None:
+        return verdict.append(f": {compared.has_none}", style="not bold default")
     within = "within" if check.ok else "only within"
     return verdict.append(
-        f": {compared} {within} {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
+        f": {compared.agrees} {within} {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
         style="not bold default",
     )
 

@@ -436,6 +436,15 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
 # --------------------------------------------------------------------- how heads were looked at without their matrices
 
 
+ROW_SUMS = "every query's weights sum to 1"
+COLUMN_TOTALS = "row and column totals agree"
+MAP_TOTALS = "row and map totals agree"
+HEAD_OUTPUTS = "weights × values give the kernel's z"
+"""The names of the checks."""
+_EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
+"""That of the last in records of earlier versions."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One check of the statistics: how far they are from what must hold.
@@ -450,11 +459,14 @@ class Check:
     rounding: float = 0.0
 
     @property
-    def strain(self) -> float:
-        """How much of its tolerance the error takes; infinite where it is not finite or none is allowed."""
-        if self.error is None or not self.tolerance:
-            return 0.0 if self.error == 0 else math.inf
-        return self.error / self.tolerance
+    def severity(self) -> tuple[bool, float]:
+        """What orders checks of one name: those that fail come last, and of these or the others the largest error."""
+        return not self.ok, math.inf if self.error is None else self.error
+
+    @property
+    def is_of_outputs(self) -> bool:
+        """Whether it compares what came out, which only a layer has whose values were seen."""
+        return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
 
 
 @dataclass(frozen=True)

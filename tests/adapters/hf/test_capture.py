@@ -39,7 +39,7 @@ from mhacli.adapters.hf import capture
 from mhacli.adapters.hf.capture import Call, KernelWatch, ScoredCall, SoftmaxCall, captured, unknown_keywords
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
-from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.results.record.head_statistics import HEAD_OUTPUTS, ROW_SUMS, HeadsRequest
 from mhacli.results.record.record import Record
 
 OF_EACH_RUNG = {
@@ -341,7 +341,7 @@ def test_a_layer_that_returns_another_z_than_its_pattern_gives_is_told_with_the_
     assert not found.self_check.ok
     for layer in found.layers:
         check = layer.survey.checks[-1]
-        assert check.name == "z of the pattern is the kernel's"
+        assert check.name == HEAD_OUTPUTS
         assert check.error is not None
         assert 100 * check.tolerance > check.error > 10 * check.tolerance
         assert layer.self_check.max_abs_error == check.error
@@ -396,7 +396,7 @@ def test_a_wrong_log_sum_exp_of_a_kernel_is_told(monkeypatch: pytest.MonkeyPatch
     found = found_in(tiny("llama"))
     assert not found.self_check.ok
     for layer in found.layers:
-        assert layer.unverified[0].startswith("the check 'each query gives 1' differs by ")
+        assert layer.unverified[0].startswith(f"the check '{ROW_SUMS}' differs by ")
         error = layer.survey.checks[0].error
         assert error is not None
         assert abs(error - 1e-3) < 1e-5 if shift == 1e-3 else error > 0.1

@@ -31,7 +31,18 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import facts_of, layer_request
 from mhacli.requests.memory import BASE_BYTES, predict_heads_memory
 from mhacli.results.record import storage
-from mhacli.results.record.head_statistics import PER_QUERY, Averages, Corner, HeadsRequest, Kept, with_kind
+from mhacli.results.record.head_statistics import (
+    COLUMN_TOTALS,
+    HEAD_OUTPUTS,
+    MAP_TOTALS,
+    PER_QUERY,
+    ROW_SUMS,
+    Averages,
+    Corner,
+    HeadsRequest,
+    Kept,
+    with_kind,
+)
 from mhacli.spec.conditions import parse_pattern
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
@@ -602,10 +613,7 @@ def test_by_hand_the_seconds_that_a_run_is_predicted_to_take(monkeypatch):
 
 def test_the_checks_hold_and_are_told_with_their_numbers():
     survey = looked(*small(causal=True)).survey
-    assert [check.name for check in survey.checks] == [
-        "each query gives 1", "keys receive one per query", "maps add up to one per query",
-        "z of the pattern is the kernel's",
-    ]  # fmt: skip
+    assert [check.name for check in survey.checks] == [ROW_SUMS, COLUMN_TOTALS, MAP_TOTALS, HEAD_OUTPUTS]
     for check in survey.checks:
         assert check.ok
         assert 0 <= check.error <= check.tolerance <= 1e-9

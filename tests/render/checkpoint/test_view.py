@@ -26,7 +26,7 @@ from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.patterns import in_words, words_with
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.results.record import storage
-from mhacli.results.record.head_statistics import HEAD_TYPES
+from mhacli.results.record.head_statistics import HEAD_OUTPUTS, HEAD_TYPES, ROW_SUMS
 from mhacli.results.record.record import Generated, SpanTokens
 
 WIDTHS = [40, 80, 120, 200]
@@ -129,18 +129,18 @@ def test_the_header_says_what_the_model_is():
 @pytest.mark.parametrize(
     ("identical", "compared", "said"),
     [
-        (True, 15, "outputs bit-identical with and without inspection · max|P·V"),
-        (True, 8, "outputs bit-identical with and without inspection (first 8 tokens) · max|P·V"),
-        (False, 15, "outputs are NOT identical with and without inspection ·"),
-        (None, 0, "outputs not compared with those without inspection ·"),
+        (True, 15, "outputs bit-identical with and without inspection"),
+        (True, 8, "outputs bit-identical with and without inspection (first 8 tokens)"),
+        (False, 15, "outputs are NOT identical with and without inspection"),
+        (None, 0, "outputs not compared with those without inspection"),
     ],
 )
 def test_the_proof_says_whether_looking_changed_anything(identical, compared, said):
     record = RECORDS["run"]
     model = replace(record.model, identical_outputs=identical, compared_len=compared)
     text = flat(view(replace(record, model=model), 200))
-    assert f"path inspected: sdpa (unchanged) · {said}" in text
-    assert "max|P·V − z| 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
+    assert f"path inspected: sdpa (unchanged) · {said} seen in" in text
+    assert f"{HEAD_OUTPUTS} within 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
 
 
 def test_what_was_inspected_of_a_model_is_told_where_it_is_not_all():
@@ -164,14 +164,12 @@ def test_layers_that_are_not_verified_are_named_with_number_and_reason():
     lines = view(RECORDS["bad"], 200)
     (line,) = [line for line in lines if line.startswith("! ")]
     assert line == (
-        "! layer 1 NOT verified: 'z of the pattern is the kernel's' is off by 0.125 (tolerance 2.00e-06); "
+        f"! layer 1 NOT verified: '{HEAD_OUTPUTS}' is off by 0.125 (tolerance 2.00e-06); "
         r"the keyword \x1b[2J[foo] is not understood"
     )
     assert any(re.match(r"\s+1! ", line) for line in lines)
     assert "self-check FAILED" in lines
-    assert "z of the pattern is the kernel's within 0.125 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(
-        lines
-    )
+    assert f"{HEAD_OUTPUTS} within 0.125 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(lines)
     assert "layer 1 · head 0 · NOT verified" in flat(view(RECORDS["bad"], layers=((None, 1),)))
 
 
@@ -187,7 +185,7 @@ def test_so_many_doubtful_layers_that_they_would_fill_the_screen_are_counted():
 def test_every_check_is_told_where_it_is_worst():
     lines = view(RECORDS["run"], 200)
     assert lines[-2] == "self-check ok: 6 checks, layers 0–2"
-    assert "each query gives 1 within 3.00e-08 (tolerance 2.00e-06), layer 2" in flat(lines[-1:])
+    assert f"{ROW_SUMS} within 3.00e-08 (tolerance 2.00e-06), layer 2" in flat(lines[-1:])
     changed = replace(RECORDS["run"], model=replace(RECORDS["run"].model, identical_outputs=False))
     assert "outputs differ from those without inspection" in flat(view(changed)[-6:])
 
@@ -273,7 +271,7 @@ def test_the_numbers_above_the_grid_stand_above_their_heads(width):
     lines = view(RECORDS["wide"], width)
     numbers = {}
     for i, line in enumerate(lines):
-        if re.match(r"layer\s+\d", line):
+        if re.match(r"layer\s+\d+ +\d", line):
             for match in re.finditer(r"\d+", line):
                 numbers[int(match[0])] = lines[i + 1][match.start()]
     assert {0, 5, 10, 35, 65} <= set(numbers)

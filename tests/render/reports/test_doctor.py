@@ -115,3 +115,12 @@ def test_colour_marks_the_verdicts() -> None:
     assert f"\x1b[1;32m{healthy.summary}\x1b[0m" in drawn(healthy, colour=True)
     warned = replace(OF_MODEL, checks=CHECKS[3:])
     assert f"\x1b[1;33m{warned.summary}\x1b[0m" in drawn(warned, colour=True)
+
+
+def test_the_legend_gives_the_repeated_pass_the_limit_of_its_line() -> None:
+    repeat = HealthCheck("repeat", True, "agree", 0.0, 3e-4)
+    with_it = " ".join(drawn(replace(OF_MODEL, checks=(*CHECKS, repeat)), 200).split())
+    assert "repeat pass 0 3.0e-04" in with_it
+    assert "at most: 8 × x. repeat: at most 3.0e-04," in with_it
+    assert "12 forward passes" in with_it
+    assert "repeat:" not in drawn(OF_MODEL)

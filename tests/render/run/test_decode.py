@@ -451,7 +451,10 @@ def test_the_verdict_says_whether_the_steps_give_what_a_full_recomputation_gives
     for check, verdict in (
         (SelfCheck(1.5e-7, 2e-6, True), "ok: {} within 1.50e-07 (tolerance 2.00e-06)"),
         (SelfCheck(0.25, 2e-6, False), "FAILED: {} only within 0.25 (tolerance 2.00e-06)"),
-        (SelfCheck(None, 2e-6, False), "FAILED: {} only within nan (tolerance 2.00e-06)"),
+        (
+            SelfCheck(None, 2e-6, False),
+            "FAILED: the outputs of the steps, or of the full pass, have NaN or infinite numbers",
+        ),
     ):
         words_of_it = verdict.format("the steps equal a full pass and the pattern gives the output")
         assert sections(replace(record, self_check=check), width)[-1] == f"self-check {words_of_it}"

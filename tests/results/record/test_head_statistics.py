@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from dataclasses import fields, replace
 
@@ -18,10 +17,12 @@ from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import (
     CERTAIN_ENOUGH,
     FOR_ALL_HEADS,
+    HEAD_OUTPUTS,
     NEAR,
     NEARLY_UNIFORM,
     OPTIONAL,
     PER_QUERY,
+    ROW_SUMS,
     SINK_SHARE,
     SINK_TOKENS,
     SORTS,
@@ -501,9 +502,20 @@ def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
     assert found.heads[0].uniform.entropy > 0
 
 
-def test_what_an_error_takes_of_its_tolerance():
-    strains = [Check("", error, tolerance, ok=True).strain for error, tolerance in ((1, 4), (0, 4), (0, 0), (0.0, 0.0))]
-    assert strains == [0.25, 0, 0, 0]
-    assert [Check("", error, limit, ok=False).strain for error, limit in ((None, 4), (None, 0), (1, 0))] == [
-        math.inf
-    ] * 3
+def test_of_several_checks_a_failed_one_comes_last_and_then_the_largest_error():
+    passed = [Check("", error, tolerance, ok=True) for error, tolerance in ((0.5, 9), (0.25, 0.3), (0, 1))]
+    failed = [Check("", error, 0.1, ok=False) for error in (0.125, None)]
+    assert sorted([*failed, *passed], key=lambda check: check.severity) == [*passed[::-1], *failed]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of_outputs"),
+    [
+        (HEAD_OUTPUTS, True),
+        ("z of the pattern is the kernel's", True),
+        (ROW_SUMS, False),
+        ("each query gives 1", False),
+    ],
+)
+def test_the_check_of_outputs_is_known_in_records_of_earlier_versions_too(name, is_of_outputs):
+    assert Check(name, 0.0, 1.0, ok=True).is_of_outputs is is_of_outputs
