@@ -30,7 +30,8 @@ from transformers import AutoModel, GPT2Config
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.tokens import TokenSequence
 

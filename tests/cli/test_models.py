@@ -566,15 +566,15 @@ def test_ctrl_c_while_a_long_text_is_looked_at_ends_it(checkpoints: Checkpoints,
 STOPPING = """
 import time
 from pathlib import Path
-import mhacli.compute.checkpoint.run as study
-real, seen = study.CheckpointRun._inspect, []
+import mhacli.compute.checkpoint.layers as study
+real, seen = study.PassInspection._inspect, []
 def slow(*given, **named):
     seen.append(1)
     if len(seen) == 3:
         Path('modules/reached').touch()
         time.sleep(600)
     return real(*given, **named)
-study.CheckpointRun._inspect = slow
+study.PassInspection._inspect = slow
 """
 
 

@@ -395,6 +395,11 @@ class Call:
         raise NotImplementedError
 
     @property
+    def device(self) -> torch.device:
+        """Where it was computed."""
+        raise NotImplementedError
+
+    @property
     def extras(self) -> dict[str, str]:
         """What changes the scores beside scale, softcap, bias and sinks, by keyword, each in words for a reader."""
         return {}
@@ -428,6 +433,11 @@ class ScoredCall(Call):
         return (*self.q.shape[:3], self.k.shape[2])
 
     @property
+    def device(self) -> torch.device:
+        """That of the queries."""
+        return self.q.device
+
+    @property
     def scoring(self) -> dict[str, Any]:
         """What makes scores of the products of queries and keys, mask and bias aside, by the fields of `Scores`."""
         return {"scale": self.scale, "softcap": self.softcap}
@@ -449,6 +459,11 @@ class SoftmaxCall(Call):
     def shape(self) -> tuple[int, ...]:
         """`(batch, head, query, key)`."""
         return tuple(self.scores.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the scores."""
+        return self.scores.device
 
 
 NEUTRAL = frozenset((

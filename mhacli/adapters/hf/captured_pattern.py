@@ -49,7 +49,7 @@ class KnownMasks:
     @staticmethod
     def key(call: ScoredCall) -> tuple[object, ...]:
         """What a mask depends on besides its tensors."""
-        return (call.causal, tuple(call.q.shape[:3]), call.k.shape[2])
+        return (call.causal, call.device, tuple(call.q.shape[:3]), call.k.shape[2])
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:

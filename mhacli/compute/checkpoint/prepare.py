@@ -13,7 +13,8 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.compute.base.devices import choose_device
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.results.record.record import Generated, SpanTokens

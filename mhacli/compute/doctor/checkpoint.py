@@ -18,7 +18,8 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, require_ids
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest, LayerResults
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest, LayerResults
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.doctor.consistency_checks import (
     CEILING,
     TIMES_SHAKEN,

@@ -38,7 +38,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from mhacli.adapters.hf import capture
 from mhacli.adapters.hf.capture import Call, KernelWatch, ScoredCall, SoftmaxCall, captured, unknown_keywords
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.results.record.head_statistics import HEAD_OUTPUTS, ROW_SUMS, HeadsRequest
 from mhacli.results.record.record import Record
 

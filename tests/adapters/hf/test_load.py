@@ -26,7 +26,8 @@ from mhacli.adapters.hf import load as library
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.adapters.hf.tokenizer import first_tokens, load_tokenizer, require_ids, require_texts
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.results.record.head_statistics import HeadsRequest

@@ -17,8 +17,9 @@ from support.model_families import ids_of, loaded_of, made, sequence_of
 
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.base.devices import one_thread, shared_out
-from mhacli.compute.checkpoint import run as checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint import layers
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.results.record.head_statistics import HeadsRequest
 
 
@@ -135,8 +136,8 @@ def test_a_layer_is_said_to_be_the_same_by_one_thread_and_by_two(
         n_jobs.append(len(jobs))
         return shared_out(jobs)
 
-    monkeypatch.setattr(checkpoint, "SMALL_CELLS", 100)
-    monkeypatch.setattr(checkpoint, "shared_out", counted)
+    monkeypatch.setattr(layers, "SMALL_CELLS", 100)
+    monkeypatch.setattr(layers, "shared_out", counted)
     _, alone = looked_at(1, 90, heads)
     _, shared = looked_at(2, 90, heads)
     assert n_jobs == ([1, 1, 2, 2] if heads is None else [2, 2, 2, 2])
@@ -164,9 +165,9 @@ def test_little_work_is_done_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(torch.get_num_threads())
         return shared_out(jobs)
 
-    monkeypatch.setattr(checkpoint, "shared_out", counted)
+    monkeypatch.setattr(layers, "shared_out", counted)
     looked_at(2, 12, None)
     assert seen == [1, 1]
-    monkeypatch.setattr(checkpoint, "SMALL_CELLS", 12 * 12 - 1)
+    monkeypatch.setattr(layers, "SMALL_CELLS", 12 * 12 - 1)
     looked_at(2, 12, None)
     assert seen == [1, 1, 2, 2]

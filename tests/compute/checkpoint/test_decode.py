@@ -27,7 +27,8 @@ from support.model_families import (
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.compute.checkpoint import decode as modeldecode
 from mhacli.compute.checkpoint.decode import decode_checkpoint
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest

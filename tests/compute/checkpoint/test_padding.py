@@ -14,7 +14,8 @@ from support.heads_made import Texts, means, require_means
 from support.model_families import N_HEADS, PAIRS, calls_of, ids_of, loaded_of, matrices_of, sequence_of, tiny
 
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.results.record.head_statistics import HeadsRequest
 
 LENGTHS, CONTEXTS = (4, 9, 1), (7, 9, 3)

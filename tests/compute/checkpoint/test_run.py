@@ -46,7 +46,8 @@ from torch import Tensor
 from mhacli.adapters.hf.capture import ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.cli.shared.output import tell_notes
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest

@@ -35,7 +35,8 @@ from support.model_families import (
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.inputs import make_inputs
-from mhacli.compute.checkpoint.run import CheckpointRun, CheckpointRunRequest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.checkpoint.trace import walk_checkpoint
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex

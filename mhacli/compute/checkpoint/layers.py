@@ -1,0 +1,373 @@
+"""The attentions of one pass of a model, each reduced to statistics, or its matrices kept, while the model waits for it.
+
+Memory holds one layer at a time. Who runs the model, and how, is the caller's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.hf.capture import Call, ScoredCall
+from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
+from mhacli.adapters.hf.inputs import ModelInputs
+from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_attention
+from mhacli.attention.tiled.scores import AttentionResult
+from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
+from mhacli.compute.base.devices import environment, one_thread, shared_out
+from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
+from mhacli.compute.base.taps import stage_timings, to_array
+from mhacli.compute.heads import HeadResults, joined, make_summary, second_pass
+from mhacli.io.progress import Progress, no_progress
+from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
+from mhacli.results.record.record import (
+    NOT_SEEN,
+    AttentionKind,
+    InspectedLayer,
+    LayerChoice,
+    Model,
+    NonAttentionLayer,
+    Record,
+    SelfCheck,
+    SpanTokens,
+    layer_prefix,
+    texts_of,
+)
+from mhacli.results.record.tables import HeadTable
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+
+KEPT = ("pattern", "z", "scores", "qk")
+"""The matrices of a layer, the most wanted first."""
+
+
+@dataclass(frozen=True)
+class CheckpointRunRequest:
+    """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
+
+    `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
+    parts.
+    """
+
+    heads: HeadsRequest
+    layers: tuple[LayerChoice, ...] | None = None
+    keep: tuple[str, ...] | None = ()
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    spans: tuple[SpanTokens, ...] = ()
+
+    def is_wanted(self, layer: int, kind: AttentionKind) -> bool:
+        """Whether a layer is asked for."""
+        return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
+
+
+class LayerResults(NamedTuple):
+    """A layer that is done: what a record says of it, and the statistics and arrays of its heads."""
+
+    layer: InspectedLayer
+    heads: tuple[HeadStatistics, ...]
+    arrays: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a record says of a model besides its attentions.
+
+    `config` is transformers' own, None for a module without one; `d_model` is 0 where nothing says it. `weights` is the path
+    of the checkpoint, `tokenizer` the word for its tokenizer in a record's config, `device_asked` the user's for the device.
+    """
+
+    model: Model
+    config: Any
+    d_model: int
+    device: torch.device
+    device_asked: str
+    tokenizer: str = "word"
+    weights: str | None = None
+
+
+@dataclass
+class PassInspection:
+    """The attentions of one pass over the texts of `inputs`. `take` is told of each; `record` has those that are finished.
+
+    `n_layers` are as many as will be told, `dtype` is that of the model. `on_layer` hears of every attention that is asked for
+    before it is reduced.
+    """
+
+    inputs: ModelInputs
+    wanted: CheckpointRunRequest
+    dtype: str
+    n_layers: int
+    on_layer: Callable[[Call, AttentionResult], None] | None = None
+    tell: Progress = no_progress
+    peak_bytes: int = 0
+    results: list[LayerResults] = field(default_factory=list)
+    found: list[LayerKey] = field(default_factory=list)
+    unfit: dict[LayerKey, str] = field(default_factory=dict)
+    not_kept: list[str] = field(default_factory=list)
+    _masks: KnownMasks = field(default_factory=KnownMasks)
+    _baselines: dict[object, tuple[Baseline, object]] = field(default_factory=dict)
+    _kept_bytes: int = 0
+
+    def take(self, call: Call) -> None:
+        """Reduces one attention, if it is asked for, while the model waits."""
+        axes, place = axes_of(self.inputs, call.kind, dtype=self.dtype, device=call.device), (call.kind, call.layer)
+        reason = misfit(call, axes)
+        if reason is not None:
+            self.unfit.setdefault(place, reason)
+            return
+        self.found.append(place)
+        if not self.wanted.is_wanted(call.layer, call.kind):
+            return
+        self.results.append(self._inspect(call, axes))
+        self.tell(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
+
+    def release(self) -> None:
+        """Lets go of the masks, which layers share: no tensor of the model is held after its pass."""
+        self._masks, self._baselines = KnownMasks(), {}
+
+    def _inspect(self, call: Call, axes: Axes) -> LayerResults:
+        """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
+        wanted = self.wanted.heads
+        attention = as_attention(call, axes.real_queries(), self._masks)
+        if self.on_layer is not None:
+            self.on_layer(call, attention)
+        asked = statistics_request(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
+        is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
+        with one_thread() if is_small else nullcontext():
+            baseline = self._baseline(call, attention, asked)
+            results = joined(self._second_passes(attention, axes, asked, baseline), baseline, axes, asked)
+        heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
+        survey = make_summary(
+            results,
+            wanted,
+            axes=axes,
+            asked=asked,
+            peak_bytes=self.peak_bytes,
+            full_bytes=4 * prod(attention.shape),
+        )
+        layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
+        return LayerResults(layer, heads, {**results.arrays, **self._matrices(call, attention)})
+
+    def _second_passes(
+        self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline
+    ) -> list[HeadResults]:
+        """What is found of all heads that are asked for. On a CPU every thread takes its own."""
+        wanted = self.wanted.heads
+
+        def of_heads(heads: range) -> HeadResults:
+            return second_pass(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
+
+        n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
+        return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
+
+    def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
+        """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
+        if not isinstance(call, ScoredCall):
+            return make_baseline(attention.pattern, asked)
+        allowed = attention.pattern.allowed
+        key = (call.kind, call.device, id(allowed))
+        if key not in self._baselines:
+            while len(self._baselines) >= KEPT_MASKS:
+                del self._baselines[next(iter(self._baselines))]
+            self._baselines[key] = make_baseline(attention.pattern, asked), allowed  # alive, so that its id names it
+        return self._baselines[key][0]
+
+    def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
+        """The matrices of this layer that are to be kept, as far as the limit goes."""
+        matrix_bytes = 4 * prod(attention.shape)
+        keep = self._keep(matrix_bytes)
+        if not keep:
+            return {}
+        n_bytes = matrix_bytes * len(keep)
+        if self._kept_bytes + n_bytes > self.wanted.keep_limit:
+            self.not_kept.append(f"matrices of {call.title}")
+            return {}
+        self._kept_bytes += n_bytes
+        made = full_matrices(attention) | ({} if attention.v is None else {"z": attention.z.clone()})
+        missing = [name for name in keep if name not in made]
+        self.not_kept += (
+            [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
+        )
+        made["strongest_key"] = strongest_key(made["pattern"])
+        names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
+        heads = self.wanted.heads.heads
+        arrays = {
+            name: made[name] if heads is None or made[name].shape[1] == 1 else made[name][:, heads] for name in names
+        }
+        return {name: array.cpu() for name, array in arrays.items()}
+
+    def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
+        """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""
+        if self.wanted.keep is not None:
+            return self.wanted.keep
+        room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
+        return KEPT[: max(1, room)]
+
+    def record(self, facts: ModelFacts, seconds: Mapping[str, float]) -> Record:
+        """The record of the layers that are finished, of which there must be one at least."""
+        results = list(self.results)
+        arrays = {
+            layer_prefix(i) + name: to_array(array)
+            for i, done in enumerate(results)
+            for name, array in done.arrays.items()
+        }
+        ok = all(done.layer.self_check.ok for done in results)
+        worst = max(
+            results, key=lambda done: done.layer.survey.checks[-1].severity
+        ).layer.self_check  # that is its last check
+        model = self._model(facts)
+        return Record(
+            command=self.wanted.heads.command,
+            config=_config(facts, results[0].layer, model, self.inputs),
+            sequences=self.inputs.sequences,
+            context=self.inputs.context,
+            vocabulary=(),
+            trace=(),
+            heads=HeadTable(head for done in results for head in done.heads),
+            timings=stage_timings(seconds),
+            self_check=SelfCheck(worst.max_abs_error, worst.tolerance, ok and model.identical_outputs is not False),
+            environment=environment(facts.device, facts.device_asked),
+            weights=facts.weights,
+            not_kept=tuple(self.not_kept),
+            model=model,
+            layers=tuple(done.layer for done in results),
+            spans=self.wanted.spans,
+            arrays=arrays,
+        )
+
+    def _model(self, facts: ModelFacts) -> Model:
+        """What the record says of the model: what was inspected of it, and which layers have no attention."""
+        levels = dict.fromkeys(done.layer.captured_by for done in self.results)
+        inspected = " and ".join(
+            dict.fromkeys("hand-written" if level == "softmax" else facts.model.implementation for level in levels)
+        )
+        without = (
+            tuple(NonAttentionLayer(number, reason) for (_, number), reason in self.unfit.items())
+            if facts.config is None
+            else without_attention(facts.config, self.found, self.unfit)
+        )
+        return replace(facts.model, path_inspected=f"{inspected} (unchanged)", without=without)
+
+
+def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: ModelInputs) -> Config:
+    """The sizes and choices in the house's words; those of each layer stand in `layers`."""
+    known = ("rope", "rope-interleaved", "alibi", "learned")
+    theta = Config.rope_theta if facts.config is None else rope_theta_of(facts.config, first.layer)
+    return Config(
+        d_model=facts.d_model or first.n_heads * first.d_v,
+        n_heads=first.n_heads,
+        n_kv_heads=first.n_kv_heads,
+        d_head=first.d_head,
+        d_v=first.d_v,
+        positions=model.positions if model.positions in known else "none",  # type: ignore[arg-type]
+        causal=first.mask.startswith("causal"),
+        padding=inputs.side,
+        scale=first.scale,
+        softcap=first.softcap,
+        dtype=model.dtype,  # type: ignore[arg-type]
+        device=str(facts.device),
+        tokenizer=facts.tokenizer,
+        max_positions=model.max_positions or Config.max_positions,
+        rope_theta=theta,
+    ).resolved()
+
+
+# ----------------------------------------------------------------------------------------------------------- whose tokens
+
+
+def axes_of(inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: torch.device) -> Axes:
+    """Whose tokens stand on the axes of an attention of this kind."""
+    queries, keys = texts_of(kind, inputs.sequences, inputs.context)
+    ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
+    return Axes(
+        queries=queries,
+        keys=keys,
+        q_len=max(len(text.ids) for text in queries),
+        k_len=max(len(text.ids) for text in keys),
+        side=inputs.side,
+        is_self=kind != "cross",
+        id_of=lambda word: ids.get(word, -1),
+        dtype=dtype,
+        device=device,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ one layer
+
+
+def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
+    """What a record says of a layer besides its heads."""
+    checks, scores = survey.checks, attention.scores
+    reasons = [
+        f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
+        for check in checks
+        if not check.ok
+    ]
+    reasons += [
+        f"scores are so large that their rounding alone may move z by {check.rounding:.3g}"
+        for check in checks
+        if check.rounding
+    ]
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown]
+    if attention.v is None:
+        reasons.append("only the pattern was seen, not the values")
+    d_v = attention.z.shape[3]
+    return InspectedLayer(
+        layer=call.layer,
+        name=call.title,
+        kind=call.kind,
+        captured_by=call.level,
+        kernel=attention.kernel,
+        n_heads=attention.shape[1],
+        n_kv_heads=attention.n_kv_heads,
+        d_head=d_v if scores is None else scores.q.shape[3],
+        d_v=d_v,
+        scale=None if scores is None else scores.scale,
+        softcap=None if scores is None else scores.softcap,
+        mask=mask,
+        bias=scores is not None and scores.bias is not None,
+        sinks=attention.sink_logits is not None,
+        verified=not reasons,
+        unverified=tuple(reasons),
+        self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
+        survey=survey,
+        call=call.part + 1,
+        extras=call.extras,
+    )
+
+
+def misfit(call: Call, axes: Axes) -> str | None:
+    """Why nothing can be said of an attention: its axes are not the tokens of the text. None where they are."""
+    batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
+    if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
+        return None
+    return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
+
+
+SMALL_CELLS = 1 << 18
+"""Queries × keys up to which one thread is as quick as several."""
+
+
+def head_ranges(attention: AttentionResult, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:
+    """The heads that go together: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
+    n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
+    if asked is not None:
+        return [range(head, head + 1) for head in asked]
+    step = n_heads // n_kv_heads * -(-n_kv_heads // max(1, n_parts))
+    return [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
+
+
+def mask_words(baseline: Baseline, axes: Axes) -> str:
+    """What queries see, in words, by how many keys each of the first text's sees."""
+    n, first = len(axes.queries[0].ids), axes.first_query(0)
+    counts = baseline.visible[0, 0, first : first + n].long().tolist()
+    most, n_keys = max(counts), len(axes.keys[0].ids)
+    if counts == [min(i + 1, most) for i in range(n)]:
+        return "causal" if most == n else f"causal, window {most}"
+    return "all keys" if counts == [n_keys] * n else f"at most {most} keys"
