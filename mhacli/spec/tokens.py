@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,8 @@ class TokenSequence:
         return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
             range(len(self.tokens))
         )
+
+
+AttentionKind = Literal["self", "encoder", "decoder", "cross"]
+"""Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
+the decoder those of the encoder."""

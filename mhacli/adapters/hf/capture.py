@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mhacli.adapters.hf.inputs import called
 from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
-from mhacli.results.record.record import AttentionKind
+from mhacli.spec.tokens import AttentionKind
 
 Take = Callable[["Call"], None]
 """Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return."""

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhacli.results.record.record import AttentionKind, NonAttentionLayer
+from mhacli.results.record.record import NonAttentionLayer
+from mhacli.spec.tokens import AttentionKind
 
 LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""

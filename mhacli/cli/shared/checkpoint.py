@@ -128,7 +128,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
     if word is None:
         return None
-    from mhacli.results.record.record import AttentionKind
+    from mhacli.spec.tokens import AttentionKind
 
     layers: list[LayerChoice] = []
     for part in word.split(","):

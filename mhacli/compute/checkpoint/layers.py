@@ -29,7 +29,6 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
 from mhacli.results.record.record import (
     NOT_SEEN,
-    AttentionKind,
     InspectedLayer,
     LayerChoice,
     Model,
@@ -42,6 +41,7 @@ from mhacli.results.record.record import (
 )
 from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
+from mhacli.spec.tokens import AttentionKind
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer, the most wanted first."""

@@ -38,7 +38,8 @@ from mhacli.compute.checkpoint.layers import (
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
-from mhacli.results.record.record import AttentionKind, Generated, LayerChoice, Model, Record
+from mhacli.results.record.record import Generated, LayerChoice, Model, Record
+from mhacli.spec.tokens import AttentionKind
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 256
 """Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""

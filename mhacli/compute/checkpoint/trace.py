@@ -20,8 +20,9 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import CellIndex
-from mhacli.results.record.record import AttentionKind, Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
+from mhacli.results.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.results.record.tables import HeadTable
+from mhacli.spec.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that make matrices of queries × keys; the others never do."""

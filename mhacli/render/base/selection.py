@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
 from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import AttentionKind, Generated, Record, texts_of
-from mhacli.spec.tokens import TokenSequence
+from mhacli.results.record.record import Generated, Record, texts_of
+from mhacli.spec.tokens import AttentionKind, TokenSequence
 
 if TYPE_CHECKING:  # loaded where a record has them
     from mhacli.results.record.head_statistics import HeadsSummary

@@ -22,7 +22,7 @@ from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
-from mhacli.spec.tokens import TokenSequence
+from mhacli.spec.tokens import AttentionKind, TokenSequence
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -166,11 +166,6 @@ def layer_prefix(index: int) -> str:
 
 
 # ---------------------------------------------------------------------------------- what a record says of a checkpoint
-
-
-AttentionKind = Literal["self", "encoder", "decoder", "cross"]
-"""Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
-the decoder those of the encoder."""
 
 
 LayerChoice = tuple[AttentionKind | None, int]

@@ -42,7 +42,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.requests.layer import CellIndex
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.results.record.record import AttentionKind, Record
+from mhacli.results.record.record import Record
+from mhacli.spec.tokens import AttentionKind
 
 BATCH, LAYER = 2, 1
 TOLERANCE = 5e-5
