@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mhacli.cli.streams import write
 from mhacli.cli.values import are_literal
+from mhacli.render.base.format import token_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.text.escape import visible
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mhacli.cli.shared.output import RecordOutput
     from mhacli.results.record.record import Record
 
+LayerCell = tuple[int, int, tuple[int, int, int]]
+"""A layer, a sequence, and head, query and key."""
 PAGE = "attention.html"
 _MOST = 160
 """Characters of a command that is worth suggesting."""
@@ -27,7 +30,8 @@ def suggest_next(record: Record, given: ComputeRequest, options: ViewOptions, ou
     """Prints commands to type next, unless the output is a format or brief."""
     if output.formats.chosen() is not None or options.brief:
         return
-    lines = [f"next: {words}\n" for words in map(typed_words, next_commands(record, given, options, output)) if words]
+    commands = [(typed_words(words), cell) for words, cell in next_commands(record, given, options, output)]
+    lines = [f"next: {typed}\n" + (f"      {cell}\n" if cell else "") for typed, cell in commands if typed]
     if not (options.verbose or record.model is not None):
         lines.insert(0, "more: --tokens, --shapes, --timings, or --verbose for all\n")
     if lines:
@@ -48,8 +52,8 @@ def _quoted(word: str) -> str:
 
 def next_commands(
     record: Record, given: ComputeRequest, options: ViewOptions, output: RecordOutput
-) -> Iterator[list[str]]:
-    """The commands that follow a cell, and that make a page of the record or open it."""
+) -> Iterator[tuple[list[str], str]]:
+    """The commands that follow a cell, with that in words, and that make a page of the record or open it."""
     sources = [*(given.source.typed or ()), *(given.source.file or ())]
     can_repeat = "-" not in sources and given.reading.generate is None and given.reading.chat is None
     cell = strongest_cell(record, options)
@@ -61,19 +65,32 @@ def next_commands(
         if given.model.model is not None:
             chosen = ["--model", given.model.model, "--layer", str(layer), *chosen]
             chosen += ["--revision", given.model.revision] if given.model.revision else []
-        yield ["mha", "trace", *_retyped(of_layer, chosen)]
+        yield ["mha", "trace", *_retyped(of_layer, chosen)], cell_text(record, cell, options)
     saved = given.save.save
     if output.pictures.html is None and saved is not None:
-        yield ["mha", "show", saved, "--html", PAGE]
+        yield ["mha", "show", saved, "--html", PAGE], ""
     elif saved is not None:
-        yield ["mha", "view", saved]
+        yield ["mha", "view", saved], ""
     elif can_repeat:
         everything = (given.source, given.text, given.layer, given.device, given.model, given.reading)
         page = output.pictures.html is None
-        yield ["mha", "run" if page else "view", *_retyped(everything, ["--html", PAGE] if page else [])]
+        yield ["mha", "run" if page else "view", *_retyped(everything, ["--html", PAGE] if page else [])], ""
 
 
-def strongest_cell(record: Record, options: ViewOptions) -> tuple[int, int, tuple[int, int, int]] | None:
+def cell_text(record: Record, cell: LayerCell, options: ViewOptions) -> str:
+    """`layer 2, head 1, query dog 1, key a 0: weight .77`, so that the cell is found among those on the screen."""
+    layer, sequence, (head, query, key) = cell
+    view = dict(_views(record, options))[layer]
+    place = [known.head for known in view.heads].index(head)
+    at = sequence, place, query + view.first_query(sequence), key + view.first_key(sequence)
+    names = [f"layer {layer}"] if record.model is not None else []
+    names += [f"sequence {sequence}"] if len(record.sequences) > 1 else []
+    names += [f"head {head}", f"query {token_text(view.sequences[sequence], query)} {query}"]
+    names += [f"key {token_text(view.keys[sequence], key)} {key}"]
+    return f"{', '.join(names)}: weight {weight_text(float(view.arrays['pattern'][at]), options.precision)}"
+
+
+def strongest_cell(record: Record, options: ViewOptions) -> LayerCell | None:
     """The layer, the sequence, and head, query and key of the largest attention weight that a query gives to another token, of
     queries with a choice of keys; of a checkpoint the first token, which is often a sink, counts only if nothing else does."""
     import numpy as np

@@ -120,6 +120,8 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
     """What the headings mean, and what stands beside the type of a head."""
     parts = [f"{column.heading} = {column.legend}" for column in columns if column.legend]
     least = weight_text(CERTAIN_ENOUGH, 2)
+    if any(map(_has_no_choice, listed)):
+        parts.append("no type: no query sees more than one key, so every attention weight is 1")
     if any(head.kind not in ("uniform", "mixed") for head in listed):
         parts.append(f"beside a type: its excess over uniform attention, {least} to 1")
     if any(head.kind == "uniform" for head in listed):
@@ -278,9 +280,16 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 
 
 def _type_text(head: HeadStatistics) -> Text:
-    """The sign and name of a type, and its excess."""
+    """The sign and name of a type, and its excess; a dash where no query has a choice of keys."""
+    if _has_no_choice(head):
+        return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
     return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style="dim")
+
+
+def _has_no_choice(head: HeadStatistics) -> bool:
+    """Whether no query sees more than one key."""
+    return head.uniform is not None and head.uniform.effective_keys == 1
 
 
 def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:

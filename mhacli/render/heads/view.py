@@ -62,7 +62,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         Group(
             table,
             *legend(record, listed, options, screen),
-            _sinks(record, listed, screen),
+            sinks_line(record, listed, survey.sink_share, screen),
         ),
         strong_places(record, listed, options, screen),
         *(
@@ -108,9 +108,8 @@ def sinks_are(least: float) -> str:
     return f"sinks (at least {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
 
 
-def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """Every sink, head by head, with its part of all attention beside its uniform attention weight."""
-    survey = survey_of(record)
+def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
+    """Every sink, head by head, with its part of all attention, at `least` so much, beside its uniform attention weight."""
     texts = [
         f"head {head.head}: "
         + ", ".join(
@@ -120,7 +119,7 @@ def _sinks(record: Record, listed: Sequence[HeadStatistics], screen: Screen) -> 
         for head in listed
         if head.sink_keys
     ]
-    what = f"{sinks_are(survey.sink_share)}: "
+    what = f"{sinks_are(least)}: "
     lines = filled([what + (texts[0] if texts else "none"), *texts[1:]], screen.width)
     return Text("\n".join(lines), style="magenta" if texts else "dim")
 

@@ -38,6 +38,8 @@ from mhacli.render.heads.matrix import (
     n_lines,
 )
 from mhacli.render.heads.table import legend, overview
+from mhacli.render.heads.view import sinks_line
+from mhacli.results.record.head_statistics import SINK_SHARE
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
 from mhacli.text.escape import visible
@@ -65,7 +67,8 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
         sections.append(shape_trace(record, screen))
     sections += groups_table(record)
     sections += _heads(record, sequences, heads, options, screen)
-    sections.append(Group(table, *legend(record, listed, options, screen)))
+    sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
+    sections.append(Group(table, *legend(record, listed, options, screen), *sinks))
     if options.timings or options.verbose:
         sections.append(timing_table(record, screen))
     return Group(*_spaced([*sections, self_check_line(record.self_check)]))

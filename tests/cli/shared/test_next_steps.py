@@ -10,7 +10,7 @@ from support.records import make_record
 
 from mhacli.cli.options import ColourOptions, DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions
-from mhacli.cli.shared.next_steps import next_commands, strongest_cell, typed_words
+from mhacli.cli.shared.next_steps import cell_text, next_commands, strongest_cell, typed_words
 from mhacli.cli.shared.output import PictureOptions, RecordFormats, RecordOutput
 from mhacli.render.base.options import ViewOptions
 
@@ -26,7 +26,7 @@ def commands(given, record=None, **pictures):
     output = RecordOutput(
         formats=RecordFormats(), save=given.save, pictures=PictureOptions(**pictures), colour=ColourOptions()
     )
-    return [*next_commands(record or RECORD, given, ViewOptions(), output)]
+    return [words for words, _ in next_commands(record or RECORD, given, ViewOptions(), output)]
 
 
 def with_weights(record, **cells):
@@ -67,6 +67,19 @@ def test_of_a_checkpoint_the_first_token_counts_only_where_nothing_else_does():
     cells[:, range(cells.shape[1]), range(cells.shape[1])] = 0
     assert (layer, key) != (0, 0)
     assert cells[head, query, key] == cells[:, :, 1:].max()
+
+
+def test_the_cell_is_named_by_its_tokens_with_its_weight():
+    record = with_weights(make_record(("the", "cat", "sat"), ("a", "dog")), b1h1q1k0=0.77)
+    assert cell_text(record, (0, 1, (1, 1, 0)), ViewOptions()) == "sequence 1, head 1, query dog 1, key a 0: weight .77"
+    assert cell_text(layered(), (1, 0, (0, 1, 2)), ViewOptions()).startswith("layer 1, ")
+
+
+def test_the_weight_of_a_named_cell_is_that_of_its_own_text_where_padding_stands_on_the_left():
+    record = make_record(("the", "cat", "sat"), ("a", "dog"))
+    record = replace(record, config=replace(record.config, padding="left"))
+    weight = record.arrays["pattern"][1, 1, 1 + 1, 0 + 1]
+    assert cell_text(record, (0, 1, (1, 1, 0)), ViewOptions(precision=4)).endswith(f" {weight:.4f}"[2:])
 
 
 def test_the_options_of_the_run_are_typed_again():

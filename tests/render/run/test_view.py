@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.records import drawn, make_record, walked
+from support.records import drawn, make_record, walked, with_sinks
 
 from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
@@ -16,7 +16,7 @@ from mhacli.render.run.view import (
     shape_trace,
     timing_table,
 )
-from mhacli.results.record.head_statistics import HeadStatistics
+from mhacli.results.record.head_statistics import Averages, HeadStatistics
 from mhacli.results.record.record import SelfCheck, Step, Timing
 
 WIDTHS = [40, 80, 200]
@@ -119,6 +119,25 @@ def test_of_heads_whose_patterns_take_many_lines_the_first_and_last_are_drawn_an
 def test_the_first_screen_of_a_sentence_has_at_most_45_lines():
     assert len(view(SENTENCE)) <= 42  # with the lines that a terminal shows besides
     assert len(view(replace(SENTENCE, config=replace(SENTENCE.config, causal=True)))) <= 42
+
+
+def test_sinks_are_named_below_the_table_where_a_head_has_one():
+    with_key = with_sinks(SENTENCE, 4)
+    words = " ".join(" ".join(view(with_key)).split())
+    key = with_key.heads[0].sink_keys[0]
+    assert f"head 3: the 4 {100 * key.share:.0f} %" in words
+    assert [line for line in view(SENTENCE) if "sinks" in line] == []
+
+
+def test_heads_whose_queries_see_one_key_have_no_type():
+    alone = Averages(effective_keys=1.0)
+    record = make_record(("cat",))
+    record = replace(record, heads=tuple(replace(head, uniform=alone) for head in record.heads))
+    lines = view(record)
+    assert [line.split()[:2] for line in lines if re.match(r" +\d ", line)] == [["0", "–"], ["1", "–"]]
+    assert "no query sees more than one key" in " ".join(lines)
+    two = replace(record, heads=tuple(replace(head, uniform=Averages(effective_keys=1.5)) for head in record.heads))
+    assert [line.split()[2] for line in view(two) if re.match(r" +\d ", line)] == ["mixed", "mixed"]
 
 
 def test_each_table_is_printed_where_it_is_wanted():
