@@ -55,8 +55,9 @@ def diff_view(
     a, b = records
     sections: list[RenderableType] = [
         Group(
+            *_names(names),
             Text(verdict_text(differences, a, b), style=_COLOURS[differences.verdict]),
-            *_names(names, differences, screen),
+            *_alike(differences, screen),
         ),
         *_settings(differences.settings, screen, everything=options.everything),
         *_texts(differences, a, b, everything=options.everything),
@@ -72,9 +73,12 @@ def diff_view(
     return Group(*spaced)
 
 
-def _names(names: tuple[str, str], differences: Differences, screen: Screen) -> Iterator[RenderableType]:
+def _names(names: tuple[str, str]) -> Iterator[RenderableType]:
     for letter, name in zip("AB", names, strict=True):
         yield Text(f"{letter} = {visible(name)}", style="bold")
+
+
+def _alike(differences: Differences, screen: Screen) -> Iterator[RenderableType]:
     alike = [f"{name} {visible(word)}" for name, word in differences.alike]
     if alike:
         yield Text("\n".join(filled(["the same in both: " + alike[0], *alike[1:]], screen.width)), style="dim")

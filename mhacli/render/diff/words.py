@@ -26,42 +26,41 @@ _MASK = "allowed"
 
 
 def verdict_text(differences: Differences, a: Record, b: Record) -> str:
-    """The one line that a person needs: whether they agree, and where they first depart."""
+    """The one line that a person needs: whether A and B agree, and where they first differ."""
     if differences.verdict == "nothing":
         return differences.summary
     if differences.first is None:
         return _agreement(differences)
-    return f"the records differ: first at {_departure_text(differences, differences.first, a, b)}"
+    return f"A and B differ; the first difference is in {_departure_text(differences, differences.first, a, b)}"
 
 
 def _departure_text(differences: Differences, departure: Departure, a: Record, b: Record) -> str:
-    """Where they first depart, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
+    """Where they first differ, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
     if departure.site is not None:
         return _at_site(differences, departure.layer, departure.site, a, b)
     input_text = _input_text(differences, a, b) if departure.where == "tokens" else _ids_text(differences)
     numbers = differences.first_site
     if numbers is None or numbers.site is None:
-        return f"the input: {input_text}"
-    return (
-        f"the input: {input_text}; of what is compared, at {_at_site(differences, numbers.layer, numbers.site, a, b)}"
-    )
+        return f"the tokens: {input_text}"
+    place = _at_site(differences, numbers.layer, numbers.site, a, b)
+    return f"the tokens: {input_text}; the first numbers that differ are in {place}"
 
 
 def _agreement(differences: Differences) -> str:
-    both = "" if not any((differences.only_a, differences.only_b)) else " in the layers that both hold"
+    both = "" if not any((differences.only_a, differences.only_b)) else " of the layers that both hold"
     compared = [site for _, site in differences.compared]
     if not compared:
         n_steps = sum(len(layer.sites) for layer in differences.layers)
         alike = f"{count_of(n_steps, 'step')} with the same name, axes and shape"
-        return f"the records agree{both}: {alike}; they hold no numbers that could be compared"
+        return f"A and B agree{both}: {alike}; they hold no numbers that could be compared"
     n_same = sum(site.is_same_bits for site in compared)
-    head = f"the records agree{both}: {count_of(len(compared), 'site')}"
+    head = f"A and B agree in {count_of(len(compared), 'site')}{both}"
     if n_same == len(compared):
-        return f"{head}, bit for bit in all"
+        return f"{head}, bit for bit"
     label, worst = max(differences.compared, key=lambda one: one[1].relative or 0.0)
     place = _sentence_name(label, worst)
     return (
-        f"{head}, bit for bit in {n_same}, largest relative difference {number_text(worst.relative)} at {place} "
+        f"{head}, bit for bit in {n_same}; the largest relative difference is {number_text(worst.relative)} in {place} "
         f"(tolerance {differences.tolerance:.3g})"
     )
 

@@ -53,6 +53,9 @@ def view(a: Record, b: Record, width: int = 80, *, colour: bool = False, names=(
     return paper.get().split("\n")
 
 
+DIFFER = "A and B differ; the first difference is in "
+
+
 def said(a: Record, b: Record, **options) -> str:
     return verdict_text(compare(a, b, **options), a, b)
 
@@ -61,26 +64,26 @@ def said(a: Record, b: Record, **options) -> str:
 
 
 def test_records_that_agree_say_in_how_many_sites_and_how_far_they_are_apart() -> None:
-    assert said(A, A) == "the records agree: 8 sites, bit for bit in all"
+    assert said(A, A) == "A and B agree in 8 sites, bit for bit"
     value = A.arrays["z"][0, 1, 2, 1]
     b = with_cell(A, "z", (0, 1, 2, 1), np.nextafter(value, np.float32(9)))
     gap = float(b.arrays["z"][0, 1, 2, 1]) - float(value)
     relative = gap / max(abs(A.arrays["z"]).max(), abs(b.arrays["z"]).max())
-    expected = f"bit for bit in 7, largest relative difference {relative:.2e} at z (tolerance 1e-05)"
-    assert said(A, b) == f"the records agree: 8 sites, {expected}"
+    expected = f"bit for bit in 7; the largest relative difference is {relative:.2e} in z (tolerance 1e-05)"
+    assert said(A, b) == f"A and B agree in 8 sites, {expected}"
 
 
 def test_records_that_differ_say_where_first_and_by_how_much() -> None:
     b = with_cell(A, "pattern", (0, 2, 3, 1), 0.875)
     gap = abs(0.875 - float(A.arrays["pattern"][0, 2, 3, 1]))
     expected = f"largest difference {gap:.4g} at head 2, query 3 “on”, key 1 “cat”; tolerance 1e-05 × 1"
-    assert said(A, b) == f"the records differ: first at pattern ({expected})"
+    assert said(A, b) == f"{DIFFER}pattern ({expected})"
 
 
 def test_the_verdict_names_the_layer_and_the_sequence_where_there_are_several() -> None:
     a = layered(text_of(TEXT), text_of(TEXT[:2]), n_layers=2)
     b = with_cell(a, "layers.1.entropy", (1, 3, 2), 9.0)
-    assert said(a, b).startswith("the records differ: first at layer 1 entropy (largest difference ")
+    assert said(a, b).startswith(f"{DIFFER}layer 1 entropy (largest difference ")
     assert "at sequence 1, head 3, query 2 “cat”;" in said(a, b)
 
 
@@ -100,17 +103,17 @@ def test_the_verdict_names_the_layer_and_the_sequence_where_there_are_several() 
             replace(
                 A, sequences=(make_sequence(("the", "dog", "sat", "on", "it"), ("it", "on", "sat", "the", "dog")),)
             ),
-            "the input: 1 token replaced (1 “cat” by “dog”), 4 tokens with another id in the vocabulary",
+            "the tokens: 1 token replaced (1 “cat” by “dog”), 4 tokens with another id in the vocabulary",
         ),
         (
             replace(A, sequences=(replace(A.sequences[0], ids=(7, *A.sequences[0].ids[1:])),)),
-            "the input: 1 token with another id in the vocabulary",
+            "the tokens: 1 token with another id in the vocabulary",
         ),
     ],
     ids=["nan", "mask", "heads", "tokens", "ids"],
 )
 def test_every_kind_of_departure_has_its_words(b: Record, expected: str) -> None:
-    assert said(A, b) == f"the records differ: first at {expected}"
+    assert said(A, b) == f"{DIFFER}{expected}"
 
 
 def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
@@ -119,9 +122,7 @@ def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
     longer = make_record(("well", *TEXT), causal=True, n_heads=3, seed=1)
     b = replace(longer, sequences=(make_sequence(("well", *TEXT), vocabulary),))
     line = said(a, b)
-    assert line.startswith(
-        "the records differ: first at the input: 1 token only in B (0 “well”); of what is compared, at "
-    )
+    assert line.startswith(f"{DIFFER}the tokens: 1 token only in B (0 “well”); the first numbers that differ are in ")
     assert re.search(r"query \d “\w+” \(\d in B\)", line)
 
 
@@ -135,13 +136,11 @@ def test_the_last_line_is_the_result_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_verdict_comes_first_then_who_is_who_and_what_is_said_differently(width: int) -> None:
+def test_who_is_who_comes_first_then_the_verdict_and_what_is_the_same_in_both(width: int) -> None:
     b = replace(A, config=replace(A.config, seed=5), environment=replace(A.environment, torch="2.9.9"))
     lines = view(A, b, width)
     text = " ".join(" ".join(lines).split())
-    assert text.startswith(
-        "the records agree: 8 sites, bit for bit in all A = a.st B = b.st the same in both: dtype float32"
-    )
+    assert text.startswith("A = a.st B = b.st A and B agree in 8 sites, bit for bit the same in both: dtype float32")
     rows = [line.split() for line in lines]
     assert ["seed", "0", "5"] in rows
     assert ["torch", "2.6.0", "2.9.9"] in rows
@@ -204,14 +203,12 @@ def test_tokens_that_are_others_stand_among_those_that_are_the_same() -> None:
 
 def test_a_site_before_which_no_number_is_known_is_told_as_the_first_that_both_hold() -> None:
     b = with_cell(WALKED, "qk", (0, 1, 2, 0), 3.5)
-    assert said(A, with_cell(A, "qk", (0, 1, 2, 0), 3.5)).startswith(
-        "the records differ: first at qk (largest difference "
-    )
+    assert said(A, with_cell(A, "qk", (0, 1, 2, 0), 3.5)).startswith(f"{DIFFER}qk (largest difference ")
     assert said(WALKED, b).startswith(
-        "the records differ: first at qk, the first site whose numbers both records hold (largest difference "
+        f"{DIFFER}qk, the first site whose numbers both records hold (largest difference "
     )
     later = with_cell(WALKED, "scores", (0, 1, 2, 0), 3.5)
-    assert said(WALKED, later).startswith("the records differ: first at scores (largest difference ")
+    assert said(WALKED, later).startswith(f"{DIFFER}scores (largest difference ")
     a = layered(text_of(TEXT), n_layers=2)
     assert ", the first site whose" in said(a, with_cell(a, "layers.0.max_score", (0, 1, 2), 99.0))
     assert ", the first site whose" not in said(a, with_cell(a, "layers.1.max_score", (0, 1, 2), 99.0))
@@ -224,8 +221,8 @@ def test_numbers_of_tokens_are_no_numbers_that_records_lack() -> None:
     b = replace(
         make_record(TEXT, TEXT, causal=True, n_heads=3), sequences=(replace(text, ids=(9, *text.ids[1:])), text)
     )
-    expected = "the input: 1 against 2 sequences, 1 token with another id in the vocabulary"
-    assert said(A, b).startswith(f"the records differ: first at {expected}")
+    expected = "the tokens: 1 against 2 sequences, 1 token with another id in the vocabulary"
+    assert said(A, b).startswith(f"{DIFFER}{expected}")
 
 
 def test_layers_that_one_alone_has_are_told_in_lines_of_their_own() -> None:
@@ -416,7 +413,7 @@ def test_of_two_attentions_of_a_layer_the_one_that_changed_is_drawn() -> None:
     )
     b = with_cell(a, "layers.1.pattern", (0, 2, 3, 1), 0.875)
     gap = abs(0.875 - float(a.arrays["layers.1.pattern"][0, 2, 3, 1]))
-    assert said(a, b).startswith("the records differ: first at layer 0, attention 2 pattern (")
+    assert said(a, b).startswith(f"{DIFFER}layer 0, attention 2 pattern (")
     titles = [line for line in view(a, b) if " · largest change" in line]
     assert [title.split(" ─")[0] for title in titles] == [f"layer 0, attention 2 · head 2 · largest change {gap:.4g}"]
 
@@ -526,7 +523,7 @@ def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them
     step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
     a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))
     lines = view(a, b, 200)
-    assert lines[0] == "the records differ: first at \\x1b[2Jevil (key 5 against 6)"
+    assert lines[2] == f"{DIFFER}\\x1b[2Jevil (key 5 against 6)"
     row = next(line for line in lines if line.startswith("\\x1b[2Jevil "))
     assert row.endswith("OTHER SHAPE  key 5 against 6; formula: one \\u202e against two")
 
