@@ -32,6 +32,13 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
+def renderers() -> Any:
+    """What draws objects that show themselves; they lie below it and may not import it."""
+    from importlib import import_module
+
+    return import_module("mhacli.render.display.show")
+
+
 def __dir__() -> list[str]:
     """The public names, those not imported yet too, for completion at a prompt."""
     return __all__

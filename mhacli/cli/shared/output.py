@@ -363,35 +363,11 @@ def print_record(record: Record, options: ViewOptions, name: str | None, colour:
             )
         write_pieces(FORMATS[name].render(record, options))
         return
+    from mhacli.render.display.terminal import record_views
+
     on = screen(colour.color)
-    for view in _views(record, options, on):
+    for view in record_views(record, options, on):
         draw(view, on)
-
-
-def _views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
-    """What the terminal shows of a record."""
-    if record.module is not None:
-        from mhacli.render.run.steps import step_lines
-        from mhacli.render.run.trace import closing, step_blocks
-
-        yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
-        yield closing(record, on)
-    elif record.decoding is not None and options.view in ("auto", "matrix"):
-        from mhacli.render.run.decode import decode_view
-
-        yield decode_view(record, options, on)
-    elif record.model is not None:
-        from mhacli.render.checkpoint.view import layers_view
-
-        yield layers_view(record, options, on)
-    elif record.survey is not None:
-        from mhacli.render.heads.view import heads_view
-
-        yield heads_view(record, options, on)
-    else:
-        from mhacli.render.run.view import run_view
-
-        yield run_view(record, options, on)
 
 
 def print_report(

@@ -46,7 +46,8 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
     sequences = drawn_sequences(options, len(record.sequences))
-    listed, remarks = listed_heads(heads, options)
+    listed, description = listed_heads(heads, options)
+    remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
     table = overview(record, listed, options, screen)
     if options.brief:
         return Group(*remarks, table, Text(""), checks_view(record, screen))
@@ -66,16 +67,14 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     return Group(*[part for section in sections for part in (Text(""), section)][1:])
 
 
-def listed_heads(
-    heads: Sequence[HeadStatistics], options: ViewOptions
-) -> tuple[tuple[HeadStatistics, ...], tuple[Text, ...]]:
-    """The heads that get a row, in order, and how they were picked where that is not all of them: by the order that was asked
-    for, or of several layers those whose types have the largest excess."""
+def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple[tuple[HeadStatistics, ...], str]:
+    """The heads that get a row, in order, and in words how they were picked where that is not all of them: by the order that was
+    asked for, or of several layers those whose types have the largest excess."""
     ordered = in_order(heads, options.sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
     most = MAX_LISTED if n_layers == 1 else MAX_RANKED
     if options.everything or len(ordered) <= most:
-        return ordered, ()
+        return ordered, ""
     named = [head for head in heads if head.kind not in _NO_NAME]
     if options.sort == "head" and n_layers > 1 and named:
         listed = in_order(named, "certainty")[:most]
@@ -85,7 +84,7 @@ def listed_heads(
     else:
         listed, by = ordered[:most], "" if options.sort == "head" else f" by {options.sort}"
         description = f"the first {len(listed)} of {len(ordered)} heads{by}"
-    return listed, (Text(f"{description} (--all, --layer N, --sort)", style="dim"),)
+    return listed, description
 
 
 def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:

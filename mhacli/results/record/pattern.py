@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.results.display import ShownInHtml
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.tables import Column, Table, require_library
 from mhacli.spec.tokens import TokenSequence
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     import xarray
 
 
-@dataclass(frozen=True, eq=False)
-class Pattern(Table):
+@dataclass(frozen=True, eq=False, repr=False)
+class Pattern(Table, ShownInHtml):
     """Attention weights of one text, without padding, and which cells are visible; `numpy.asarray` gives the weights.
 
     `dims` names the axes of both: `query key` of a head, `head query key` of a layer, `layer head query key` of all layers.

@@ -16,6 +16,7 @@ from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
+from mhacli.results.display import Page, Shown, page_of
 from mhacli.results.record.arrays import Array, Prefixed
 from mhacli.results.record.head_statistics import HeadsSummary
 from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
@@ -23,6 +24,7 @@ from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import AttentionKind, TokenSequence
+from mhacli.text.escape import visible
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -30,8 +32,8 @@ NOT_SEEN = ", not seen"
 """What stands behind the arrays of `Record.not_kept` that were asked for and that nobody saw."""
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, repr=False)
+class Record(Shown):
     """One run, whole.
 
     `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
@@ -70,6 +72,13 @@ class Record:
     def __post_init__(self) -> None:
         """Makes a table of heads that are given as a tuple."""
         object.__setattr__(self, "heads", HeadTable(self.heads))
+
+    def __repr__(self) -> str:
+        """What was inspected, in a line."""
+        model = "" if self.model is None else f" of {visible(self.model.path)}, {len(self.layers)} layers"
+        n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
+        parts = [f"{len(self.heads)} heads", f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens"]
+        return f"<Record{model}: {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
 
     @property
     def keys(self) -> tuple[TokenSequence, ...]:
@@ -149,6 +158,10 @@ class Record:
         names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
         document = {name: plain(getattr(self, name)) for name in names}
         return {"schema": SCHEMA, **document}
+
+    def page(self) -> Page:
+        """The interactive page of the record, as `mha show --html` writes it; a notebook shows it in a frame."""
+        return page_of(self)
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""

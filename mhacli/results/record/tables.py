@@ -87,6 +87,11 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """How many heads it has, and how to make a table of them."""
+        n_layers = len({(head.layer, head.attention) for head in self})
+        return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
+
     def columns(self) -> Mapping[str, Column]:
         """The columns by name."""
         named = {"layer": int, "attention": str, "head": int, "kind": str}

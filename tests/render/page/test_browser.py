@@ -5,9 +5,7 @@ Every page is opened offline, and after every test: one request was made, nothin
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,20 +78,6 @@ class Opened:
 
 
 Open = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    found = [os.environ.get("MHA_CHROMIUM"), *map(shutil.which, ("chromium-headless-shell", "chromium"))]
-    path = next((path for path in found if path and Path(path).exists()), None)
-    if path is None:
-        pytest.skip("needs chromium, or its path in MHA_CHROMIUM")
-    arguments = ["--disable-background-networking", "--no-first-run", "--disable-gpu"]
-    arguments += ["--no-sandbox"] if os.geteuid() == 0 else []
-    with playwright.sync_playwright() as driver:
-        launched = driver.chromium.launch(executable_path=path, args=arguments)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture

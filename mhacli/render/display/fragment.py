@@ -1,0 +1,79 @@
+"""A piece of HTML for the output of a notebook: no script, no network, and a bound on its size.
+
+GitHub removes `<style>` from the notebooks that it renders, and ids and scripts with it: so cells carry their colours inline, and
+a sign that reads without colour; the style sheet only adds the rest. Source: github.com/jupyter/nbviewer/issues/450.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import RenderableType
+
+from mhacli.io.files import format_size
+from mhacli.render.page.elements import Html, joined, lines_of, preformatted, tag, text
+
+LIMIT_BYTES = 200_000
+"""What an output weighs at most, for a notebook keeps every output that it has shown."""
+COLUMNS = 100
+"""The width of a terminal view in a notebook."""
+_STYLE = """
+.mha-repr { color-scheme: light dark; background: #fff; color: #17202b; padding: 10px 14px; border: 1px solid #d5dbe3;
+border-radius: 8px; font: 13px/1.45 system-ui, sans-serif; }
+.mha-repr .dim { color: #566273; } .mha-repr .ok { color: #1d6b3a; } .mha-repr .sink { color: #a8127d; }
+.mha-repr .warning { color: #8a5a00; } .mha-repr .failed { color: #b3261e; font-weight: 600; }
+.mha-repr .bold { font-weight: 600; } .mha-repr .name { color: #0d6270; }
+@media (prefers-color-scheme: dark) {
+.mha-repr { background: #161d25; color: #e4e9ef; border-color: #2b3642; }
+.mha-repr .dim { color: #9ba8b7; } .mha-repr .ok { color: #7fd09b; } .mha-repr .sink { color: #ff86d6; }
+.mha-repr .warning { color: #e8b85c; } .mha-repr .failed { color: #ff8a80; } .mha-repr .name { color: #6cc5d1; }
+}
+.mha-repr p { margin: 0 0 4px; } .mha-repr > div { overflow-x: auto; }
+.mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
+font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
+.mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px; color: inherit; background: none; }
+.mha-repr table tr, .mha-repr table tr:nth-child(even), .mha-repr table tr:hover { background: none; }
+.mha-repr table th, .mha-repr table td { padding: 1px 6px; text-align: right; font-weight: 400; border: 0; white-space: nowrap; }
+.mha-repr table .word { text-align: left; } .mha-repr caption { text-align: left; caption-side: top; color: inherit; }
+"""
+
+
+def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
+    """The parts, each with its name, in one element; those that exceed the limit are left out and named. `elsewhere` says what
+    shows them."""
+    shown, left_out = [tag("style", Html(_STYLE.strip()))], []
+    n_bytes = len(_STYLE.encode()) + _FRAME
+    for name, part in parts:
+        n_bytes += (size := len(part.encode()))
+        if n_bytes > LIMIT_BYTES:
+            left_out.append(name)
+            n_bytes -= size
+        else:
+            shown.append(part)
+    if left_out:
+        words = f"left out, to stay below {format_size(LIMIT_BYTES)}: {', '.join(left_out)}"
+        shown.append(tag("p", text(f"{words}; {elsewhere}" if elsewhere else words), class_="dim"))
+    return tag("div", joined(shown), class_="mha-repr")
+
+
+_FRAME = 500
+"""Bytes for the element and for what was left out."""
+
+
+def terminal_part(views: Iterable[RenderableType]) -> Html:
+    """A view of the terminal as it is."""
+    return joined(preformatted(view, COLUMNS) for view in views)
+
+
+def paragraphs(view: RenderableType) -> Html:
+    """The lines of a terminal view as paragraphs."""
+    return joined(tag("p", line) for line in lines_of(view, _WIDE) if line)
+
+
+_WIDE = 10_000
+
+
+def table(rows: Iterable[Sequence[Html]], headings: Sequence[Html]) -> Html:
+    """A table of finished cells."""
+    body = (tag("tr", *cells) for cells in rows)
+    return tag("div", tag("table", tag("thead", tag("tr", *headings)), tag("tbody", *body)))

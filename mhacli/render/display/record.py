@@ -1,0 +1,108 @@
+"""A record in a notebook: what was computed, all heads, one head, and the self-check; and a pattern that was cut out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich.console import RenderableType
+
+from mhacli.render.base.cells import FORBIDDEN
+from mhacli.render.base.format import configuration, type_text
+from mhacli.render.base.options import Scale, Screen, ViewOptions
+from mhacli.render.base.selection import chosen_layers
+from mhacli.render.checkpoint.header import checks_view, model_header
+from mhacli.render.checkpoint.view import grid, listed_heads
+from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, table, terminal_part
+from mhacli.render.display.matrix import matrix
+from mhacli.render.display.terminal import record_views
+from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.head_map import HeadMap, head_map
+from mhacli.render.heads.table import legend_parts, overview_cells
+from mhacli.render.page.document import most_certain
+from mhacli.render.page.elements import Html, joined, tag, text
+from mhacli.render.run.view import self_check_line
+from mhacli.results.record.pattern import Pattern
+from mhacli.results.record.record import Record
+
+_SCREEN = Screen(COLUMNS, colour=False)
+_WIDE = Screen(10_000, colour=False)
+_ELSEWHERE = "record.page() shows every head"
+
+
+def record_html(record: Record) -> str:
+    """The overview of a record and the head whose type has the largest excess; of one without heads what the terminal shows."""
+    options = ViewOptions(view="auto")
+    if not record.heads:
+        return fragment([("its steps", terminal_part(record_views(record, options, _SCREEN)))])
+    return fragment(_parts(record, options), elsewhere=_ELSEWHERE)
+
+
+def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
+    heads = drawable_heads(record, options)
+    yield "the configuration", paragraphs(_header(record))
+    yield "the self-check", paragraphs(_checks(record))
+    if record.model is not None:
+        yield "the map of all heads", terminal_part([grid(record, chosen_layers(record, options), _SCREEN)])
+    yield "the table of heads", _heads(record, options)
+    if heads:
+        head = heads[most_certain(heads)]
+        yield "the matrix of a head", matrix(head_map(head, 0), scale_of(options, [head]), _title(head, len(heads)))
+    yield "", tag("p", text(f"{_ELSEWHERE}, record.pattern(layer=…, head=…) one of them"), class_="dim")
+
+
+def _header(record: Record) -> RenderableType:
+    return configuration(record, _WIDE.width) if record.model is None else model_header(record, record.model, _WIDE)
+
+
+def _checks(record: Record) -> RenderableType:
+    return self_check_line(record.self_check) if record.model is None else checks_view(record, _WIDE)
+
+
+def _title(head: DrawableHead, count: int) -> str:
+    if head.statistics is None:
+        return head.label
+    is_typed = head.statistics.kind not in ("mixed", "uniform")
+    why = "the one with the largest excess over uniform attention" if is_typed else "the first"
+    return f"{head.label}: {type_text(head.statistics)}" + (f", {why} of {count} heads" if count > 1 else "")
+
+
+def _heads(record: Record, options: ViewOptions) -> Html:
+    """The statistics of the heads, those with the largest excess where they are many, as the terminal lists them."""
+    listed, description = listed_heads(record.heads, options)
+    cells = overview_cells(record, listed, options, _SCREEN)
+    kinds = ["word" if column.cells == "word" else "" for column in cells.columns]
+    headings = [
+        tag("th", text(column.heading), title=column.explanation, class_=kind)
+        for column, kind in zip(cells.columns, kinds, strict=True)
+    ]
+    rows = (
+        [tag("td", text(cell.plain), class_=kind) for cell, kind in zip(row, kinds, strict=True)]
+        for row in (*cells.heads, *cells.baselines)
+    )
+    words = [f"{description}; record.heads has all"] if description else []
+    words += [" · ".join(legend_parts(cells.columns, listed))]
+    return joined([table(rows, headings), *(tag("p", text(word), class_="dim") for word in words)])
+
+
+def pattern_html(pattern: Pattern) -> str:
+    """The cells of the pattern of one head; of several what they are."""
+    if pattern.head is None:
+        words = f"{pattern!r}: record.pattern(layer=…, head=…) shows one head"
+        return fragment([("", tag("p", text(words)))])
+    scale: Scale = "linear" if len(pattern.key_tokens) <= SHORT else "log"
+    title = f"layer {pattern.layer} · head {pattern.head}"
+    return fragment([("the matrix", matrix(_map_of(pattern), scale, title))])
+
+
+def _map_of(pattern: Pattern) -> HeadMap:
+    weights = np.where(pattern.allowed, pattern.values.astype(np.float64), FORBIDDEN)
+    return HeadMap(
+        queries=pattern.queries,
+        keys=pattern.keys,
+        weights=weights,
+        of_sinks=np.zeros_like(weights),
+        learned=None,
+        n_queries=np.asarray(pattern.allowed.any(axis=1), dtype=np.float64),
+        sinks=(),
+    )

@@ -1,0 +1,48 @@
+"""What the terminal shows of a record, and any view as something that rich prints by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType
+
+from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.results.record.record import Record
+
+
+@dataclass(frozen=True)
+class TerminalView:
+    """A view that takes the width and the colours of the console that prints it."""
+
+    views: Callable[[Screen], Iterator[RenderableType]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The parts of the view, one below the other."""
+        yield from self.views(Screen(options.max_width, console.color_system is not None))
+
+
+def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
+    """What the terminal shows of a record, one below the other."""
+    if record.module is not None:
+        from mhacli.render.run.steps import step_lines
+        from mhacli.render.run.trace import closing, step_blocks
+
+        yield from step_blocks(record, on) if options.verbose else [step_lines(record, on)]
+        yield closing(record, on)
+    elif record.decoding is not None and options.view in ("auto", "matrix"):
+        from mhacli.render.run.decode import decode_view
+
+        yield decode_view(record, options, on)
+    elif record.model is not None:
+        from mhacli.render.checkpoint.view import layers_view
+
+        yield layers_view(record, options, on)
+    elif record.survey is not None:
+        from mhacli.render.heads.view import heads_view
+
+        yield heads_view(record, options, on)
+    else:
+        from mhacli.render.run.view import run_view
+
+        yield run_view(record, options, on)

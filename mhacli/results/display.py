@@ -1,0 +1,56 @@
+"""Objects that show themselves in a notebook and on a terminal. What draws them lies above, and is loaded when they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+
+class ShownInHtml:
+    """An object that a notebook shows as HTML: static, without a script, below 200 kB, in light and dark."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The HTML that a notebook shows."""
+        html: str = _renderers().html_of(self)
+        return html
+
+
+class Shown(ShownInHtml):
+    """An object that a notebook shows as HTML and rich prints as its command does."""
+
+    __slots__ = ()
+
+    def __rich__(self) -> object:
+        """The view that rich prints."""
+        view: object = _renderers().view_of(self)
+        return view
+
+
+def _renderers() -> Any:
+    import mhacli
+
+    return mhacli.renderers()
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """An interactive page: `html` is the whole document, which a notebook shows in a frame."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        """How large it is."""
+        return f"<Page: {len(self.html.encode()) / 1024:.0f} KiB of HTML>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, without access to the notebook."""
+        style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
+
+
+def page_of(record: object) -> Page:
+    """The interactive page of a record."""
+    return Page(_renderers().page_of(record))
