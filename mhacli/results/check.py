@@ -100,8 +100,9 @@ class FirstDifference:
 @dataclass(frozen=True)
 class Examination:
     """Everything that is said of the attention in user code. `not_examined` are arguments of its call that were never given
-    another value than their default: the verdict does not cover them. `modes` has a report of each mode where there are two; all
-    else is then said of both together: a probe that fails in one of them fails."""
+    another value than their default: the verdict does not cover them. `notes` say what is no mistake and yet may surprise a
+    caller: arguments without effect, steps that a cache is not made for. `modes` has a report of each mode where there are
+    two; all else is then said of both together: a probe that fails in one of them fails."""
 
     verdict: Verdict
     target: str
@@ -123,6 +124,7 @@ class Examination:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     command: tuple[str, ...] = ()
     not_examined: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -132,7 +134,7 @@ class Examination:
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
         missing = f"; not examined: {self.not_examined_text}" if self.not_examined else ""
-        return f"right: {self._agreement()}{missing}"
+        return f"right: {self._agreement()}{missing}" + "".join(f"; note: {note}" for note in self.notes)
 
     @property
     def not_examined_text(self) -> str:
@@ -147,9 +149,25 @@ class Examination:
         lines = [first.message]
         if first.file is not None:
             lines[0] += f" ({first.file if first.line is None else f'{first.file}:{first.line}'})"
-        lines += [f"fix: {first.fix.strip().splitlines()[0]}"] if first.fix.strip() else []
+        lines += self._lines_that_differ() or (
+            [f"fix: {first.fix.strip().splitlines()[0]}"] if first.fix.strip() else []
+        )
         lines += [f"{n_more} more mistake{'s' * (n_more != 1)}"] if n_more else []
         return "; ".join(lines)
+
+    def _lines_that_differ(self) -> list[str]:
+        """Where two implementations differ first, with the line of each."""
+        gone = self.departure
+        if self.against is None or gone is None:
+            return []
+        here, there = (
+            f"library code of {target}" if file is None else file if line is None else f"{file}:{line}"
+            for target, file, line in (
+                (self.target, gone.file, gone.line),
+                (self.against, gone.other_file, gone.other_line),
+            )
+        )
+        return [f"the first difference is in {gone.site}: compare {here} with {there}"]
 
     def _agreement(self) -> str:
         """With what it agrees, and how many probes it passes."""

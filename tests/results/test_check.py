@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.examinations import ALIKE, AXIS, RIGHT, STATE, UNKNOWN, WRONG
 
-from mhacli.results.check import Examination
+from mhacli.results.check import Examination, FirstDifference
 
 MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
 
@@ -32,6 +32,20 @@ MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
             "wrong: the softmax runs over another axis than the keys; fix: a; 2 more mistakes",
         ),
         (UNKNOWN, "not decided: nothing in the catalogue explains what it answers"),
+        (
+            replace(WRONG, against="theirs.py:A", departure=FirstDifference("z", None, "mine.py", 28, "", "theirs.py", 7, "")),
+            "wrong: the softmax runs over another axis than the keys (mine.py:31); the first difference is in z: compare "
+            "mine.py:28 with theirs.py:7",
+        ),
+        (
+            replace(WRONG, against="torch.nn:A", departure=FirstDifference("z", None, "mine.py", 28)),
+            "wrong: the softmax runs over another axis than the keys (mine.py:31); the first difference is in z: compare "
+            "mine.py:28 with library code of torch.nn:A",
+        ),
+        (
+            replace(RIGHT, comparison=None, not_examined=("foo",), notes=("one", "two")),
+            "right: 1 probe passes; not examined: foo; note: one; note: two",
+        ),
         (replace(UNKNOWN, reason=None), "not decided: what was measured does not suffice"),
     ],
 )  # fmt: skip

@@ -26,7 +26,15 @@ from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, ready
 from mhacli.compute.check.candidates import head_counts
-from mhacli.compute.check.inputs import HIDDEN, TOLERANCE, ask, inputs_for, max_error, randomised
+from mhacli.compute.check.inputs import (
+    HIDDEN,
+    TOLERANCE,
+    arguments_without_effect,
+    ask,
+    inputs_for,
+    max_error,
+    randomised,
+)
 from mhacli.compute.user_trace.dataflow import Dataflow
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
@@ -75,6 +83,7 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
         if all(gap.ok for gap in gaps):
             break
     parting = _parting(best, pair, request.of.seed)
+    worst = max(best, key=_strain)
     findings = _findings(best, pair, request, parting)
     return Examination(
         verdict="wrong" if findings else "right",
@@ -93,11 +102,18 @@ def compare(request: CheckRequest, stage: Stage) -> Examination:
             request.against.target,
             str(one.dtype).removeprefix("torch."),
             len(best),
-            finite(max((gap.difference for gap in best), default=math.inf)),
-            min((gap.tolerance for gap in best), default=TOLERANCE),
+            finite(worst.difference),
+            worst.tolerance,
         ),
         against=request.against.target,
-        not_examined=tuple(dict.fromkeys((*one.untried, *other.untried))),
+        not_examined=tuple(
+            dict.fromkeys(name for subject in (one, other) for name in subject.untried if name not in subject.unread)
+        ),
+        notes=tuple(
+            f"{target.target}: {note}"
+            for target, subject in ((request.of, one), (request.against, other))
+            for note in arguments_without_effect(subject, request.of.seed)
+        ),
     )
 
 
@@ -327,7 +343,11 @@ def _gap(
 
 
 def _worst(gaps: Sequence[ErrorSummary]) -> float:
-    return max(gap.difference / gap.tolerance for gap in gaps)
+    return max(_strain(gap) for gap in gaps)
+
+
+def _strain(gap: ErrorSummary) -> float:
+    return gap.difference / gap.tolerance
 
 
 def _parting(
@@ -356,7 +376,7 @@ def _findings(
     lines = [f"{gap.case}: {_words(gap)}" for gap in apart]
     small = _smallest(*pair, request.of.seed)
     lines += [] if small is None else [small]
-    lines += [f"{gap.case}: the same within {gap.tolerance:.2g}" for gap in gaps if gap.ok]
+    lines += [f"{gap.case}: the same" for gap in gaps if gap.ok]
     return (
         Finding(
             code="differs",
@@ -383,14 +403,14 @@ def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None
         gap = _gap("", one, other, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
-            return f"smallest example, {rows}: they differ by {gap.difference:.3g}"
+            return f"smallest example, {rows}: they differ by {gap.difference:.4g}"
     return None
 
 
 def _words(gap: ErrorSummary) -> str:
     if math.isinf(gap.difference):
         return f"different shapes, or NaN in one of them{f', {list(gap.shape)}' if gap.shape else ''}"
-    return f"largest difference {gap.difference:.3g}, tolerance {gap.tolerance:.2g}"
+    return f"largest difference {gap.difference:.4g}"
 
 
 # ------------------------------------------------------------------------------------------------------- where they part

@@ -24,7 +24,7 @@ from mhacli.compute.check.candidates import Candidate, candidates, intended_laye
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge, diagnose, stated
 from mhacli.compute.check.findings import by_other_sizes, findings_of
 from mhacli.compute.check.hypotheses import difference, may_be_nan, observe, stages_with
-from mhacli.compute.check.inputs import with_own_weights
+from mhacli.compute.check.inputs import arguments_without_effect, with_own_weights
 from mhacli.compute.check.observed_properties import observed_properties
 from mhacli.compute.check.probes.catalogue import Probed, probe
 from mhacli.compute.check.stepwise import examine_stepwise
@@ -114,7 +114,8 @@ def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Ex
         departure=departure,
         n_parameters=0 if examined.module is None else sum(p.numel() for p in examined.module.parameters()),
         n_hypotheses=diagnosis.n_hypotheses,
-        not_examined=tuple(name for name in subject.untried if name not in steps.names),
+        not_examined=tuple(name for name in subject.untried if name not in (*steps.names, *subject.unread)),
+        notes=(*arguments_without_effect(subject, request.of.seed), *steps.notes),
     )
 
 
@@ -316,6 +317,7 @@ def together(found: Sequence[tuple[Mode | None, Examination]]) -> Examination:
         departure=None if open_one is None else open_one[1].departure,
         n_hypotheses=sum(one.n_hypotheses for _, one in reports),
         not_examined=tuple(name for name in last.not_examined if all(name in one.not_examined for _, one in reports)),
+        notes=tuple(dict.fromkeys(note for _, one in reports for note in one.notes)),
         modes=tuple(_mode_report(*report) for report in reports),
     )
 

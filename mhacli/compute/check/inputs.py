@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.asker import cast, cast_copy, map_rows, seeded
+from mhacli.adapters.usercode.call.signature import called_function
 from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm, Operation
@@ -102,6 +103,25 @@ def max_error(one: Tensor, other: Tensor) -> float:
         return math.inf
     difference = torch.where(one == other, 0.0, (one - other).abs())[~one.isnan()]
     return difference.max().item() if difference.numel() else 0.0
+
+
+def arguments_without_effect(subject: UserAttention, seed: int) -> Iterator[str]:
+    """A sentence about each argument that its lines never read, or that was given and changes nothing: positions backwards."""
+    name = getattr(called_function(subject.built.call), "__name__", subject.built.name)
+    for parameter in subject.unread:
+        yield f"{name}() never reads {parameter}: no value of it changes the output"
+    rows = drawer_of(subject, seed).inputs(with_context=False)
+    for recipe in subject.convention.extras:
+        if recipe.kind == "positions" and recipe.parameter not in subject.unread:
+            others = tuple(other for other in subject.convention.extras if other != recipe)
+            backwards = (*others, recipe._replace(kind="positions backwards"))
+            turned = replace(subject, convention=replace(subject.convention, extras=backwards))
+            try:
+                is_idle = max_error(ask(subject, rows), ask(turned, rows)) == 0.0
+            except Exception:  # positions that rise may be all that it bears
+                continue
+            if is_idle:
+                yield f"{recipe.parameter} does not change the output: backwards it gives the same"
 
 
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:

@@ -53,12 +53,14 @@ _SLOW_S = 0.05
 
 @dataclass(frozen=True)
 class Stepwise:
-    """What was found: mistakes, choices, the probe that says how it went, and the `names` of the arguments that were given."""
+    """What was found: mistakes, choices, the probe that says how it went, the `names` of the arguments that were given, and what
+    a caller must know of steps that are no mistake."""
 
     findings: tuple[Finding, ...] = ()
     choices: tuple[Choice, ...] = ()
     probes: tuple[ProbeResult, ...] = ()
     names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -207,11 +209,12 @@ def _remembers(stepping: StepConvention, stepped: StepResults, asker: _TextInPar
 
 
 def _right(stepping: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
-    error = max(max(outcome.errors) for outcome in outcomes)
-    kinds = "token by token, after a prefill" + (", in chunks" if any(map(is_chunked, outcomes)) else "")
+    error, has_chunks = max(max(outcome.errors) for outcome in outcomes), any(map(is_chunked, outcomes))
+    kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
     said = f"{kinds}: the same as in one call ({stepping.text})"
     probe = ProbeResult("cache", said, error, True)
-    return Stepwise(probes=(probe,), names=stepping.names)
+    notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
+    return Stepwise(probes=(probe,), names=stepping.names, notes=notes)
 
 
 def _wrong(
@@ -224,7 +227,7 @@ def _wrong(
     made = seen.explained(outcomes)
     is_right_alone = all(is_chunked(outcome) for outcome in failing)
     if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
-        return _of_one_token(stepping, error)
+        return _of_one_token(stepping, error, _UNLIKE_ONE_CALL[made[0][1].description if made else ""])
     probe = ProbeResult("cache", f"steps give other outputs than one call ({stepping.text})", error, False)
     told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
     findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
@@ -236,17 +239,26 @@ def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: St
     return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
 
 
-def _of_one_token(stepping: StepConvention, error: float) -> Stepwise:
+_LATER_CHUNK = "a later step of several tokens with the cache"
+
+
+_UNLIKE_ONE_CALL = {
+    "": "gives another output than one call",
+    UNMASKED.description: "is not causal",
+    TOP_LEFT_CHUNKS.description: "is masked as if it came first",
+}
+
+
+def _of_one_token(stepping: StepConvention, error: float, instead: str) -> Stepwise:
     """Right after a prefill and token by token, and wrong where a later step brings several tokens, which it does not mask."""
-    said = (
-        "with a cache it takes one token at a time: a later step of several tokens is not masked as one call masks them"
-    )
+    said = "with a cache it takes one token at a time"
+    note = f"{_LATER_CHUNK} {instead}: give one token at a time"
     probe = ProbeResult(
         "cache",
         f"token by token, after a prefill: the same as in one call ({stepping.text}); later chunks differ",
         error,
     )
-    return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names)
+    return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names, (note,))
 
 
 # --------------------------------------------------------------------------------------- the mistake that explains steps

@@ -58,6 +58,7 @@ def _verdict(examination: Examination, on: Screen) -> Text:
     lines = [flowing(names, on.width, "  "), Text(visible(_in_words(examination)))]
     if examination.not_examined:
         lines.append(Text(f"not examined: {visible(examination.not_examined_text)}", style="yellow"))
+    lines += [Text(f"note: {visible(note)}", style="yellow") for note in examination.notes]
     return Text("\n").join(lines)
 
 

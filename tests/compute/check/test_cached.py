@@ -268,6 +268,29 @@ def test_a_right_cache_is_called_right_and_counts_as_examined(name):
     assert (found.verdict, found.findings, found.not_examined) == ("right", (), ())
     (probe,) = [probe for probe in found.probes if probe.name == "cache"]
     assert probe.ok is (None if name == "OneTokenAtATime" else True)
+    assert len(found.notes) == (name == "OneTokenAtATime")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("z = F.scaled_dot_product_attention(q, k, v, is_causal=kv_cache is None)", "is not causal"),
+        ("z = F.scaled_dot_product_attention(q, k, v, is_causal=x.shape[1] > 1)", "is masked as if it came first"),
+        (
+            "if kv_cache is not None and x.shape[1] > 1:\n            raise ValueError\n"
+            "        z = F.scaled_dot_product_attention(q, k, v, is_causal=kv_cache is None)",
+            "raises an error",
+        ),
+    ],
+)
+def test_what_a_later_step_of_several_tokens_gives_is_in_the_last_line(tmp_path, line, said):
+    begin = SOURCE.index("z = ", SOURCE.index("class OneTokenAtATime"))
+    text = SOURCE[:begin] + line + SOURCE[SOURCE.index("\n", begin) :]
+    case = Case("", "OneTokenAtATime", "")
+    found = examined(case, written(tmp_path, case, text))
+    (note,) = found.notes
+    assert said in note
+    assert (found.verdict, found.summary.endswith(note)) == ("right", True)
 
 
 def test_a_position_without_a_cache_is_named_as_not_examined():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from support.attention_zoo import Case
 from support.examinations import RIGHT, drawn
 from support.examined import examined, written
+
+from mhacli.results.check import Examination
 
 SOURCE = """
 import torch
@@ -33,15 +36,22 @@ class Attention(nn.Module):
 """
 
 
-def left_out(folder: Path, more: str, lines: str = "pass") -> tuple[str, ...]:
+def right(folder: Path, more: str, lines: str = "pass") -> Examination:
     case = Case("", "Attention")
     found = examined(case, written(folder, case, SOURCE.format(more=more, lines=lines)))
-    assert (found.verdict, found.as_json()["not_examined"]) == ("right", found.not_examined)
+    assert found.verdict == "right"
+    return found
+
+
+def left_out(folder: Path, more: str, lines: str = "pass") -> tuple[str, ...]:
+    found = right(folder, more, lines)
+    assert found.as_json()["not_examined"] == found.not_examined
+    assert found.notes == ()
     return found.not_examined
 
 
 def test_an_argument_that_changes_the_result_and_was_never_given_is_named(tmp_path):
-    lines = "k = k if gate is None else k * gate"
+    lines = "k = k if gate is None else k * gate; q = q if head_mask is None else q * head_mask"
     assert left_out(tmp_path, "gate=None, head_mask=None", lines) == ("gate", "head_mask")
 
 
@@ -61,8 +71,32 @@ def test_a_mask_that_was_given_and_a_position_that_was_not_are_told_apart(tmp_pa
     assert left_out(tmp_path, "start_pos: int = 0", "v = v + 0 * start_pos") == ("start_pos",)
 
 
+@pytest.mark.parametrize("more", ["head_mask=None", "*, positions", "gate: int = 0"])
+def test_an_argument_that_the_code_never_reads_is_named_with_that(tmp_path, more):
+    found = right(tmp_path, more)
+    (note,) = found.as_json()["notes"]
+    assert "never reads " + re.findall(r"\w+", more)[0] in note
+    assert found.not_examined == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_named"),
+    [
+        ("v = v + 0 * positions.sum()", True),
+        ("scores = positions - positions[:, :1]", True),
+        ("q = q * positions[..., None]", False),
+    ],
+)
+def test_positions_that_are_read_and_change_nothing_are_named(tmp_path, lines, is_named):
+    case = Case("", "Attention")
+    found = examined(case, written(tmp_path, case, SOURCE.format(more="*, positions", lines=lines)))
+    assert [("positions" in note, "never" in note) for note in found.notes] == [(True, False)] * is_named
+
+
 def test_the_names_stand_under_the_verdict():
-    first, second, third, *_ = drawn(replace(RIGHT, not_examined=("kv_cache", "start_\x1bpos"))).splitlines()
+    noted = replace(RIGHT, not_examined=("kv_cache", "start_\x1bpos"), notes=("one\x1b", "two"))
+    first, second, third, *others = drawn(noted).splitlines()
     assert first.startswith("✓ right")
     assert second == "the reference gives the same output with the same weights"
     assert third == "not examined: kv_cache (cache), start_\\x1bpos (positions)"
+    assert others[:2] == ["note: one\\x1b", "note: two"]

@@ -320,6 +320,7 @@ def make_argument(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
         "k_len": lambda: sides.k_len,
         "offset": lambda: torch.tensor(0, device=setting.device) if recipe.variant else 0,
         "positions": lambda: _positions(recipe.variant, setting),
+        "positions backwards": lambda: _positions(recipe.variant, setting).flip(-1),
         "rope": lambda: _rotation(recipe, setting),
         "weight": lambda: setting.tensors[recipe.parameter].clone(),
         "weight bias": lambda: setting.tensors[recipe.parameter].clone(),

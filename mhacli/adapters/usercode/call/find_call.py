@@ -25,6 +25,7 @@ from mhacli.adapters.usercode.call.signature import (
     CallRole,
     Signature,
     known_sizes,
+    never_read,
     signature_of,
 )
 from mhacli.adapters.usercode.call.trials import (
@@ -108,6 +109,7 @@ def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode
         convention=convention,
         tensors=tensors,
         untried=untried(call.signature, runner, trial, (*found.masks, *found.paddings)),
+        unread=_unread(call),
         mode=mode,
     )
 
@@ -351,14 +353,23 @@ _STILL: tuple[CallRole, ...] = ("offset", "cache", "other mask")
 """Arguments that a call without a past gives as if they were not there: 0 or None."""
 
 
+def _unread(call: CallFacts) -> tuple[str, ...]:
+    """The arguments that the code takes and never reads, in the order of the call."""
+    names = never_read(call.built.call)
+    return tuple(p.name for p in call.signature.parameters if p.name in names and _may_change_output(p))
+
+
+def _may_change_output(parameter: CallParameter) -> bool:
+    return parameter.role not in _OF_SHAPE and not _OF_RESULT.fullmatch(parameter.name.lower())
+
+
 def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
     """The names, in the order of the call. A switch whose other position gives the same output is not among them."""
     used = _used(trial.convention, forms)
     return tuple(
         parameter.name
         for parameter in signature.parameters
-        if parameter.role not in _OF_SHAPE
-        and not _OF_RESULT.fullmatch(parameter.name.lower())
+        if _may_change_output(parameter)
         and (parameter.name not in used or _is_still(parameter, trial.convention))
         and not _is_idle_switch(parameter, runner, trial)
     )

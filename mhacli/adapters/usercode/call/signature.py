@@ -152,6 +152,25 @@ def source_of(function: Callable[..., Any]) -> str:
         return ""
 
 
+def never_read(call: Callable[..., Any]) -> frozenset[str]:
+    """The parameters of a call that its lines never read; none where no lines can be parsed, or they read all by `locals()`."""
+    try:
+        definition = ast.parse(source_of(called_function(call))).body[0]
+    except (SyntaxError, ValueError, RecursionError, IndexError):
+        return frozenset()
+    if not isinstance(definition, ast.FunctionDef):
+        return frozenset()
+    given = definition.args
+    names = {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    read = {
+        node.id
+        for line in definition.body
+        for node in ast.walk(line)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    return frozenset() if "locals" in read else frozenset(names - read - {"self"})
+
+
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
     """What a parameter is for, by its name; a default or an annotation that is a number or bool rules rows and masks out."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")

@@ -28,15 +28,16 @@ from mhacli.results.check import Mode
 class UserAttention:
     """A user's attention that can be asked.
 
-    `sizes` are those that it can be called with; `k_len` is `q_len` where keys must be the queries' own rows. `is_function`: q, k
-    and v come split into heads, nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows none.
-    `takes_context`: keys may be other rows than the queries, and of another number; `n_rows` counts the arguments for queries,
-    keys and values. `causal_by` is the argument that was set to make it causal. `mask_forms` are the ways to write a mask that it
-    accepts without raising, both meanings of True of each, the likeliest first, `padding_forms` the same for padding. It computes
-    in `dtype` on `device`. `described` is how it is called, in one line of Python, `convention` the same as data; `untried` are
-    the arguments that are never given another value than their default; `mode` is which of its two modes this is, None where it
-    has one. `tensors` are the weights that a function is given, by the names of its parameters. `is_forgetful`: each call goes to
-    a new copy of the module, so that nothing of it is left for the next.
+    `sizes` are those that it can be called with; `k_len` is `q_len` where keys must be the queries' own rows. `is_function`:
+    q, k and v come split into heads, nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows
+    none. `takes_context`: keys may be other rows than the queries, and of another number; `n_rows` counts the arguments for
+    queries, keys and values. `causal_by` is the argument that was set to make it causal. `mask_forms` are the ways to write a
+    mask that it accepts without raising, both meanings of True of each, the likeliest first, `padding_forms` the same for
+    padding. It computes in `dtype` on `device`. `described` is how it is called, in one line of Python, `convention` the same
+    as data; `untried` are the arguments that are never given another value than their default, `unread` those that its lines
+    never read; `mode` is which of its two modes this is, None where it has one. `tensors` are the weights that a function is
+    given, by the names of its parameters. `is_forgetful`: each call goes to a new copy of the module, so that nothing of it
+    is left for the next.
 
     Where `convention.causal_yields`, a call with a mask leaves out the switch `causal_by`, because the two exclude each other:
     such a mask must be causal itself.
@@ -57,6 +58,7 @@ class UserAttention:
     convention: CallConvention
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     mode: Mode | None = None
     is_forgetful: bool = False
 
