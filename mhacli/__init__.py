@@ -4,20 +4,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
+    from mhacli.compute.bench.sizes import bench
+    from mhacli.compute.check.run import check
+    from mhacli.compute.doctor.run import doctor
     from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
+    from mhacli.results.diff.records import diff
     from mhacli.results.record.record import Record
     from mhacli.results.record.storage import load
     from mhacli.spec.config import Config
 
 __version__ = "0.1.0"
-__all__ = ["Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "inspect", "load"]
+__all__ = [
+    "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "inspect", "load",
+]  # fmt: skip
 
 _HOMES = {
     "Config": "mhacli.spec.config",
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
     "Record": "mhacli.results.record.record",
+    "bench": "mhacli.compute.bench.sizes",
+    "check": "mhacli.compute.check.run",
+    "diff": "mhacli.results.diff.records",
+    "doctor": "mhacli.compute.doctor.run",
     "inspect": "mhacli.compute.layer.run",
     "load": "mhacli.results.record.storage",
 }

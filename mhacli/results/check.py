@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mhacli.results.display import Shown
 from mhacli.results.record.record import Argument
 
 SCHEMA = "mha.check/1"
@@ -97,8 +98,8 @@ class FirstDifference:
     other_source: str = ""
 
 
-@dataclass(frozen=True)
-class Examination:
+@dataclass(frozen=True, repr=False)
+class Examination(Shown):
     """Everything that is said of the attention in user code. `not_examined` are arguments of its call that were never given
     another value than their default: the verdict does not cover them. `notes` say what is no mistake and yet may surprise a
     caller: arguments without effect, steps that a cache is not made for. `modes` has a report of each mode where there are
@@ -125,6 +126,10 @@ class Examination:
     command: tuple[str, ...] = ()
     not_examined: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """The target and the verdict in a sentence."""
+        return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
 
     @property
     def summary(self) -> str:
@@ -180,7 +185,7 @@ class Examination:
         n = self.comparison.n_inputs
         return f"on {n} input{'s' * (n != 1)} it gives the same output as the reference with the same weights; {passed}"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints."""
         return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
 

@@ -54,3 +54,9 @@ class Page:
 def page_of(record: object) -> Page:
     """The interactive page of a record."""
     return Page(_renderers().page_of(record))
+
+
+def document_of(compared: object) -> dict[str, Any]:
+    """The JSON document of two records beside each other, which is made where its words are."""
+    document: dict[str, Any] = _renderers().document_of(compared)
+    return document

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.io.json_schema import plain
+from mhacli.results.display import Shown
 from mhacli.spec.config import Dtype
+from mhacli.text.escape import visible
 
 SCHEMA = "mha.doctor/1"
 HealthVerdict = Literal["healthy", "unhealthy"]
@@ -138,8 +140,8 @@ class ExaminedModel:
     tolerance: str
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """Everything that an examination found. `model` is None where the installation was examined, and otherwise `kernels` and
     `numerics` are empty."""
 
@@ -154,6 +156,10 @@ class Report:
     command: tuple[str, ...] = ()
     seed: int = 0
     time_s: float = 0.0
+
+    def __repr__(self) -> str:
+        """What was examined, and the verdict in a sentence."""
+        return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
 
     @property
     def verdict(self) -> HealthVerdict:
@@ -189,7 +195,7 @@ class Report:
         """The failures, then the warnings."""
         return self.failed + self.warnings
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints. What is not finite is null."""
         document_of_report = {"schema": SCHEMA, "verdict": self.verdict, "summary": self.summary} | asdict(self)
         for check, document in zip(self.checks, document_of_report["checks"], strict=True):

@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
     """A folder with a baseline, one that is none, and a file that exists."""
     run = made_benchmark(made_row("sdpa", [0.5, 0.25]))
     (tmp_path / "then.json").write_text(run.to_json())
-    (tmp_path / "other.json").write_text(json.dumps(run.document() | {"schema": "mha.record/1"}))
-    (tmp_path / "rows.json").write_text(json.dumps(run.document() | {"rows": [{}]}))
+    (tmp_path / "other.json").write_text(json.dumps(run.to_dict() | {"schema": "mha.record/1"}))
+    (tmp_path / "rows.json").write_text(json.dumps(run.to_dict() | {"rows": [{}]}))
     (tmp_path / "old").write_text("old")
     return tmp_path
 

@@ -56,7 +56,7 @@ def told(monkeypatch, capsys, examination, *, printed="", **given):
     def instead(job, request, *, time_limit_s, on_stage):
         on_stage("calling Attention")
         asked.update(request=request, job=job, limit=time_limit_s)
-        return process.ChildResult(json.dumps(examination.as_json()).encode(), printed)
+        return process.ChildResult(json.dumps(examination.to_dict()).encode(), printed)
 
     monkeypatch.setattr(process, "run_in_child", instead)
     options = {
@@ -113,7 +113,7 @@ def test_json_is_the_examination_with_what_was_printed_and_the_command(monkeypat
     out, err, _, _ = told(monkeypatch, capsys, examination, printed="\x1b[31mhi\n", json=True)
     document = json.loads(out)
     assert document["schema"] == "mha.check/1"
-    expected = examination.as_json() | {
+    expected = examination.to_dict() | {
         "printed": "\x1b[31mhi\n",
         "command": ["mha", "check", "mine:Attention", "--json"],
     }
@@ -154,8 +154,8 @@ def test_the_defaults_ask_for_nothing_in_particular(monkeypatch, capsys):
 
 def test_a_document_of_the_process_that_is_none_is_refused(monkeypatch, capsys):
     class Odd:
-        def as_json(self):
-            return RIGHT.as_json() | {"verdict": "splendid"}
+        def to_dict(self):
+            return RIGHT.to_dict() | {"verdict": "splendid"}
 
     *_, fault, _ = told(monkeypatch, capsys, Odd())
     assert "the examination.verdict" in fault.message

@@ -52,4 +52,4 @@ MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
 def test_the_summary_says_what_is_wrong_and_how_to_mend_it_or_what_was_not_examined(
     examination: Examination, summary: str
 ) -> None:
-    assert examination.summary == examination.as_json()["summary"] == summary
+    assert examination.summary == examination.to_dict()["summary"] == summary

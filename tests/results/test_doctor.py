@@ -26,4 +26,4 @@ def test_the_summary_names_problems_and_warnings_and_counts_the_rest(
     checks: tuple[HealthCheck, ...], summary: str
 ) -> None:
     report = Report(checks, (), ())
-    assert report.summary == report.as_json()["summary"] == summary
+    assert report.summary == report.to_dict()["summary"] == summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -120,6 +121,16 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     if backend is None or not backend.get_vocab_size():
         raise _missing(path)
     return _from_library(backend, path, found)
+
+
+def own_tokenizer(found: Any) -> ModelTokenizer:
+    """A copy of a tokenizer of transformers that is in memory. Raises `MhaError` for one without its fast implementation."""
+    name = type(found).__name__
+    if not hasattr(found, "backend_tokenizer"):
+        hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
+        raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
+    made = copy.deepcopy(found)
+    return _from_library(made.backend_tokenizer, name, made)
 
 
 _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import importlib
@@ -14,7 +15,7 @@ import pkgutil
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -70,6 +71,8 @@ def find_target(target: str) -> Target:
     Raises `UsageError` for what has not the form of a target, and `MhaError` that says what is missing, or what their code raised
     and where.
     """
+    if target in _objects:
+        return Target(target, _objects[target], source_file(_objects[target]), documentation_of(_objects[target]))
     location, name = split_target(target)
     module = _import_file(location) if is_file(location) else _import_module(location)
     thing = _thing_named(module, location, name)
@@ -86,6 +89,24 @@ def find_target(target: str) -> Target:
             code="no-target",
         )
     return Target(target, thing, source_file(thing), documentation_of(thing))
+
+
+_objects: dict[str, Any] = {}
+"""Objects that are targets themselves, by their names."""
+
+
+@contextlib.contextmanager
+def naming(thing: Any) -> Iterator[str]:
+    """A target that means this very object within the context: `module:NAME`, by the names of its class or function."""
+    written = _defining_object(thing)
+    name = f"{written.__module__}:{written.__qualname__.rpartition('>.')[2]}"
+    while name in _objects:
+        name += "_"
+    _objects[name] = thing
+    try:
+        yield name
+    finally:
+        del _objects[name]
 
 
 def is_module_instance(thing: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from os.path import isdir, isfile
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,7 +31,6 @@ from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
 from mhacli.cli.values import pairs, real, seconds, whole
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.io.json_schema import decode, load_json
 from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.results.check import Examination
 from mhacli.spec.config import MAX_HEADS, Config
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 _WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
-_JOB = "mhacli.compute.check.examine:examine_request"
 _NEXT = "--against TARGET compares with code that you trust; --heads and --scale state what the code does not show"
 """What to do where there is no verdict; a report that is drawn says it itself."""
 _TARGET_HELP = (
@@ -149,7 +147,7 @@ def check(
     print_report(
         name,
         colour,
-        formats={"json": lambda: json_document(examination.as_json())},
+        formats={"json": lambda: json_document(examination.to_dict())},
         view=lambda on: _view(_with_short_paths(examination), on),
     )
     _end_unless_right(examination, hint=None if name is None else _NEXT)
@@ -203,7 +201,7 @@ def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None
 
 def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
     """The examination, made in a process of its own."""
-    from mhacli.adapters.usercode.process import run_in_child
+    from mhacli.compute.check.run import examine_in_child
 
     with progress() as tell:
         stages: list[str] = []
@@ -212,9 +210,8 @@ def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
             stages.append(what)
             tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
 
-        outcome = run_in_child(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
-    examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
-    return replace(examination, printed=outcome.printed, command=record_command())
+        examination = examine_in_child(request, time_limit_s=time_limit_s, on_stage=on_stage)
+    return replace(examination, command=record_command())
 
 
 _USUAL_STAGES = 12

@@ -106,7 +106,7 @@ def doctor(
     print_report(
         formats.chosen(),
         colour,
-        formats={"json": lambda: json_document(report.as_json())},
+        formats={"json": lambda: json_document(report.to_dict())},
         view=lambda on: _view(report, on),
     )
     if report.failed:

@@ -60,21 +60,25 @@ _CRITICAL = ("batch independence", "batch of one", "finite")
 def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The examination that is asked for, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
     asked = decode(CheckRequest, request, "request")
-    begun = time.perf_counter()
     torch.set_num_threads(1)  # for products as small as these more threads only wait for each other
-    examination = compare(asked, stage) if asked.against is not None else examine(asked, stage)
+    return json.dumps(examined(asked, stage).to_dict()).encode()
+
+
+def examined(request: CheckRequest, stage: Stage) -> Examination:
+    """The examination that is asked for, with its time and the versions."""
+    begun = time.perf_counter()
+    examination = compare(request, stage) if request.against is not None else examine(request, stage)
     environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    told = replace(examination, time_s=time.perf_counter() - begun, environment=environment)
-    return json.dumps(told.as_json()).encode()
+    return replace(examination, time_s=time.perf_counter() - begun, environment=environment)
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
     """Probes, comparison with the reference, diagnosis, in each mode of calling it."""
     subjects = ready_modes(request.of, stage)
-    return together([(subject.mode, _examined(subject, request, stage)) for subject in subjects])
+    return together([(subject.mode, _examined_mode(subject, request, stage)) for subject in subjects])
 
 
-def _examined(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
+def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
     """What is said of one mode."""
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request, stage, expects_causal=expects_causal)

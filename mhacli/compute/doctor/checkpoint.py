@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from mhacli.adapters.hf.capture import is_attention
 from mhacli.adapters.hf.inputs import make_inputs, n_vocabulary_of
 from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
-from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, require_ids
+from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, own_tokenizer, require_ids
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest, LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -104,7 +106,29 @@ def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> 
     """The report. Raises `MhaError` for a checkpoint that cannot be loaded, and for a model that reads no text."""
     began = perf_counter()
     tell(0.0, "loading")
-    admitted = _admit(request)
+    return _report(_admit(request), request, tell, began)
+
+
+@torch.no_grad()
+def examine_model(model: nn.Module, tokenizer: Any, request: DoctorRequest) -> Report:
+    """The report on a copy of a model of transformers, whose weights are in memory. Raises `MhaError` for another module, and for
+    a model that reads no text."""
+    began = perf_counter()
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise UsageError(f"{request.source} is not a model of transformers", hint="mhacli.check examines other modules")
+    own = None if tokenizer is None else own_tokenizer(tokenizer)
+    notes = () if own else (_NO_TOKENIZER.format("the model came without a"),)
+    rows, cut = _rows(request, own, config)
+    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(request.source, {}, {}, ()), request.source, None)
+    admitted = _ModelToExamine(loaded, own, rows, _pad_id(loaded, own), (*notes, *cut))
+    return _report(admitted, request, no_progress, began)
+
+
+_NO_TOKENIZER = "{} tokenizer: the texts are random token ids"
+
+
+def _report(admitted: _ModelToExamine, request: DoctorRequest, tell: Progress, began: float) -> Report:
     loaded = admitted.loaded
     dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     passes = Passes(loaded, admitted.pad_id)
@@ -161,7 +185,7 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
     except MhaError as fault:
         if fault.code != "no-tokenizer" or request.texts:
             raise
-        notes.append("the checkpoint has no tokenizer: the texts are random token ids")
+        notes.append(_NO_TOKENIZER.format("the checkpoint has no"))
     rows, cut = _rows(request, tokenizer, config)
 
     def load(*, head: bool) -> Loaded:
@@ -179,9 +203,13 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
         notes.append(
             "loaded without its language head, whose weights are incomplete: the outputs are those of the last layer"
         )
-    n_vocabulary = n_vocabulary_of(loaded.config)
+    return _ModelToExamine(loaded, tokenizer, rows, _pad_id(loaded, tokenizer), (*notes, *cut))
+
+
+def _pad_id(loaded: Loaded, tokenizer: ModelTokenizer | None) -> int:
+    """The id of padding, 0 where there is none."""
     pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
-    return _ModelToExamine(loaded, tokenizer, rows, pad_id if pad_id < n_vocabulary else 0, (*notes, *cut))
+    return pad_id if pad_id < n_vocabulary_of(loaded.config) else 0
 
 
 def _rows(

@@ -19,13 +19,14 @@ def json_pieces(
     differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
 ) -> Iterator[str]:
     """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
-    fields = _document(differences, records, names, command)
+    fields = diff_document(differences, records, names, command)
     yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
 
 
-def _document(
-    differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
+def diff_document(
+    differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...] = ()
 ) -> Mapping[str, object]:
+    """The document as values."""
     a, b = records
     first = differences.first
     return {

@@ -13,6 +13,7 @@ from mhacli.io.files import read_whole
 from mhacli.io.json_schema import decode, load_json
 from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known, paired_ratio
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
+from mhacli.results.display import Shown
 from mhacli.results.record.record import Environment
 from mhacli.spec.config import Dtype
 
@@ -164,8 +165,8 @@ class NoiseBaseline(Workload):
         return Interval(self.ratio, self.ratio_low, self.ratio_high)
 
 
-@dataclass(frozen=True)
-class Benchmark:
+@dataclass(frozen=True, repr=False)
+class Benchmark(Shown):
     """A whole run of `mha bench`."""
 
     command: tuple[str, ...]
@@ -175,6 +176,10 @@ class Benchmark:
     ceilings: tuple[MachinePeak, ...]
     rows: tuple[BenchRow, ...]
     controls: tuple[NoiseBaseline, ...]
+
+    def __repr__(self) -> str:
+        """What is the fastest, in a line."""
+        return f"<Benchmark: {'; '.join(self.summary)}>"
 
     def control(self, workload: Workload) -> NoiseBaseline | None:
         """The control of a size; None where nothing could be timed."""
@@ -231,7 +236,7 @@ class Benchmark:
         n_cpus = 0.0 if control is None else control.foreign_load or 0.0
         return f"the machine was busy, other processes used {n_cpus:.1f} of its CPUs"
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The run as JSON values; non-finite numbers do not occur."""
         fields = dataclasses.asdict(dataclasses.replace(self, rows=()))
         rows = [row.document() for row in self.rows]
@@ -240,7 +245,7 @@ class Benchmark:
     def to_json(self) -> str:
         """The document, a row per line."""
         lines = []
-        for name, value in self.document().items():
+        for name, value in self.to_dict().items():
             if name in ("rows", "controls"):
                 inner = ",\n".join(_dump(item) for item in value)
                 lines.append(f"{json.dumps(name)}:[\n{inner}]" if value else f"{json.dumps(name)}:[]")

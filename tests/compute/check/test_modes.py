@@ -92,7 +92,7 @@ def test_a_mask_that_does_nothing_where_it_belongs_is_a_mistake_of_that_mode(nam
 
 
 def test_each_mode_is_reported_with_its_call_and_its_verdict() -> None:
-    document = json.loads(json.dumps(examined("ContextMaskUnread").as_json()))
+    document = json.loads(json.dumps(examined("ContextMaskUnread").to_dict()))
     told = [(one["mode"], one["verdict"], one["called"], one["findings"]) for one in document["modes"]]
     assert told == [
         ("self", "right", "forward(x, mask=…)", []),

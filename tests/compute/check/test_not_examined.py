@@ -45,7 +45,7 @@ def right(folder: Path, more: str, lines: str = "pass") -> Examination:
 
 def left_out(folder: Path, more: str, lines: str = "pass") -> tuple[str, ...]:
     found = right(folder, more, lines)
-    assert found.as_json()["not_examined"] == found.not_examined
+    assert found.to_dict()["not_examined"] == found.not_examined
     assert found.notes == ()
     return found.not_examined
 
@@ -74,7 +74,7 @@ def test_a_mask_that_was_given_and_a_position_that_was_not_are_told_apart(tmp_pa
 @pytest.mark.parametrize("more", ["head_mask=None", "*, positions", "gate: int = 0"])
 def test_an_argument_that_the_code_never_reads_is_named_with_that(tmp_path, more):
     found = right(tmp_path, more)
-    (note,) = found.as_json()["notes"]
+    (note,) = found.to_dict()["notes"]
     assert "never reads " + re.findall(r"\w+", more)[0] in note
     assert found.not_examined == ()
 

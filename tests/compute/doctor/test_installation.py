@@ -253,7 +253,7 @@ def test_threads_that_wait_for_each_other_are_a_caution(monkeypatch: pytest.Monk
 
 def test_a_document_holds_no_number_that_json_lacks() -> None:
     checks = (HealthCheck("a", False, "m", float("nan"), float("inf")), HealthCheck("b", None, "n", is_caution=True))
-    told = Report(checks, (), (("mha", "0"),)).as_json()
+    told = Report(checks, (), (("mha", "0"),)).to_dict()
     assert (told["schema"], told["verdict"], told["environment"]) == ("mha.doctor/1", "unhealthy", {"mha": "0"})
     assert [(one["value"], one["tolerance"], one["status"]) for one in told["checks"]] == [
         (None, None, "fail"),

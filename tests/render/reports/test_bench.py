@@ -432,7 +432,7 @@ def test_with_a_comparison_the_document_is_whole_and_has_it_at_the_end(has_rows:
     document = json.loads("".join(json_pieces(run, comparison)))
     assert list(document)[-1] == "comparison"
     assert document.pop("comparison") == json.loads(json.dumps(comparison.document()))
-    assert document == json.loads(json.dumps(run.document()))
+    assert document == json.loads(json.dumps(run.to_dict()))
 
 
 def test_without_a_comparison_the_document_is_that_of_the_baseline() -> None:

@@ -355,7 +355,7 @@ def test_a_run_in_a_sentence(rows: list[BenchRow], sentence: str) -> None:
     control = replace(made_control(0.98, 1.03, workload=LONG), foreign_load=1.24)
     run = made_benchmark(*rows, controls=[control])
     assert run.summary == (sentence,)
-    assert run.document()["summary"] == [sentence]
+    assert run.to_dict()["summary"] == [sentence]
 
 
 def test_by_hand_the_ratio_of_two_backends_is_that_of_their_own_rounds() -> None:

@@ -1,0 +1,46 @@
+"""`mha doctor` as a function: this installation, a checkpoint, or a model that is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mhacli.errors import UsageError
+from mhacli.results.doctor import DoctorRequest, Report
+from mhacli.spec.config import Dtype
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def doctor(
+    model: str | nn.Module | None = None,
+    tokenizer: Any = None,
+    *,
+    texts: Sequence[str] = (),
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    seed: int = 0,
+) -> Report:
+    """Whether an installation or a model is in order: what `mha doctor` prints.
+
+    Without `model` it examines this installation; a path or a hub's id is a checkpoint, examined as by `--model`, and `tokenizer`
+    then `byte` or the path of a `tokenizer.json`. A model of transformers in memory is examined by a copy, which takes as much
+    memory again, on its own device and in its own dtype; `tokenizer` is then that of transformers, and without one the model
+    reads random ids.
+    Raises `MhaError` for what cannot be loaded or reads no text.
+    """
+    if model is None:
+        if tokenizer is not None or texts:
+            raise UsageError("tokenizer and texts need a model", hint="doctor(model, tokenizer)")
+        from mhacli.compute.doctor.installation import examine_installation
+
+        return examine_installation(device=device, dtype=dtype, seed=seed)
+    from mhacli.compute.doctor.checkpoint import examine_checkpoint, examine_model
+
+    if isinstance(model, str):
+        request = DoctorRequest(model, None, tuple(texts), None, tokenizer, device, dtype, seed)
+        return examine_checkpoint(request)
+    if device != "auto" or dtype is not None:
+        raise UsageError("a model in memory is examined on its own device and in its own dtype")
+    return examine_model(model, tokenizer, DoctorRequest(type(model).__name__, texts=tuple(texts), seed=seed))

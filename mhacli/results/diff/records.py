@@ -1,0 +1,53 @@
+"""Two records beside each other, and all that they do not have in common: `mha diff` as a function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mhacli.errors import UsageError
+from mhacli.results.diff.compare import compare
+from mhacli.results.diff.result import Differences
+from mhacli.results.display import Shown, document_of
+from mhacli.results.record.record import Record
+from mhacli.results.record.storage import load
+
+
+@dataclass(frozen=True, repr=False)
+class RecordDiff(Shown):
+    """What two records do not have in common; the first of them is the reference. `names` is what they are called."""
+
+    differences: Differences
+    records: tuple[Record, Record]
+    names: tuple[str, str]
+
+    def __repr__(self) -> str:
+        """The verdict in a sentence."""
+        return f"<RecordDiff: {self.summary}>"
+
+    @property
+    def verdict(self) -> Literal["agree", "differ", "nothing"]:
+        """Whether they agree in everything that both hold; `nothing` where they hold nothing in common."""
+        return self.differences.verdict
+
+    @property
+    def summary(self) -> str:
+        """The result in a sentence."""
+        return self.differences.summary
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `mha diff --json` prints."""
+        return document_of(self)
+
+
+def diff(a: Record | str, b: Record | str, *, tolerance: float | None = None) -> RecordDiff:
+    """What the record `b` has other than `a`, each a record or the path of one: what `mha diff` prints.
+
+    `tolerance` is relative to the largest number of a site; 0 demands the same bits, None takes that of the coarser of both
+    number formats. Raises `MhaError` for a file that is no record.
+    """
+    if tolerance is not None and tolerance < 0:
+        raise UsageError(f"tolerance {tolerance:g} is negative: the least is 0")
+    first, second = (load(one) if isinstance(one, str) else one for one in (a, b))
+    names = a if isinstance(a, str) else "A", b if isinstance(b, str) else "B"
+    return RecordDiff(compare(first, second, tolerance=tolerance), (first, second), names)
