@@ -1,0 +1,136 @@
+"""Writes docs/notebook.ipynb: its cells, and what they show when they are run one after the other.
+
+    python docs/notebook.py PATH_OF_A_CHECKPOINT
+
+The path is that of any checkpoint; the notebook that is kept shows all-MiniLM-L6-v2. Cells run in a temporary folder, in which
+the checkpoint is called MiniLM.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_suffix(".ipynb")
+TITLE = """# mha: from a sentence to a checkpoint
+
+Twelve cells. They need `pip install "mhacli[hf]"` and, from the ninth on, the path of a checkpoint that transformers loads."""
+CELLS = (
+    ("A layer with random weights over a sentence: all its heads, and one of them.", """\
+import mhacli
+
+record = mhacli.inspect("the cat sat on the mat", mhacli.Config(n_heads=4, causal=True))
+record"""),
+    ("One head: a row is a query, a column a key, a number the attention weight.", """\
+record.pattern(head=2)"""),
+    ("The weights are an array; those of a query sum to 1.", """\
+record.pattern(head=2).values.sum(axis=1).round(5).tolist()"""),
+    ("The statistics of a head; `to_polars()`, `to_pandas()` and `to_arrow()` make a table of all.", """\
+row = record.heads.to_dicts()[2]
+{name: round(row[name], 3) for name in ("entropy", "effective_keys", "distance", "previous", "sink")}"""),
+    ("The same layer without the causal mask. What changed, and where first?", """\
+other = mhacli.inspect("the cat sat on the mat", mhacli.Config(n_heads=4))
+mhacli.diff(record, other)"""),
+    ("A record is a file, which `mha show`, `mha view` and `mha diff` read too.", """\
+record.save("cat.safetensors", force=True)
+mhacli.load("cat.safetensors").self_check.ok"""),
+    ("An attention of your own. Is it right?", """\
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.out(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+mhacli.check(Attention, arguments={"d_model": 64, "n_heads": 8})"""),
+    ("With the scale it is.", """\
+class Scaled(Attention):
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        pattern = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.out((pattern @ v).transpose(1, 2).flatten(2))
+
+
+mhacli.check(Scaled, arguments={"d_model": 64, "n_heads": 8}).summary"""),
+    ("A checkpoint: name the folder of yours. Is it in order?", """\
+path = "MiniLM"
+mhacli.doctor(path)"""),
+    ("What its heads do with a sentence: `mha run` inspects the model as it is, and saves the record.", """\
+import subprocess
+import sys
+
+command = ["run", "the cat sat on the mat", "--model", path, "--save", "model.safetensors", "--force", "--view", "none"]
+subprocess.run([sys.executable, "-m", "mhacli", *command], check=True, capture_output=True)
+model = mhacli.load("model.safetensors")
+model"""),
+    ("The heads that attend most to the previous token.", """\
+heads = sorted(model.heads, key=lambda head: -(head.previous or 0))
+[(head.layer, head.head, round(head.previous, 2)) for head in heads[:5]]"""),
+    ("The first of them. `model.page()` shows every head, with each weight where the pointer rests.", """\
+model.pattern(layer=heads[0].layer, head=heads[0].head)"""),
+)  # fmt: skip
+
+
+def notebook(path: str) -> dict[str, Any]:
+    """The notebook with what its cells show of the checkpoint at a path. Raises what a cell raises."""
+    space: dict[str, Any] = {"__name__": "cells"}
+    cells = [_cell("title", "markdown", TITLE)]
+    with _folder(path):
+        for number, (words, code) in enumerate(CELLS, 1):
+            cells.append(_cell(f"text-{number}", "markdown", words))
+            outputs = [*_run(code, space, number)]
+            cells.append(_cell(f"code-{number}", "code", code) | {"execution_count": number, "outputs": outputs})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def _cell(name: str, kind: str, source: str) -> dict[str, Any]:
+    return {"cell_type": kind, "id": name, "metadata": {}, "source": source.splitlines(keepends=True)}
+
+
+def _run(code: str, space: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """The outputs of a cell: what it prints, and what its last expression is."""
+    *before, last = ast.parse(code).body
+    printed = StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(ast.Module(before, []), f"cell {number}", "exec"), space)
+        value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), space)  # type: ignore[attr-defined]
+    if printed.getvalue():
+        yield {"name": "stdout", "output_type": "stream", "text": printed.getvalue().splitlines(keepends=True)}
+    data = {"text/plain": [repr(value)]}
+    if hasattr(value, "_repr_html_"):
+        data = {"text/html": value._repr_html_().splitlines(keepends=True)} | data
+    yield {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+
+
+@contextlib.contextmanager
+def _folder(path: str) -> Iterator[None]:
+    """A temporary folder to work in, with the checkpoint."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "MiniLM").symlink_to(Path(path).resolve())
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(notebook(sys.argv[1]), indent=1, ensure_ascii=False) + "\n")
