@@ -145,19 +145,19 @@ class HeadScreen(HeadsScreen):
         column, of_column = picture.column_levels(self.column)
         is_taken = bool(picture.is_taken[self.row, self.column])
         of_query, of_key = ("query", "key") if picture.base.block == 1 else ("queries", "keys")
+        from_query = f"from {of_query} {picture.query_name(self.row)} · max {weight_text(of_row, 4)}"
+        to_key = f"to {of_key} {picture.key_name(self.column)} · max {weight_text(of_column, 4)}"
         self.keys_pane.show(
             picture.base.keys,
             picture.base.key_places(self.column),
             lambda place: row[picture.column_of(place)],
-            f"keys up to {weight_text(of_row, 4)} for {of_query} {picture.query_name(self.row)}",
+            _titles("keys", from_query),
         )
         self.queries_pane.show(
             picture.base.queries,
             picture.base.query_places(self.row),
             lambda place: column[picture.row_of(place)],
-            f"key {picture.key_name(self.column)} is taken out"
-            if is_taken
-            else f"queries up to {weight_text(of_column, 4)} for {of_key} {picture.key_name(self.column)}",
+            (f"key {picture.key_name(self.column)} is taken out",) if is_taken else _titles("queries", to_key),
         )
 
     # -------------------------------------------------------------------------------------------------------- cursor
@@ -389,6 +389,11 @@ def _share(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
         return [("taken out", WARNING), (f" (was {float(picture.whole.weights[cell]):.6g})", DIM)]
     exact = f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
     return [(weight_text(weight, 4), BOLD), (exact, DIM)]
+
+
+def _titles(name: str, weights: str) -> tuple[str, ...]:
+    """The title of a text with its weights in three lengths: `keys: attention from query 4 the · max .3025`."""
+    return f"{name}: attention {weights}", f"attention {weights}", weights
 
 
 def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:

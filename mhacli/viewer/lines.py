@@ -25,6 +25,9 @@ ACCENT, WARNING = Style(color="cyan", bold=True), Style(color="yellow", bold=Tru
 CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
 """Of cells, which are never bold: the one that is chosen, and those that are no numbers."""
 
+RULE_WIDTH = 3
+"""What a rule takes of a line besides its title."""
+
 
 def segment(text: str, style: Style = PLAIN) -> Segment:
     """A piece of a line. `text` must be harmless already."""
@@ -38,8 +41,8 @@ def segments(parts: Iterable[tuple[str, Style]]) -> Line:
 
 def ruled(title: str, width: int, *, focused: bool) -> Line:
     """The line above a part of the screen: its title, and a rule to the end; the part that keys go to stands out."""
-    text = fitted(title, max(0, width - 3))
-    rule = "─" * max(0, width - cell_len(text) - 3)
+    text = fitted(title, max(0, width - RULE_WIDTH))
+    rule = "─" * max(0, width - cell_len(text) - RULE_WIDTH)
     return segments(
         [
             ("▸ " if focused else "─ ", ACCENT if focused else DIM),

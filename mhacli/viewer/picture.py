@@ -217,11 +217,10 @@ def sink_words(picture: Picture) -> str:
     )
     if not places and base.learned_mass is None:
         return "no sink in blocks" if base.block > 1 else "no sink"
-    named = f"sink{'s' * (len(places) != 1)} ({listed})" if places else "sinks (none)"
-    learned = "" if base.learned_mass is None else f" and the sink logit {percent_text(base.learned_mass)}"
-    if picture.hides_sinks:
-        return f"{named} {percent_text(base.sink_mass)}{learned} taken out, rows renormalised"
-    return f"{named} shown: {percent_text(base.sink_mass)}{learned} of a row on average"
+    parts = [f"key{'s' * (len(places) != 1)} {listed}, {percent_text(base.sink_mass)}"] if places else []
+    parts += [] if base.learned_mass is None else [f"the sink logit, {percent_text(base.learned_mass)}"]
+    what = f"sink{'s' * (len(places) > 1)}: {' and '.join(parts)}"
+    return f"{what}, taken out, rows renormalised" if picture.hides_sinks else f"{what} of a row on average"
 
 
 # ------------------------------------------------------------------------------------------------------ small pictures

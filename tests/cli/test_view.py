@@ -127,8 +127,8 @@ def test_a_record_is_looked_at_without_torch_and_left_with_q(saved: Path, tmp_pa
     assert "query 2 sat  key" in terminal.until("row sum 1.0000")
     terminal.press("\x1b[<64;10;6M")  # the wheel, upward, over the matrix
     terminal.until("query 0 the  key")
-    lines = terminal.until("for query 0 the").splitlines()
-    below = next(n for n, line in enumerate(lines, 1) if "keys up to" in line) + 1
+    lines = terminal.until("from query 0 the").splitlines()
+    below = next(n for n, line in enumerate(lines, 1) if "from query 0" in line) + 1
     terminal.press(f"\x1b[<0;4;{below}M\x1b[<0;4;{below}m")  # a click on the first of the keys
     terminal.until("query 0 the  key 0 the  weight 1.0000")
     terminal.press("q")

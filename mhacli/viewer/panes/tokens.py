@@ -24,6 +24,7 @@ from mhacli.viewer.lines import (
     CURSOR,
     DIM,
     PLAIN,
+    RULE_WIDTH,
     Line,
     Pane,
     ScrolledPane,
@@ -100,17 +101,20 @@ class Tokens(ScrolledPane):
     def __init__(self, *, colour: bool, id: str) -> None:
         super().__init__(id=id)
         self.colour = colour
-        self.title = ""
+        self.titles: Sequence[str] = ("",)
         self.text: TokenSequence | None = None
         self.chosen = (0, 0)
         self._level_of: Callable[[int], int] = lambda place: -1
         self._flow: tuple[TokenSequence, int, TextFlow] | None = None
         self._follows = True
 
-    def show(self, text: TokenSequence, chosen: tuple[int, int], level_of: Callable[[int], int], title: str) -> None:
-        """Draws a text with the places from the first to the last of `chosen` marked, each token at the level of its place."""
+    def show(
+        self, text: TokenSequence, chosen: tuple[int, int], level_of: Callable[[int], int], titles: Sequence[str]
+    ) -> None:
+        """Draws a text with the places from the first to the last of `chosen` marked, each token at the level of its place; above
+        it the first of the titles that fits."""
         self._follows = self._follows or chosen != self.chosen or text is not self.text
-        self.text, self.chosen, self._level_of, self.title = text, chosen, level_of, title
+        self.text, self.chosen, self._level_of, self.titles = text, chosen, level_of, titles
         self.repaint()
 
     def flow(self) -> TextFlow:
@@ -124,7 +128,7 @@ class Tokens(ScrolledPane):
     def paint(self, width: int, height: int) -> Sequence[Line]:
         """The title and the lines around the chosen token, or where the wheel went."""
         if self.text is None:
-            return [ruled(self.title, width, focused=self.has_focus)]
+            return [ruled(self.titles[0], width, focused=self.has_focus)]
         wrapped, room = self.flow(), max(1, height - 1)
         if self._follows:
             line = wrapped.line_of(self.chosen[0])
@@ -133,10 +137,13 @@ class Tokens(ScrolledPane):
             self._follows = False
         self.top = max(0, min(self.top, len(wrapped.starts) - room))
         shown = range(self.top, min(len(wrapped.starts), self.top + room))
-        title = self.title
-        if len(wrapped.starts) > room:
-            title += f" · lines {shown.start + 1}–{shown.stop} of {len(wrapped.starts)}"
-        return [ruled(title, width, focused=self.has_focus), *(self._line(wrapped, line) for line in shown)]
+        is_cut = len(wrapped.starts) > room
+        more = f" · lines {shown.start + 1}–{shown.stop} of {len(wrapped.starts)}" if is_cut else ""
+        fitting = (title for title in self.titles if cell_len(title + more) <= width - RULE_WIDTH)
+        return [
+            ruled(next(fitting, self.titles[-1]) + more, width, focused=self.has_focus),
+            *(self._line(wrapped, line) for line in shown),
+        ]
 
     def _line(self, wrapped: TextFlow, line: int) -> Line:
         pieces: list[Segment] = []
