@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from mhacli.checkpoints.head_counts import ProjectionSizes
@@ -229,7 +230,9 @@ _REFUSED: Mapping[str, str] = {
 def layout_named(name: str) -> Layout:
     """The layout of a name. Raises `UsageError` with the names that there are."""
     if name not in LAYOUTS:
-        raise UsageError(f"layout {name!r} is not one of {', '.join(LAYOUTS)}")
+        near = get_close_matches(name, LAYOUTS, n=3)
+        did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(f"there is no layout {name!r}", hint=f"{did_you_mean}the layouts are {', '.join(LAYOUTS)}")
     return LAYOUTS[name]
 
 

@@ -110,6 +110,7 @@ def _whole_folder(folder: _Folder) -> Checkpoint:
     if folder.find(CONFIG) is None:
         raise MhaError(
             f"{folder.path} has no {CONFIG}: it holds {_listed(folder.names()) or 'nothing'}",
+            hint=_instead(folder),
             code="bad-file",
             path=folder.path,
         )
@@ -120,6 +121,18 @@ def _whole_folder(folder: _Folder) -> Checkpoint:
     code = [name for name in folder.names() if name.endswith(".py")]
     notes += [f"{_listed(code)} is not run"] if code else []
     return _checkpoint(folder.path, folder, config, found._replace(metadata=None), notes)
+
+
+def _instead(folder: _Folder) -> str:
+    """What may have been meant by a folder without a config: a folder in it, or a file of weights; else what a checkpoint is."""
+    paths = [os.path.join(folder.path, name) for name in folder.names()]
+    inner = [path for path in paths if os.path.isfile(os.path.join(path, CONFIG))]
+    files = [path for path in paths if path.endswith(".safetensors")]
+    if inner or len(files) == 1:
+        return f"try {(inner or files)[0]}"
+    return (
+        f"a checkpoint is a folder with {CONFIG} and .safetensors files, as save_pretrained of transformers writes it"
+    )
 
 
 def _lone_file(path: str, folder: _Folder) -> Checkpoint:

@@ -29,6 +29,8 @@ ITEM_BITS: Mapping[str, int] = {
     "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8, "C64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
+"""Bytes of plain text; as the length of a header, eight of them would mean more than any file has."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
@@ -136,6 +138,13 @@ def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, A
         raise _pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
     if len(first) < 8:
         raise _bad(path, f"the file has {len(first)} bytes, less than the 8 of a safetensors file without tensors")
+    if all(byte in _TEXT for byte in first):
+        raise MhaError(
+            f"{path} is a text file, not a safetensors file",
+            hint="--weights takes a .safetensors file, --model the folder of a checkpoint",
+            code="bad-file",
+            path=path,
+        )
     (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
         raise _bad(path, f"the header has {length} bytes by its first 8 bytes, more than {MAX_HEADER_BYTES}")

@@ -202,6 +202,17 @@ def test_a_folder_without_config_says_what_it_has(folder):
     assert refused(folder).message == f"{folder} has no config.json: it holds nothing"
 
 
+def test_a_folder_without_config_suggests_the_checkpoint_or_the_file_in_it(folder):
+    (folder.path / "config.json").unlink()
+    assert refused(folder).hint == f"try {folder}/model.safetensors"
+    (folder.path / "inner").mkdir()
+    folder.write("inner/config.json", {})
+    assert refused(folder).hint == f"try {folder}/inner"
+    (folder.path / "inner" / "config.json").unlink()
+    (folder.path / "model.safetensors").unlink()
+    assert "config.json and .safetensors files" in refused(folder).hint
+
+
 def test_a_folder_without_weights_says_what_it_has(folder):
     (folder.path / "model.safetensors").unlink()
     assert refused(folder).message.endswith(": it holds 'config.json'")

@@ -75,6 +75,7 @@ def test_a_file_without_our_metadata_has_none(tmp_path):
             content({}, length=2**64 - 1),
             f"the header has {2**64 - 1} bytes by its first 8 bytes, more than 100000000",
         ),
+        (b"\x7b" + b"\0" * 7, "the file of 8 bytes is cut off within its header of 123 bytes"),
         (content("{}", length=3), "the file of 10 bytes is cut off within its header of 3 bytes"),
         (content([]), "the header is not a JSON object but []"),
         (content(b"\xef\xbb\xbf{}"), "the header begins with b'\\xef\\xbb\\xbf{}', not with {"),
@@ -190,3 +191,13 @@ def test_a_file_that_memory_does_not_hold_three_times_is_refused(fault_of, monke
 def test_a_long_name_is_shortened_in_the_middle():
     assert shown_name("n" * 80) == repr("n" * 80)
     assert shown_name("a" * 50 + "b" * 50) == repr("a" * 40 + " … " + "b" * 20)
+
+
+@pytest.mark.parametrize("data", [b'{\n  "architectures": []}', b"the cat sat", b"12345678"])
+def test_a_text_file_is_named_as_one_with_what_to_give_instead(tmp_path, data):
+    path = tmp_path / "config.json"
+    path.write_bytes(data)
+    with pytest.raises(MhaError) as caught:
+        read_tensor_file(str(path), LIMIT)
+    assert (caught.value.code, caught.value.message) == ("bad-file", f"{path} is a text file, not a safetensors file")
+    assert caught.value.hint == "--weights takes a .safetensors file, --model the folder of a checkpoint"
