@@ -67,12 +67,10 @@ def examine_in_child(
 
 
 def _examined_here(request: CheckRequest) -> Examination:
-    import torch
-
     from mhacli.compute.base.devices import one_thread
     from mhacli.compute.check.examine import examined
 
-    with torch.random.fork_rng(), one_thread():
+    with one_thread():
         return examined(request, _no_stage)
 
 

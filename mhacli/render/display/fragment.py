@@ -32,7 +32,7 @@ border-radius: 8px; font: 13px/1.45 system-ui, sans-serif; }
 .mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
 font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
 .mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px; color: inherit; background: none; }
-.mha-repr table tr, .mha-repr table tr:nth-child(even), .mha-repr table tr:hover { background: none; }
+.mha-repr.mha-repr.mha-repr tr:nth-child(n) { background: none; color: inherit; }
 .mha-repr table th, .mha-repr table td { padding: 1px 6px; text-align: right; font-weight: 400; border: 0; white-space: nowrap; }
 .mha-repr table .word { text-align: left; } .mha-repr caption { text-align: left; caption-side: top; color: inherit; }
 """

@@ -49,5 +49,5 @@ def diff(a: Record | str, b: Record | str, *, tolerance: float | None = None) ->
     if tolerance is not None and tolerance < 0:
         raise UsageError(f"tolerance {tolerance:g} is negative: the least is 0")
     first, second = (load(one) if isinstance(one, str) else one for one in (a, b))
-    names = a if isinstance(a, str) else "A", b if isinstance(b, str) else "B"
+    names = a if isinstance(a, str) else "the first record", b if isinstance(b, str) else "the second record"
     return RecordDiff(compare(first, second, tolerance=tolerance), (first, second), names)

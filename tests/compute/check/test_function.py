@@ -35,6 +35,7 @@ def test_a_module_in_memory_is_examined_by_a_copy_and_nothing_is_left_behind() -
     weights = {name: one.clone() for name, one in module.state_dict().items()}
     before = torch.get_rng_state(), torch.get_num_threads()
     found = mhacli.check(module)
+    mhacli.check(nn.MultiheadAttention, arguments={"embed_dim": 16, "num_heads": 2})  # which builds one
     assert [one.code for one in found.findings] == ["merge-without-transpose"]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]

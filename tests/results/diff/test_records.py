@@ -13,7 +13,7 @@ from mhacli.results.diff.compare import compare
 
 def test_the_document_is_that_of_the_command() -> None:
     a, b = make_record(seed=0), make_record(seed=1)
-    expected = json.loads("".join(json_pieces(compare(a, b), (a, b), ("A", "B"), ())))
+    expected = json.loads("".join(json_pieces(compare(a, b), (a, b), ("the first record", "the second record"), ())))
     found = mhacli.diff(a, b)
     assert found.to_dict() == expected
     assert (found.verdict, found.summary) == (expected["verdict"], expected["summary"]) == ("differ", found.summary)
