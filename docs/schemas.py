@@ -152,6 +152,8 @@ RECORD_FIELDS = {
     "layers": "`--model`: one object per attention, with its own arrays and self-check",
     "spans": "`--span`: the tokens of each named part",
     "module": "`trace FILE.py:CLASS`: the class, its arguments and sizes",
+    "effects": "`effect`: a list of removals, each with what it changes",
+    "effect": "`effect`: what was measured and where, the noise floor, and the removals that were computed a second time",
     "nonfinite": "how many numbers of each array are NaN or infinite; those are null",
 }
 

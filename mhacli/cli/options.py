@@ -234,27 +234,31 @@ class SourceOptions:
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
+ContextTexts = Annotated[
+    list[str] | None,
+    option(_TEXT, "Take keys and values from this text (cross-attention); once, or once per sequence."),
+]
+MaxTokens = Annotated[
+    int | None,
+    number(
+        _TEXT,
+        whole("max-tokens", 1, MAX_LENGTH),
+        f"Take only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
+    ),
+]
+
+
 @option_group
 class TextOptions:
     """What else a run takes from text: a context, documents, a vocabulary, a length; or random rows instead."""
 
-    context: Annotated[
-        list[str] | None,
-        option(_TEXT, "Take keys and values from this text (cross-attention); once, or once per sequence."),
-    ] = None
+    context: ContextTexts = None
     documents: Annotated[
         str | None,
         option(_TEXT, "Split each text here into documents that do not attend to each other.", metavar="SEPARATOR"),
     ] = None
     vocab: Annotated[str | None, option(_TEXT, "Take the vocabulary from a file.", metavar="FILE")] = None
-    max_tokens: Annotated[
-        int | None,
-        number(
-            _TEXT,
-            whole("max-tokens", 1, MAX_LENGTH),
-            f"Take only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
-        ),
-    ] = None
+    max_tokens: MaxTokens = None
     random: Annotated[
         str | None, option(_TEXT, "Use random token vectors instead of a text.", metavar="BATCH,LENGTH")
     ] = None

@@ -12,6 +12,7 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import Averages, HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
@@ -22,10 +23,14 @@ HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allow
 def pieces(record: Record) -> Iterator[str]:
     """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
 
-    Of a checkpoint one for each cell of every layer whose pattern was kept, else one for each head, with the number of the
-    layer and the name of the attention. Tokens are JSON strings: they begin with a quotation mark, so no spreadsheet takes
-    one for a formula, and `json.loads` gives the token back. Raises `MhaError` when the record holds no pattern.
+    Of effects one for each removal. Of a checkpoint one for each cell of every layer whose pattern was kept, else one for each
+    head, with the number of the layer and the name of the attention. Tokens are JSON strings: they begin with a quotation mark,
+    so no spreadsheet takes one for a formula, and `json.loads` gives the token back. Raises `MhaError` when the record holds no
+    pattern.
     """
+    if record.effects:
+        yield from _effects(record)
+        return
     layers = [(layer, record.of_layer(index)) for index, layer in enumerate(record.layers)]
     kept = [(layer, view) for layer, view in layers if "pattern" in view.arrays]
     if kept:
@@ -72,6 +77,15 @@ def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str
         values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
         layer = (head.layer, *([_name(head.attention)] if has_layers else []))
         yield _lines([(*layer, *(getattr(head, name) for name in own), *values)])
+
+
+def _effects(record: Record) -> Iterator[str]:
+    """A line per removal, a column per field; heads and spans that were removed together are JSON lists."""
+    names = [f.name for f in fields(Effect)]
+    yield _lines([tuple(names)])
+    for effect in record.effects:
+        values = (getattr(effect, name) for name in names)
+        yield _lines([tuple(json.dumps(value) if isinstance(value, tuple) else value for value in values)])
 
 
 def _name(attention: str) -> str:

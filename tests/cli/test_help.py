@@ -24,6 +24,7 @@ PANELS = {
     "trace": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Your own attention, Walkthrough, Output, Pictures",
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",
     "bench": "What, Sizes, How, Against a baseline, Output",
+    "effect": "Text, Removal, Measurement, Checkpoint, Device, View, Output",
     "heads": "Text, Attention, Positions, Mask and scores, Device, View, Heads, Checkpoint, Output, Pictures",
     "check": "What, What its author meant, How, Output",
     "doctor": "Checkpoint, Device, Output",
@@ -131,8 +132,9 @@ def test_headings_are_bold_on_a_screen_with_colour_alone(monkeypatch: pytest.Mon
 
 
 DIFFERENT = {
-    "csv": "bench heads", "head": "view", "sequence": "trace view", "layer": "weights convert", "save": "vocab", "html": "bench",
-    "svg": "bench", "top": "vocab heads", "tokenizer": "doctor", "lengths": "decode", "prefix": "weights convert",
+    "csv": "bench heads effect", "head": "view effect", "sequence": "trace view", "layer": "weights convert", "save": "vocab",
+    "html": "bench effect", "svg": "bench", "top": "vocab heads", "tokenizer": "doctor", "lengths": "decode",
+    "prefix": "weights convert",
 }  # fmt: skip
 """Options that are something else in some commands."""
 

@@ -26,8 +26,9 @@ from mhacli.adapters.hf.inputs import called
 from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
 from mhacli.spec.tokens import AttentionKind
 
-Take = Callable[["Call"], None]
-"""Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return."""
+Take = Callable[["Call"], Tensor | None]
+"""Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return. What is
+returned takes the place of `z` in the model; with None nothing changes."""
 
 _ONE_AT_A_TIME = threading.RLock()
 _ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
@@ -38,7 +39,7 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
     """While it is open, every attention of `model` is told to `take`, as it comes.
 
     `batch` sequences tell the axes apart where code lays batch and heads into one. Other models of the process are left
-    alone; a second capture waits for the first. Nothing that the model computes is changed.
+    alone; a second capture waits for the first. Where `take` returns None, nothing that the model computes is changed.
     """
     watch = _Watch(model, take, batch)
     with _ONE_AT_A_TIME, ExitStack() as stack:
@@ -72,8 +73,8 @@ class _Watch:
 
     def tell(
         self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
-    ) -> None:
-        """A call that is complete, and was made `where`."""
+    ) -> Tensor | None:
+        """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
         name, (block, run) = self.names[id(module)], where
         implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
         layer, of, part = self._numbers.next(name, block or name, run)
@@ -81,7 +82,7 @@ class _Watch:
         call = kind(**place, level=level, implementation=implementation, **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model
         try:
-            self._take(call)
+            return self._take(call)
         finally:
             self.is_inside = False
 
@@ -101,8 +102,8 @@ class _Watch:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
             seen = _seen(module, given, result[0].transpose(1, 2), kernel, level)
-            self.tell(ScoredCall, module, level, self.where(), **seen)
-            return result
+            changed = self.tell(ScoredCall, module, level, self.where(), **seen)
+            return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
 
         return watching
 
@@ -269,7 +270,7 @@ class _FunctionWatch(TorchFunctionMode):
         if func in _SOFTMAX and isinstance(result, Tensor):
             self._softmax(args, kwargs, result)
         elif self._pending is not None and args and isinstance(result, Tensor):
-            self._follow(func, args, result)
+            return self._follow(func, args, result)
         return result
 
     def __exit__(self, *fault: Any) -> None:
@@ -284,7 +285,7 @@ class _FunctionWatch(TorchFunctionMode):
             z = called(_SDPA, *args, **kwargs)
         given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
         q, scale = given["query"], given.get("scale")
-        self._watch.tell(
+        changed = self._watch.tell(
             ScoredCall,
             self._watch.open[-1],
             "sdpa",
@@ -300,7 +301,7 @@ class _FunctionWatch(TorchFunctionMode):
             kernel=kernel.kernel or "math",
             unknown=("dropout_p",) if given.get("dropout_p") else (),
         )
-        return z
+        return z if changed is None else changed
 
     def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
         """A softmax over the last axis of something with a query and a key axis waits for its product."""
@@ -311,26 +312,28 @@ class _FunctionWatch(TorchFunctionMode):
             self._tell_pending()
             self._pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
-    def _follow(self, func: Any, args: Any, result: Tensor) -> None:
+    def _follow(self, func: Any, args: Any, result: Tensor) -> Tensor:
         pending = self._pending
         assert pending is not None
         if not isinstance(args[0], Tensor) or args[0].untyped_storage().data_ptr() not in pending.storages:
-            return
+            return result
         if func in _PRODUCTS:
             pending.v, pending.z = args[1], result
-            self._tell_pending()
-        elif func in _SAME_SHARES and result.numel() == pending.pattern.numel():
+            changed = self._tell_pending()
+            return result if changed is None else changed.reshape(result.shape)
+        if func in _SAME_SHARES and result.numel() == pending.pattern.numel():
             pending.hold(result)
+        return result
 
-    def _tell_pending(self) -> None:
+    def _tell_pending(self) -> Tensor | None:
         pending, self._pending = self._pending, None
         if pending is None:
-            return
+            return None
 
         def by_head(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.reshape(self._watch.batch, -1, *tensor.shape[-2:])
 
-        self._watch.tell(
+        return self._watch.tell(
             SoftmaxCall,
             pending.module,
             "softmax",

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +25,10 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
 """Heads on top of the layers, which no attention depends on: a checkpoint of another task has others."""
+
+
+LanguageHead = Literal["generate", "predict"]
+"""To generate a model must have a head; to predict the next or a masked token it is loaded with the head that it has."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +113,10 @@ def load_model(
     revision: str | None,
     device: torch.device,
     dtype: str | None = None,
-    head: bool = False,
+    head: LanguageHead | None = None,
     allow_nonfinite: bool = False,
 ) -> Loaded:
-    """The model of a checked folder, in its own dtype unless another is asked for; with its language `head` to generate.
+    """The model of a checked folder, in its own dtype unless another is asked for; with a language `head` if one is asked for.
 
     Raises `MhaError` for tensors that are missing or do not fit, numbers that are not finite, and weights that memory cannot
     take.
@@ -121,7 +125,7 @@ def load_model(
     _require_room(checkpoint, dtype, device)
     path = checkpoint.path
     with offline():
-        kind = _auto_class(library, config, head=head)
+        kind = _auto_class(library, config, head)
         model, info = guarded(
             "the config and the weights",
             path,
@@ -136,15 +140,20 @@ def load_model(
                 ignore_mismatched_sizes=True,  # they are refused below, by name
             ),
         )
-    notes = _require_whole(info, path, head=head)
+    notes = _require_whole(info, path, head=kind is not library.AutoModel)
     _own_memory(model)
     if not allow_nonfinite:
         _require_finite(model, path)
     return Loaded(model.to(device).eval(), checkpoint, source, revision, (*checkpoint.notes, *notes))
 
 
-def _auto_class(library: Any, config: Any, *, head: bool) -> Any:
-    if not head:
+def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
+    """The class that makes the model. Of heads that predict, the one that the checkpoint was saved with, or none."""
+    saved_as = (config.architectures or [""])[0]
+    can_predict = head == "generate" or saved_as.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+    if head == "predict" and saved_as.endswith("ForMaskedLM"):
+        return library.AutoModelForMaskedLM
+    if head is None or not can_predict:
         return library.AutoModel
     return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
 

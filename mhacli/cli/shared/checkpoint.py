@@ -73,6 +73,16 @@ class GenerateOptions:
     ] = None
 
 
+Spans = Annotated[
+    list[str] | None,
+    option(
+        _MODEL,
+        "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable.",
+        metavar="SPAN",
+    ),
+]
+
+
 @option_group
 class ModelTextOptions(GenerateOptions):
     """What a checkpoint reads besides a text, and what is asked of it."""
@@ -83,14 +93,7 @@ class ModelTextOptions(GenerateOptions):
             _MODEL, "Read the messages of a chat instead of a text: a JSON list of role and content.", metavar="FILE"
         ),
     ] = None
-    span: Annotated[
-        list[str] | None,
-        option(
-            _MODEL,
-            "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable.",
-            metavar="SPAN",
-        ),
-    ] = None
+    span: Spans = None
 
 
 @option_group

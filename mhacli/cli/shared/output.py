@@ -450,6 +450,13 @@ def require_self_check(record: Record) -> None:
             code="self-check",
             exit_code=EXIT_CHECK,
         )
+    if record.effect is not None and not record.effect.verified.ok:
+        raise MhaError(
+            "removals computed in another way change the output by other amounts: "
+            + _excess(record.effect.verified.max_abs_error, record.effect.verified.tolerance),
+            code="self-check",
+            exit_code=EXIT_CHECK,
+        )
     check = record.self_check
     if not check.ok:
         fault = (

@@ -10,7 +10,7 @@ import torch
 
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.adapters.hf.layer_names import most_positions
-from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_config, load_model
+from mhacli.adapters.hf.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
@@ -33,11 +33,35 @@ class Texts(NamedTuple):
     notes: tuple[str, ...]
 
 
+class ReadCheckpoint(NamedTuple):
+    """A checkpoint that is loaded, with the texts and the inputs of a pass."""
+
+    loaded: Loaded
+    inputs: ModelInputs
+    texts: Texts
+    tokenizer: ModelTokenizer
+
+
 @torch.no_grad()
 def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run, and what to tell a reader of it. Raises `MhaError` for what cannot work, before the weights are loaded
-    where that can be known."""
-    device, began = choose_device(request.device), perf_counter()
+    """The run, and what to tell a reader of it. Raises `MhaError` as `read` does."""
+    began = perf_counter()
+    loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
+    generated = None
+    if request.n_generated:
+        inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
+        loaded = replace(loaded, model=loaded.model.base_model)
+    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
+    run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
+    run.foresee()
+    run.seconds["loading"] = perf_counter() - began
+    return run, (*loaded.notes, *texts.notes)
+
+
+def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
+    """The model, with a language `head` if one is asked for, and the texts as its inputs. Raises `MhaError` for what cannot
+    work, before the weights are loaded where that can be known."""
+    device = choose_device(request.device)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     checkpoint, revision = (
@@ -54,19 +78,10 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
         revision=revision,
         device=device,
         dtype=request.dtype,
-        head=bool(request.n_generated),
+        head=head,
         allow_nonfinite=request.wanted.allow_nonfinite,
     )
-    inputs = inputs_of(loaded, texts, tokenizer, request)
-    generated = None
-    if request.n_generated:
-        inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
-        loaded = replace(loaded, model=loaded.model.base_model)
-    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
-    run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
-    run.foresee()
-    run.seconds["loading"] = perf_counter() - began
-    return run, (*loaded.notes, *texts.notes)
+    return ReadCheckpoint(loaded, inputs_of(loaded, texts, tokenizer, request), texts, tokenizer)
 
 
 def _require_kinds(request: ModelRequest, config: Any) -> None:

@@ -190,8 +190,8 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
 
     def load(*, head: bool) -> Loaded:
         return load_model(
-            request.source, checkpoint, config, revision=revision, device=device, dtype=request.dtype, head=head,
-            allow_nonfinite=True,
+            request.source, checkpoint, config, revision=revision, device=device, dtype=request.dtype,
+            head="generate" if head else None, allow_nonfinite=True,
         )  # fmt: skip
 
     try:

@@ -24,6 +24,7 @@ from mhacli.render.base.selection import (
     survey_of,
 )
 from mhacli.render.base.tokens import hidden, token_tables
+from mhacli.render.checkpoint.effect import effect_view
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import patterns_view
 from mhacli.render.heads.heatmap import pooled_map
@@ -42,6 +43,8 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     """Everything that is printed of a record of a checkpoint. Raises `UsageError` for a layer, head or sequence that the record
     does not have."""
     assert record.model is not None, "a record of a checkpoint has its model"
+    if record.effect is not None:
+        return Group(*effect_view(record, options, screen))
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)

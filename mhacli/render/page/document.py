@@ -37,7 +37,7 @@ from mhacli.render.page.payload import (
     map_request,
     payload,
 )
-from mhacli.render.page.tables import kept_cells, statistics
+from mhacli.render.page.tables import effects, kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import module_header
 from mhacli.results.record.record import Record
@@ -125,7 +125,7 @@ class _Frame:
         requests = self.requests if maps.maps else ()
         sentences = [*notes(self.record, self.options, view, requests, maps)]
         sections = _drawn_sections() if view.heads else [_nothing_section(sentences.pop(0))]
-        sections += [self.statistics, *([self.cells] if self.cells else []), self.walk]
+        sections += [effects(self.record), self.statistics, *([self.cells] if self.cells else []), self.walk]
         sections += [*([_notes_section(sentences)] if sentences else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
         script, style = page_script(), page_style(has_cells=bool(self.cells))

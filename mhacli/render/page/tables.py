@@ -13,6 +13,7 @@ from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
+from mhacli.render.checkpoint.effect import effect_rows, effect_words
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import OverviewColumn, head_key, legend_parts, overview_cells
 from mhacli.render.heads.view import (
@@ -25,7 +26,7 @@ from mhacli.render.heads.view import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, tag, text
+from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, lines_of, table, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
 from mhacli.results.record.head_statistics import HEAD_TYPES, Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
@@ -58,6 +59,19 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     title = tag("h2", text("statistics"))
     legend = tag("p", text(" · ".join(legend_parts(cells.columns, listed))), class_="dim")
     return tag("section", title, tag("div", whole, class_="scroll"), legend, id="statistics")
+
+
+def effects(record: Record) -> Html:
+    """A section with a row for each removal and its changes; nothing where nothing was removed."""
+    if record.effect is None:
+        return Html("")
+    headings, rows = effect_rows(record, record.effect)
+    words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
+    listed = [
+        table("what each removal changes, the largest change first", headings, [[*map(text, row)] for row in rows])
+    ]
+    body = listed if record.effect.verified.ok else []
+    return tag("section", tag("h2", text("effects")), *words, *body, id="effects")
 
 
 def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:

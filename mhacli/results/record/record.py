@@ -18,6 +18,7 @@ from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
 from mhacli.results.display import Page, Shown, page_of
 from mhacli.results.record.arrays import Array, Prefixed
+from mhacli.results.record.effect import Effect, EffectSummary
 from mhacli.results.record.head_statistics import HeadsSummary
 from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.results.record.tables import HeadTable
@@ -43,6 +44,7 @@ class Record(Shown):
     A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
     the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
     A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.
+    `effects` are what removing parts of a checkpoint's attention changes, and `effect` says of what.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit, and with `NOT_SEEN` behind them those that a checkpoint did not show.
     """
@@ -67,6 +69,8 @@ class Record(Shown):
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
     module: UserModule | None = None
+    effects: tuple[Effect, ...] = ()
+    effect: EffectSummary | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ from support.model_families import (
     matrices_of,
     run_plain,
     sequences_of,
+    tensors_in,
     tiny,
 )
 from torch import Tensor, nn
@@ -554,3 +555,22 @@ def test_torchs_own_attention_is_seen_with_all_that_it_was_given(
     assert np.abs(pattern @ values - out.numpy()).max() < 1e-5
     if choices.get("is_causal") or (choices.get("attn_mask") is not None and choices["attn_mask"].dtype == torch.bool):
         assert (pattern[..., ~np.tri(5, dtype=bool)] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "gptj", "t5"])
+def test_what_is_given_back_for_z_takes_its_place(name):
+    model, keywords = tiny(name), keywords_of(name)
+    plain = tensors_in(run_plain(model, keywords))
+    seen = []
+
+    def same(call):
+        seen.append(call.z)
+        return None if call.z is None else call.z.clone()
+
+    with captured(model, same, batch=2):
+        kept = tensors_in(run_plain(model, keywords))
+    with captured(model, lambda call: torch.zeros_like(call.z), batch=2):
+        zeros = tensors_in(run_plain(model, keywords))
+    assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
+    assert seen
+    assert not torch.equal(plain[0], zeros[0])

@@ -114,6 +114,8 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "layers",
         "spans",
         "module",
+        "effects",
+        "effect",
     ]
     assert document["schema"] == "mha.record/1"
     assert document["sequences"][1] == {

@@ -1,0 +1,75 @@
+"""What is read of a pass: the last hidden state at one position, and the logits there where the model has a language head."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mhacli.adapters.hf.inputs import outputs_of
+
+
+class Reading(NamedTuple):
+    """The hidden state before the language head, and the logits, of each row at one position. In float64."""
+
+    hidden: Float[Tensor, "row d_model"]
+    logits: Float[Tensor, "row token"] | None
+
+
+class Changes(NamedTuple):
+    """How far rows are from an untouched one. Those of tokens are None without a language head."""
+
+    d_output: Float[Tensor, " row"]
+    d_logit: Float[Tensor, " row"] | None = None
+    d_logprob: Float[Tensor, " row"] | None = None
+    kl: Float[Tensor, " row"] | None = None
+    rank: Float[Tensor, " row"] | None = None
+
+
+@torch.no_grad()
+def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> Reading:
+    """What one pass gives at a position. Logits are made there alone where the model's family can do so."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        outputs = outputs_of(model, keywords)
+        return Reading(outputs["last_hidden_state"][:, position].double(), None)
+    hidden: list[Tensor] = []
+    given: dict[str, Any] = dict(keywords)
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        given["logits_to_keep"] = torch.tensor([position], device=model.device)
+        position = 0
+    handle = head.register_forward_pre_hook(lambda _, args: hidden.append(args[0][:, position].double()))
+    try:
+        outputs = outputs_of(model, given)
+    finally:
+        handle.remove()
+    return Reading(hidden[-1], outputs["logits"][:, position].double())
+
+
+def changes(rows: Reading, untouched: Reading, target: int | None, versus: int | None) -> Changes:
+    """The rows minus an untouched one. `target` and `versus` are ids of tokens."""
+    d_output = (rows.hidden - untouched.hidden).norm(dim=-1) / untouched.hidden.norm(dim=-1)
+    if rows.logits is None or untouched.logits is None or target is None:
+        return Changes(d_output)
+    log_p, before = rows.logits.log_softmax(dim=-1), untouched.logits.log_softmax(dim=-1)
+    return Changes(
+        d_output,
+        d_logit=_compared(rows.logits, target, versus) - _compared(untouched.logits, target, versus),
+        d_logprob=log_p[:, target] - before[:, target],
+        kl=(before.exp() * (before - log_p)).sum(dim=-1),
+        rank=rank_of(rows.logits, target),
+    )
+
+
+def _compared(logits: Float[Tensor, "row token"], target: int, versus: int | None) -> Float[Tensor, " row"]:
+    """The logit of the target, less that of the token that it is compared with."""
+    return logits[:, target] - (0.0 if versus is None else logits[:, versus])
+
+
+def rank_of(logits: Float[Tensor, "row token"], target: int) -> Float[Tensor, " row"]:
+    """How many tokens are likelier than the target."""
+    return (logits > logits[:, target, None]).sum(dim=-1)

@@ -1,0 +1,125 @@
+"""Removes heads and edges from an attention while a model computes it: z before the output projection is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.results.record.effect import Replacement
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What one row of a batch lacks, in the attention `layer`.
+
+    `heads` are whole heads if `keys` is None: their output becomes zero or its mean over the text, at position `at` alone, or
+    everywhere where that is None. Else they are heads of which the weights from `queries` to `keys` are removed, and the
+    rest of each row grows until it sums to what it did.
+    """
+
+    layer: LayerKey
+    heads: tuple[int, ...]
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] | None = None
+    replace: Replacement = "zero"
+    at: int | None = None
+
+
+class Remover:
+    """Takes the calls of a batch, and removes from row i what `rows[i]` says. The first row is untouched: means are its.
+
+    `n_removed` counts the removals that took place, so that one whose attention was never called is noticed. `emptied` are the
+    rows in which some query has no key left: its head output is zeros.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Removal]]) -> None:
+        self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
+        self.n_removed, self.emptied = 0, set[int]()
+        for row, removals in enumerate(rows):
+            for removal in removals:
+                self._here.setdefault(removal.layer, []).append((row, removal))
+
+    def __call__(self, call: Call) -> Tensor | None:
+        """z with the removals of this attention, None where there are none."""
+        here = self._here.get((call.kind, call.layer), []) if call.part == 0 else []
+        if not here or call.z is None:
+            return None
+        z = call.z.clone()
+        for row, removal in here:
+            self.n_removed += 1
+            if removal.keys is None:
+                self._replace_heads(z, call.z, removal, row)
+            else:
+                self._cut_edges(z, call, removal, row)
+        return z
+
+    def _replace_heads(self, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
+        places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+        for head in removal.heads:
+            z[row, head, places] = original[0, head].mean(dim=0) if removal.replace == "mean" else 0.0
+
+    def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
+        assert removal.keys is not None
+        assert call.v is not None
+        heads, queries = torch.tensor(removal.heads), torch.tensor(removal.queries)
+        scores, sinks = _scores(_part_of(call, row, queries))
+        is_cut = torch.zeros(scores.shape[-1], dtype=torch.bool, device=z.device)
+        is_cut[list(removal.keys)] = True
+        was_seen = scores[heads][..., is_cut].isfinite().any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
+        weights = softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
+        self.emptied |= {row} if bool((weights.sum(dim=-1) == 0).any()) else set()
+        group = z.shape[1] // call.v.shape[1]
+        new = (weights @ call.v[row].to(weights.dtype)[heads // group]).to(z.dtype)
+        place = (row, heads[:, None], queries)
+        z[place] = torch.where(was_seen, new, z[place])
+
+
+def softmax_without(
+    scores: Float[Tensor, "head query key"], is_cut: Bool[Tensor, " key"], sinks: Float[Tensor, "head query"] | None
+) -> Float[Tensor, "head query key"]:
+    """The weights of rows without some keys; each row sums to what it did. One of which nothing is left is zeros."""
+    left = scores.masked_fill(is_cut, -torch.inf)
+    lse = left.logsumexp(dim=-1)
+    lse = lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype))
+    return (left - lse[..., None]).exp().nan_to_num(nan=0.0)
+
+
+def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
+    """The scores of a call of one sequence in float32 at least, −∞ where the mask forbids, and those of its sinks."""
+    n_heads, n_queries = call.shape[1:3]
+    real = torch.ones(1, n_queries, dtype=torch.bool, device=call.z.device)  # type: ignore[union-attr]
+    attention = as_attention(call, real, KnownMasks())
+    sinks = attention.sink_logits
+    return full_matrices(attention)["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
+
+
+def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
+    """The call of one sequence of a batch, and of some of its queries."""
+
+    def rows(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.ndim < 4 or tensor.shape[0] == 1 else tensor[row : row + 1]
+
+    def cells(tensor: Tensor | None) -> Tensor | None:
+        mine = rows(tensor)
+        return mine if mine is None or mine.shape[-2] == 1 else mine[..., queries, :]
+
+    if isinstance(call, SoftmaxCall):
+        scores, pattern, z = cells(call.scores), cells(call.pattern), cells(call.z)
+        assert scores is not None
+        assert pattern is not None
+        return replace(call, scores=scores, pattern=pattern, z=z, v=rows(call.v))
+    assert isinstance(call, ScoredCall)
+    mask, sinks = cells(call.mask), call.sinks
+    if call.causal:
+        mask = torch.arange(call.k.shape[2], device=queries.device) <= queries[:, None]
+    given = {"q": call.q[row : row + 1, :, queries], "z": call.z[row : row + 1, :, queries], "k": rows(call.k)}
+    sinks = sinks if sinks is None or sinks.ndim == 1 else sinks[row : row + 1][..., queries]
+    more = {"v": rows(call.v), "mask": mask, "bias": cells(call.bias), "sinks": sinks}
+    return replace(call, **given, **more, causal=False, lse=None)  # type: ignore[arg-type]

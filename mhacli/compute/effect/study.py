@@ -1,0 +1,255 @@
+"""From what is asked of an effect to its record: the removals, the target, and the statistics of the same heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.prepare import ReadCheckpoint, read
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.effect.metric import Changes, rank_of
+from mhacli.compute.effect.removal import Removal
+from mhacli.compute.effect.run import EffectRun, Target
+from mhacli.errors import UsageError, out_of_range
+from mhacli.io.progress import Progress, no_progress
+from mhacli.requests.effect import EffectRequest
+from mhacli.results.record.effect import Effect, EffectSummary
+from mhacli.results.record.record import InspectedLayer, Record
+
+_MASKS = ("[MASK]", "<mask>")
+
+
+@torch.no_grad()
+def prepare_effect(request: EffectRequest) -> tuple[EffectStudy, tuple[str, ...]]:
+    """The study, and what to tell a reader of it. Raises `MhaError` for what cannot work."""
+    began = perf_counter()
+    checkpoint = read(request.model, "predict")
+    loaded, texts = checkpoint.loaded, checkpoint.texts
+    if len(checkpoint.inputs.sequences) != 1:
+        raise UsageError(
+            f"mha effect takes one text, and {len(checkpoint.inputs.sequences)} are given",
+            hint="give each text in a run of its own",
+        )
+    base = replace(loaded, model=loaded.model.base_model)
+    wanted = CheckpointRunRequest(request.model.wanted, spans=texts.spans)
+    run = CheckpointRun(base, checkpoint.inputs, wanted, request.model.device)
+    run.foresee()
+    run.seconds["loading"] = perf_counter() - began
+    return EffectStudy(request, checkpoint, run), (*loaded.notes, *texts.notes)
+
+
+@dataclass
+class EffectStudy:
+    """Statistics of all heads, and what removing parts of them changes. `run` does both; `record` is what they come to."""
+
+    request: EffectRequest
+    checkpoint: ReadCheckpoint
+    inspected: CheckpointRun
+    effects: EffectRun = field(init=False)
+
+    def run(self, tell: Progress = no_progress) -> None:
+        """The pass that is inspected, then the removals. Raises `MhaError` for heads and tokens that do not exist."""
+        self.inspected.run()
+        position = self._position()
+        self.effects = EffectRun(
+            self.checkpoint.loaded,
+            self.checkpoint.inputs.keywords,
+            self._plan(position),
+            position,
+            n_verified=self.request.n_verified,
+        )
+        self.effects.target = self._target()
+        self.effects.run(tell)
+
+    # ------------------------------------------------------------------------------------------------ what is removed
+
+    def _plan(self, position: int) -> list[tuple[Removal, ...]]:
+        layers = self._layers()
+        if self.request.cut is not None:
+            return [self._cut(layers, *self.request.cut)]
+        heads = self._heads(layers)
+        if self.request.edges:
+            return self._edges(layers, heads, position)
+        made = [self._head(key, head) for key, head in heads]
+        joint = [tuple(made)] if self.request.heads is not None and len(made) > 1 else []
+        return [*((removal,) for removal in made), *joint]
+
+    def _head(self, key: LayerKey, head: int) -> Removal:
+        if self.request.at is not None and self.request.at >= (n := self._length(key)):
+            raise UsageError(out_of_range("--at", self.request.at, n))
+        return Removal(key, (head,), replace=self.request.replace, at=self.request.at)
+
+    def _edges(
+        self, layers: dict[LayerKey, InspectedLayer], heads: list[tuple[LayerKey, int]], query: int
+    ) -> list[tuple[Removal, ...]]:
+        """The weights from one query to each key, of each head that is named, or of all heads of a layer together."""
+        named: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
+        if self.request.heads is None:
+            named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
+        return [
+            (Removal(key, own, (query,), (k,), "renormalise"),) for key, own in named for k in range(self._n_keys(key))
+        ]
+
+    def _cut(self, layers: dict[LayerKey, InspectedLayer], source: str, reader: str) -> tuple[Removal, ...]:
+        spans = {span.name: span.tokens[0] for span in self.checkpoint.texts.spans}
+        for name in (source, reader):
+            if not spans.get(name):
+                raise UsageError(
+                    f"--cut names the span {name!r}, which " + ("has no token" if name in spans else "is not given"),
+                    hint=f"--span '{name}=/…/' names a part of the text",
+                )
+        return tuple(
+            Removal(key, tuple(range(layer.n_heads)), spans[reader], spans[source], "renormalise")
+            for key, layer in layers.items()
+        )
+
+    def _layers(self) -> dict[LayerKey, InspectedLayer]:
+        """The layers in which something is removed, in the order in which they run."""
+        layers = {(done.layer.kind, done.layer.layer): done.layer for done in self.inspected.results}
+        asked = self.request.model.layers
+        wanted = replace(self.inspected.wanted, layers=asked)
+        for kind, n in asked or ():
+            if not any(number == n and kind in (None, own) for own, number in layers):
+                raise UsageError(f"--layer {n} has no attention", hint=f"layers with attention: {_listed(layers)}")
+        return {key: layer for key, layer in layers.items() if wanted.is_wanted(key[1], key[0])}
+
+    def _heads(self, layers: dict[LayerKey, InspectedLayer]) -> list[tuple[LayerKey, int]]:
+        if self.request.heads is None:
+            return [(key, head) for key, layer in layers.items() for head in range(layer.n_heads)]
+        own = "decoder" if self.checkpoint.inputs.context else "self"
+        chosen = []
+        for kind, n, head in self.request.heads:
+            layer = layers.get((kind or own, n))  # type: ignore[arg-type]
+            if layer is None:
+                raise UsageError(
+                    f"--head {n}.{head}: there is no layer {n} with attention",
+                    hint=f"layers with attention: {_listed(layers)}",
+                )
+            if head >= layer.n_heads:
+                raise UsageError(out_of_range(f"--head {n}.{head}: head", head, layer.n_heads))
+            chosen.append(((layer.kind, n), head))
+        return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
+
+    def _length(self, key: LayerKey) -> int:
+        return self.inspected.axes(key[0]).q_len
+
+    def _n_keys(self, key: LayerKey) -> int:
+        return self.inspected.axes(key[0]).k_len
+
+    # --------------------------------------------------------------------------------------------- where it is measured
+
+    @property
+    def _has_head(self) -> bool:
+        model = self.checkpoint.loaded.model
+        return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+
+    def _position(self) -> int:
+        sequence, asked = self.checkpoint.inputs.sequences[0], self.request.position
+        n = len(sequence.ids)
+        if asked is not None:
+            if not -n <= asked < n:
+                raise UsageError(out_of_range("--position", asked, n))
+            return asked % n
+        masks = [self.checkpoint.tokenizer.library.token_to_id(name) for name in _MASKS]
+        return next((i for i, token in enumerate(sequence.ids) if token in masks), n - 1)
+
+    def _target(self) -> Target | None:
+        asked = self.request
+        if not self._has_head:
+            given = "--target" if asked.target is not None else "--versus" if asked.versus is not None else None
+            if given is not None:
+                raise UsageError(
+                    f"{given} needs a language head, which this checkpoint does not have",
+                    hint="without it, the change of the output vector is measured",
+                )
+            return None
+        versus = None if asked.versus is None else self._id("--versus", asked.versus)
+        if asked.target is not None:
+            return Target(self._id("--target", asked.target), versus)
+        logits = self.effects.untouched.logits
+        assert logits is not None
+        return Target(int(logits[0].argmax()), versus)
+
+    def _id(self, option: str, word: str) -> int:
+        sequence = self.checkpoint.tokenizer.sequence(word, special=False)
+        if not sequence.ids:
+            raise UsageError(f"{option} {word!r} has no token")
+        if len(sequence.ids) > 1 and not self.request.target_first:
+            pieces = " ".join(repr(token) for token in sequence.tokens)
+            raise UsageError(
+                f"{option} {word!r} is {len(sequence.ids)} tokens: {pieces}",
+                hint="--target-first takes the first of them",
+            )
+        return sequence.ids[0]
+
+    # ------------------------------------------------------------------------------------------------------- the record
+
+    def record(self) -> Record:
+        """The record of the inspected pass, with the effects."""
+        done = self.effects
+        effects = tuple(self._effect(item, done.plan[item], changes) for item, changes in sorted(done.results.items()))
+        record, summary = self.inspected.record(), self._summary()
+        check = replace(record.self_check, ok=record.self_check.ok and summary.verified.ok)
+        return replace(record, self_check=check, effects=effects, effect=summary)
+
+    def _effect(self, item: int, removals: tuple[Removal, ...], found: Changes) -> Effect:
+        done, first = self.effects, removals[0]
+        is_edge, is_alone = first.keys is not None, len(removals) == 1
+
+        def above(name: str) -> float | None:
+            value = getattr(found, name)
+            return None if value is None else float(value) if abs(float(value)) > done.floor(name) else 0.0
+
+        return Effect(
+            layer=first.layer[1] if is_alone else None,
+            kind=first.layer[0],
+            head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
+            query=first.queries[0] if is_edge and is_alone else None,
+            key=first.keys[0] if first.keys and is_alone else None,
+            removed="spans" if self.request.cut else "edge" if is_edge else "head" if is_alone else "heads",
+            replace=first.replace,
+            at=first.at,
+            d_logit=above("d_logit"),
+            d_logprob=above("d_logprob"),
+            kl=above("kl"),
+            rank=None if found.rank is None else int(found.rank),
+            d_output=above("d_output") or 0.0,
+            heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
+            spans=self.request.cut or (),
+            layers=tuple(r.layer[1] for r in removals) if self.request.cut else (),
+        )
+
+    def _summary(self) -> EffectSummary:
+        done, target = self.effects, self.effects.target
+        logits = done.untouched.logits
+        assert done.verified is not None
+        logit = logprob = rank = None
+        if target is not None and logits is not None:
+            logit = float(logits[0, target.id] - (0.0 if target.versus is None else logits[0, target.versus]))
+            logprob, rank = float(logits.log_softmax(dim=-1)[0, target.id]), int(rank_of(logits, target.id)[0])
+        return EffectSummary(
+            metric=done.metric,
+            position=done.position,
+            target=None if target is None else self._token(target.id),
+            target_id=None if target is None else target.id,
+            versus=None if target is None or target.versus is None else self._token(target.versus),
+            versus_id=None if target is None else target.versus,
+            logit=logit,
+            logprob=logprob,
+            rank=rank,
+            floor=done.floor(done.metric),
+            n_passes=done.n_batches,
+            verified=done.verified,
+        )
+
+    def _token(self, token: int) -> str:
+        empty = self.checkpoint.tokenizer.sequence("", special=False)
+        return self.checkpoint.tokenizer.continued(empty, [token]).tokens[0]
+
+
+def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
+    return ", ".join(dict.fromkeys(str(n) for _, n in layers))

@@ -1,0 +1,36 @@
+"""What is asked of an effect: what to remove from a checkpoint's attention, and where to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.spec.tokens import AttentionKind
+
+HeadChoice = tuple[AttentionKind | None, int, int]
+"""The kind, the layer and the number of a head; None stands for the only kind, or for the decoder of a pair."""
+
+
+@dataclass(frozen=True)
+class EffectRequest:
+    """The checkpoint and the text, what is removed, and the output that is compared.
+
+    `heads` None are all heads of the layers that `model` names. With `edges` each weight that the query at the position gives to
+    a key is removed instead, in each of `heads`, or in all heads of each layer at once. With `cut` the queries of the second span
+    see no key of the first, in all of these layers together. `at` is the one position where a head is replaced, None for all.
+    `position` None is the last token, or the masked one. `target` None is what the model predicts; of a target of several tokens
+    `target_first` takes the first. `n_verified` removals are computed a second time.
+    """
+
+    model: ModelRequest
+    heads: tuple[HeadChoice, ...] | None = None
+    edges: bool = False
+    cut: tuple[str, str] | None = None
+    replace: Literal["zero", "mean"] = "zero"
+    at: int | None = None
+    position: int | None = None
+    target: str | None = None
+    versus: str | None = None
+    target_first: bool = False
+    n_verified: int = 4

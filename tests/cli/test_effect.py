@@ -1,0 +1,189 @@
+"""`mha effect` at the prompt: what it measures, its formats, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.checkpoints_saved import TEXT, Checkpoints, reference
+from support.model_families import run_plain
+
+from mhacli.cli.app import main
+from mhacli.compute.effect.removal import Remover
+
+LAYERS, HEADS = 3, 4
+
+
+class Ended(NamedTuple):
+    code: int
+    stdout: str
+
+    @property
+    def document(self) -> Any:
+        """What `--json` prints."""
+        return json.loads(self.stdout)
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoints: Checkpoints) -> str:
+    return checkpoints.of("gpt2")
+
+
+@pytest.fixture
+def mha(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command in this process: how it ended, and what it printed."""
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["mha", *words])
+        code = main()
+        return Ended(code, capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def effect(mha: Run, folder: str) -> Run:
+    """`mha effect` of one text and checkpoint."""
+    return lambda *options: mha("effect", TEXT, "--model", folder, *options)
+
+
+def ids_of(document: Any) -> list[int]:
+    return document["sequences"][0]["ids"]
+
+
+def test_each_head_is_removed_and_the_target_is_what_the_model_predicts(effect: Run, folder: str) -> None:
+    document = effect("--json").document
+    logits = run_plain(reference(folder), {"input_ids": torch.tensor([ids_of(document)])}).logits[0, -1]
+    assert [(each["layer"], each["head"]) for each in document["effects"]] == [
+        (layer, head) for layer in range(LAYERS) for head in range(HEADS)
+    ]
+    found = document["effect"]
+    assert (found["target_id"], found["position"], found["rank"]) == (
+        int(logits.argmax()),
+        len(ids_of(document)) - 1,
+        0,
+    )
+    assert found["logit"] == pytest.approx(float(logits.max()), abs=1e-5)
+    assert found["logprob"] == pytest.approx(float(logits.log_softmax(dim=-1).max()), abs=1e-5)
+    assert found["verified"]["ok"]
+    assert found["verified"]["n"] == 4
+
+
+def test_a_line_per_removal_has_the_fields_of_the_document(effect: Run) -> None:
+    document = effect("--json").document
+    rows = [*csv.DictReader(io.StringIO(effect("--csv").stdout))]
+    assert [float(row["d_logit"]) for row in rows] == [each["d_logit"] for each in document["effects"]]
+
+
+def test_versus_measures_a_difference_of_two_logits(effect: Run) -> None:
+    one, other, both = (
+        effect("--head", "1.2", "--target", target, *more, "--json").document
+        for target, more in (("a", ()), ("b", ()), ("a", ("--versus", "b")))
+    )
+    difference = one["effects"][0]["d_logit"] - other["effects"][0]["d_logit"]
+    assert both["effects"][0]["d_logit"] == pytest.approx(difference, abs=2e-5)
+    assert (both["effect"]["target"], both["effect"]["versus"]) == ("a", "b")
+
+
+def test_heads_are_removed_alone_and_together(effect: Run) -> None:
+    effects = effect("--head", "2.1,0.3", "--json").document["effects"]
+    assert [(each["removed"], each["layer"], each["head"], each.get("heads")) for each in effects] == [
+        ("head", 0, 3, None),
+        ("head", 2, 1, None),
+        ("heads", None, None, [[0, 3], [2, 1]]),
+    ]
+
+
+def test_edges_of_a_query_go_to_every_key(effect: Run) -> None:
+    document = effect("--edges", "--head", "1.2", "--position", "5", "--json").document
+    assert [(each["query"], each["key"]) for each in document["effects"]] == [
+        (5, key) for key in range(len(ids_of(document)))
+    ]
+    assert [each["d_output"] for each in document["effects"][6:]] == [0] * (len(ids_of(document)) - 6), "later tokens"
+    assert all(each["d_output"] > 0 for each in document["effects"][:6])
+
+
+def test_a_span_is_cut_from_another_in_the_layers_that_are_chosen(effect: Run) -> None:
+    spans = ("--span", "a=/cat/", "--span", "b=/dog/")
+    every = effect(*spans, "--cut", "a:b", "--json").document["effects"]
+    one = effect(*spans, "--cut", "a:b", "--layer", "1", "--json").document["effects"]
+    back = effect(*spans, "--cut", "b:a", "--json").document["effects"]
+    assert [each["layers"] for each in (*every, *one)] == [[0, 1, 2], [1]]
+    assert every[0]["d_output"] != one[0]["d_output"]
+    assert back[0]["d_output"] == 0, "the cat comes before the dog"
+
+
+def test_a_saved_record_is_shown_again(effect: Run, mha: Run, tmp_path: Path) -> None:
+    path = str(tmp_path / "effect.safetensors")
+    shown = effect("--head", "1.2", "--save", path).stdout
+    assert mha("show", path).stdout == shown
+    assert "1.2" in shown
+
+
+def test_a_page_has_a_row_for_each_removal(effect: Run, mha: Run, tmp_path: Path) -> None:
+    path = tmp_path / "effect.html"
+    effect("--head", "1.2,0.3", "--html", str(path))
+    section = path.read_text().partition('id="effects"')[2].partition("</section>")[0]
+    assert section.count('scope="row"') == 3
+
+
+def test_without_a_language_head_the_output_is_measured(mha: Run, checkpoints: Checkpoints) -> None:
+    folder = checkpoints.of("bert")
+    document = mha("effect", TEXT, "--model", folder, "--json").document
+    assert document["effect"]["metric"] == "d_output"
+    assert all(each["d_logit"] is None and each["d_output"] > 0 for each in document["effects"])
+    assert mha("effect", TEXT, "--model", folder, "--target", "a").code == 2
+
+
+def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Checkpoints) -> None:
+    asked = ("effect", TEXT, "--model", checkpoints.of("t5"), "--json")
+    document = mha(*asked).document
+    kinds = [each["kind"] for each in document["effects"]]
+    assert [kinds.count(kind) for kind in ("encoder", "decoder", "cross")] == [8, 8, 8]
+    assert document["effect"]["verified"]["ok"]
+    single = mha(*asked, "--head", "cross.1.2").document["effects"]
+    assert [(each["kind"], each["layer"], each["head"]) for each in single] == [("cross", 1, 2)]
+
+
+@pytest.mark.every_row
+@pytest.mark.parametrize("options", [
+    ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
+    ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
+    ("--verify", "0"),
+], ids=" ".join)  # fmt: skip
+def test_what_does_not_exist_is_a_usage_error(effect: Run, options: tuple[str, ...]) -> None:
+    ended = effect(*options)
+    assert ended.code == 2
+    assert ended.stdout == ""
+
+
+def test_a_target_of_several_tokens_is_taken_by_its_first_on_request(effect: Run) -> None:
+    found = effect("--head", "0.0", "--target", "cat", "--target-first", "--json").document["effect"]
+    assert found["target"] == "c"
+
+
+def test_it_needs_a_checkpoint_and_one_text(mha: Run, folder: str) -> None:
+    assert mha("effect", TEXT).code == 2
+    assert mha("effect", TEXT, "another", "--model", folder).code == 2
+
+
+def test_removals_that_cannot_be_verified_end_with_3_and_no_table(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, original, removal, row: z[row].zero_())
+    ended = effect()
+    assert ended.code == 3
+    assert "Δlogit" not in ended.stdout

@@ -1,0 +1,256 @@
+"""Effects against other ways to get them: edited copies of the weights, and masks that the model itself reads."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.model_families import FAMILIES, ids_of, loaded_of, made, run_plain
+from torch import Tensor
+
+from mhacli.compute.effect import run as effect_run
+from mhacli.compute.effect.removal import Removal, Remover, softmax_without
+from mhacli.compute.effect.run import EffectRun, Target
+
+N, HEADS, LAYERS, TARGET = 11, 4, 3, 5
+PROJECTIONS = {
+    "gpt2": "transformer.h.{}.attn.c_proj",
+    "llama": "model.layers.{}.self_attn.o_proj",
+    "qwen3": "model.layers.{}.self_attn.o_proj",
+    "gemma2": "model.layers.{}.self_attn.o_proj",
+    "gpt_neox": "gpt_neox.layers.{}.attention.dense",
+    "gpt_oss": "model.layers.{}.self_attn.o_proj",
+}
+"""The output projection of a layer, by the family's own names."""
+MASKED = ("gpt2", "llama", "gemma2", "gpt_neox")
+ONLY_FLOAT32 = ("gpt_oss",)
+"""Families whose experts cannot be computed in float64."""
+FLOAT32_SOFTMAX = {"gemma2": 1e-4}
+"""Families whose softmax is in float32 whatever the model is in, and how far that moves a logit."""
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    family = FAMILIES[name]
+    return made(family.kind, family.choices, automatic="AutoModelForCausalLM").to(dtype)
+
+
+def run_of(model: Any, *plan: tuple[Removal, ...], ids: Tensor | None = None, **how: Any) -> EffectRun:
+    ids = ids_of(1, N) if ids is None else ids
+    run = EffectRun(loaded_of(model), {"input_ids": ids}, plan, ids.shape[1] - 1, Target(TARGET), **how)
+    run.run()
+    return run
+
+
+def logit_without_head(name: str, model: Any, layer: int, head: int, ids: Tensor) -> float:
+    """The target's logit of a copy whose output projection ignores a head."""
+    edited = copy.deepcopy(model)
+    projection = edited.get_submodule(PROJECTIONS[name].format(layer))
+    weight = projection.weight.data if type(projection).__name__ == "Conv1D" else projection.weight.data.T
+    width = weight.shape[0] // HEADS
+    weight[head * width : (head + 1) * width] = 0
+    return float(run_plain(edited, {"input_ids": ids}).logits[0, -1, TARGET])
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_every_head_changes_what_zeros_in_a_copy_of_the_weights_change(name: str) -> None:
+    is_single = name in ONLY_FLOAT32
+    model, ids = model_of(name, torch.float32 if is_single else torch.float64), ids_of(1, N)
+    heads = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    run = run_of(model, *((Removal(("self", layer), (head,)),) for layer, head in heads))
+    plain = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET])
+    for item, (layer, head) in enumerate(heads):
+        expected = logit_without_head(name, model, layer, head, ids) - plain
+        assert float(run.results[item].d_logit) == pytest.approx(expected, abs=2e-5 if is_single else 1e-9), (
+            layer,
+            head,
+        )
+        assert abs(expected) > 1e-6, "a head that does something"
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_every_edge_changes_what_a_mask_of_one_layer_changes(name: str) -> None:
+    model, ids, layer, query = model_of(name), ids_of(1, N), 1, N - 1
+    keys = range(N)
+    run = run_of(
+        model,
+        *((Removal(("self", layer), tuple(range(HEADS)), (query,), (key,), "renormalise"),) for key in keys),
+    )
+    plain = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET])
+    module = model.get_submodule(PROJECTIONS[name].format(layer).rpartition(".")[0])
+    for key in keys:
+        mask = torch.zeros(1, 1, N, N, dtype=torch.float64).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        window = FAMILIES[name].windows[layer]
+        if window is not None:
+            mask = mask.masked_fill(torch.ones(N, N).tril(-window).bool(), -torch.inf)
+        mask[0, 0, query, key] = -torch.inf
+
+        def masked(_: Any, args: Any, kwargs: Any, mask: Tensor = mask) -> Any:
+            return args, kwargs | {"attention_mask": mask}
+
+        handle = module.register_forward_pre_hook(masked, with_kwargs=True)
+        expected = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET]) - plain
+        handle.remove()
+        assert float(run.results[key].d_logit) == pytest.approx(expected, abs=FLOAT32_SOFTMAX.get(name, 1e-9)), key
+
+
+def test_an_edge_that_the_mask_forbids_changes_nothing_at_all() -> None:
+    run = run_of(model_of("gpt2"), (Removal(("self", 0), (1,), (3,), (7,), "renormalise"),))
+    assert float(run.results[0].d_output) == 0
+
+
+def test_the_mean_of_a_head_stands_in_its_place_at_one_position_or_all() -> None:
+    model, ids, layer, head = model_of("llama"), ids_of(1, N), 1, 2
+    projection = model.get_submodule(PROJECTIONS["llama"].format(layer))
+    width = projection.weight.shape[1] // HEADS
+    columns = slice(head * width, (head + 1) * width)
+
+    def logit(at: slice) -> float:
+        def edit(_: Any, args: Any) -> Any:
+            x = args[0].clone()
+            x[:, at, columns] = args[0][:, :, columns].mean(dim=1, keepdim=True)
+            return (x,)
+
+        handle = projection.register_forward_pre_hook(edit)
+        value = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET])
+        handle.remove()
+        return value
+
+    plain = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET])
+    run = run_of(
+        model,
+        (Removal(("self", layer), (head,), replace="mean"),),
+        (Removal(("self", layer), (head,), replace="mean", at=N - 1),),
+    )
+    assert float(run.results[0].d_logit) == pytest.approx(logit(slice(None)) - plain, abs=1e-9)
+    assert float(run.results[1].d_logit) == pytest.approx(logit(slice(N - 1, N)) - plain, abs=1e-9)
+
+
+def test_heads_of_several_layers_are_removed_together() -> None:
+    model, ids = model_of("gpt2"), ids_of(1, N)
+    run = run_of(model, (Removal(("self", 0), (3,)), Removal(("self", 2), (1,))))
+    edited = copy.deepcopy(model)
+    for layer, head in ((0, 3), (2, 1)):
+        edited.get_submodule(PROJECTIONS["gpt2"].format(layer)).weight.data[12 * head : 12 * head + 12] = 0
+    change = float(
+        run_plain(edited, {"input_ids": ids}).logits[0, -1, TARGET]
+        - run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET]
+    )
+    assert float(run.results[0].d_logit) == pytest.approx(change, abs=1e-9)
+
+
+def test_changes_of_tokens_follow_from_the_logits() -> None:
+    model, ids = model_of("gpt2"), ids_of(1, N)
+    run = run_of(model, (Removal(("self", 1), (0,)),))
+    edited = copy.deepcopy(model)
+    edited.get_submodule(PROJECTIONS["gpt2"].format(1)).weight.data[:12] = 0
+    after, before = (run_plain(m, {"input_ids": ids}).logits[0, -1].numpy() for m in (edited, model))
+    p, q = (np.exp(x) / np.exp(x).sum() for x in (before, after))
+    changes = run.results[0]
+    assert float(changes.d_logprob) == pytest.approx(np.log(q[TARGET] / p[TARGET]), abs=1e-9)
+    assert float(changes.kl) == pytest.approx((p * np.log(p / q)).sum(), abs=1e-9)
+    assert int(changes.rank) == sum(after > after[TARGET])
+
+
+# ------------------------------------------------------------------------------------------------------------ the proof
+
+
+PLAN = [
+    (Removal(("self", 1), (2,)),),
+    (Removal(("self", 0), (1,), replace="mean"),),
+    (Removal(("self", 2), (3,), at=4),),
+    (Removal(("self", 1), (0,), (N - 1,), (2,), "renormalise"),),
+]
+
+
+def test_removals_are_verified_by_another_computation() -> None:
+    verified = run_of(model_of("llama", torch.float32), *PLAN).verified
+    assert verified.n == 4
+    assert verified.identical
+    assert verified.ok
+    assert verified.max_abs_error <= verified.tolerance
+
+
+def _neighbour(remover: Remover, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
+    z[row, [head ^ 1 for head in removal.heads]] = 0
+
+
+def _all_heads(remover: Remover, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
+    z[row] = 0
+
+
+def _everywhere(remover: Remover, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
+    z[:, list(removal.heads)] = 0
+
+
+def _nothing(remover: Remover, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("mistake", [_neighbour, _all_heads, _everywhere, _nothing])
+def test_a_removal_of_something_else_is_not_verified(mistake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Remover, "_replace_heads", mistake)
+    run = run_of(model_of("llama", torch.float32), (Removal(("self", 1), (2,)),), (Removal(("self", 0), (1,)),))
+    assert not run.verified.ok
+
+
+def test_weights_that_do_not_grow_after_a_removal_are_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(scores: Tensor, is_cut: Tensor, sinks: Tensor | None) -> Tensor:
+        return scores.softmax(dim=-1).masked_fill(is_cut, 0.0)
+
+    monkeypatch.setattr("mhacli.compute.effect.removal.softmax_without", kept)
+    cut = Removal(("self", 0), (0,), (N - 1,), tuple(range(N - 3)), "renormalise")
+    assert not run_of(model_of("gpt2", torch.float32), (cut,)).verified.ok
+
+
+def test_weights_of_a_shared_kv_head_are_those_of_the_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [(Removal(("self", 1), (head,), (N - 1,), (2, 3), "renormalise"),) for head in range(HEADS)]
+    changes = [float(done.d_output) for done in run_of(model_of("llama"), *plan).results.values()]
+    assert len({round(change, 12) for change in changes}) == HEADS
+
+
+def test_a_model_that_is_put_off_by_its_own_numbers_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EffectRun, "_unchanged", lambda run: run.untouched.hidden + 1e-6)
+    verified = run_of(model_of("gpt2", torch.float32), PLAN[0]).verified
+    assert not verified.identical
+    assert not verified.ok
+
+
+def test_the_second_ways_leave_the_model_as_it_was() -> None:
+    model = model_of("gpt2")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    run_of(model, *PLAN)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+# ---------------------------------------------------------------------------------------------------------------- floor
+
+
+def test_many_batches_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = model_of("gpt2"), [(Removal(("self", 1), (head,)),) for head in range(HEADS)]
+    one = run_of(model, *plan)
+    monkeypatch.setattr(effect_run, "TOKENS_AT_ONCE", 3 * N)
+    many = run_of(model, *plan)
+    assert (one.n_batches, many.n_batches) == (1, 4)
+    for item in range(HEADS):
+        assert float(many.results[item].d_logit) == pytest.approx(float(one.results[item].d_logit), abs=1e-10)
+
+
+def test_the_floor_is_above_what_untouched_rows_show() -> None:
+    run = run_of(model_of("llama", torch.float32), *[(Removal(("self", 2), (0,), at=2),)] * 9)
+    assert all(abs(float(done.d_output)) <= run.floor("d_output") for done in run.results.values()), "another position"
+    assert run.floor("d_output") < 1e-4
+
+
+def test_what_is_left_of_a_row_sums_to_one_with_its_sink() -> None:
+    scores = torch.tensor([[[0.0, 1.0, 2.0]]], dtype=torch.float64)
+    is_cut = torch.tensor([False, True, False])
+    e = np.exp
+    assert softmax_without(scores, is_cut, None)[0, 0].tolist() == pytest.approx([1 / (1 + e(2)), 0, e(2) / (1 + e(2))])
+    with_sink = softmax_without(scores, is_cut, torch.tensor([[0.5]], dtype=torch.float64))[0, 0].tolist()
+    assert with_sink == pytest.approx([1 / (1 + e(2) + e(0.5)), 0, e(2) / (1 + e(2) + e(0.5))])
+    assert softmax_without(scores, torch.tensor([True] * 3), None)[0, 0].tolist() == [0, 0, 0]
