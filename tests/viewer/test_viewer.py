@@ -155,7 +155,7 @@ def styles_of_cells(app: Viewer) -> list[tuple[str, Any]]:
     for pane in app.screen.query(Tokens):
         found += [piece for line in pane.paint(*pane.size)[1:] for piece in line[1::2]]
     for pane in app.screen.query(HeadGrid):
-        found += [piece for line in pane.paint(*pane.size) for piece in line if set(piece.text) & set("▀▄░∗┃◀")]
+        found += [piece for line in pane.paint(*pane.size) for piece in line if set(piece.text) & set("▀▄░○┃◀")]
     return [(piece.text, piece.style) for piece in found]
 
 

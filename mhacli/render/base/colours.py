@@ -212,12 +212,12 @@ def change_glyph(level: int) -> str:
 KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "previous-token": ("◀", "cyan"),
     "sink": ("┃", "magenta"),
-    "diagonal": ("╲", "blue"),
+    "diagonal": ("╲", "bright_magenta"),
     "duplicate-token": ("≡", "yellow"),
     "induction": ("↻", "green"),
     "local": ("▪", "bright_blue"),
     "positional": ("⇠", "bright_cyan"),
     "uniform": ("░", "white"),
-    "mixed": ("∗", "white"),
+    "mixed": ("○", "white"),
 }
 """A sign and a colour for each type of head."""

@@ -325,7 +325,7 @@ def test_a_grid_shows_every_head_on_the_same_scale():
         expected.add(tuple(sorted(told)))
     assert groups == expected
     assert f"attention weight, all heads: linear, 0 … {top:.4g} or more" in texts(svg)
-    assert [text for text in texts(svg) if text.startswith("head ")] == [f"head {h}  ∗ mixed" for h in range(3)]
+    assert [text for text in texts(svg) if text.startswith("head ")] == [f"head {h}  ○ mixed" for h in range(3)]
 
 
 def _thumbs(found: list[Shape], n: int) -> list[list[Shape]]:
@@ -349,11 +349,11 @@ def test_what_was_taken_out_of_a_head_stands_above_its_map():
     masses = [drawn_shares(record, head)[0][:, 0].mean() for head in range(3)]
     svg = figure(record, ViewOptions(hide_sinks=True))
     names = [text for text in texts(svg) if text.startswith("head ")]
-    assert names == [f"head {head}  ∗ mixed · sinks {mass:.2f}".replace("0.", ".") for head, mass in enumerate(masses)]
+    assert names == [f"head {head}  ○ mixed · sinks {mass:.2f}".replace("0.", ".") for head, mass in enumerate(masses)]
     assert f"{np.mean(masses):.2f}"[1:] + " of all attention of these heads taken out" in said(svg)
 
 
-@pytest.mark.parametrize(("n_heads", "form"), [(17, "{} ∗ sinks {}"), (161, "{} ∗ {}")])
+@pytest.mark.parametrize(("n_heads", "form"), [(17, "{} ○ sinks {}"), (161, "{} ○ {}")])
 def test_what_was_taken_out_of_one_of_many_heads_stands_above_its_map_too(n_heads, form):
     record = with_sinks(make_record(THREE, n_heads=n_heads), 0)
     told = texts(figure(record, ViewOptions(hide_sinks=True)))
@@ -439,7 +439,7 @@ def test_a_checkpoint_has_a_row_for_each_layer_and_a_legend_of_kinds():
     assert [name[:6] for name in heads] == [f"head {h}" for h in range(4)] * 3
     assert "layers 0, 2, 3 · 12 heads" in texts(svg)
     assert "without an attention matrix: layer 1, mamba" in said(svg)
-    counted = re.findall(r"[◀┃╲≡↻▪⇠░∗] ([a-z ]+) (\d+)", said(svg))
+    counted = re.findall(r"[◀┃╲≡↻▪⇠░○] ([a-z ]+) (\d+)", said(svg))
     assert {name: int(n) for name, n in counted} == Counter(HEAD_TYPES[head.kind].name for head in record.heads)
 
 

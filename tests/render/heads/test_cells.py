@@ -24,7 +24,7 @@ LONG = tuple(f"t{i}" for i in range(60))
 MEDIUM = " ".join(f"w{i % 7}" for i in range(40))
 LONGER = " ".join(f"w{i % 11}" for i in range(700))
 WEIGHTS = {"bold", "faint", "underlined"}
-SIGNS, OF_SIGNS = "■·░▒▓◀┃╲≡↻▪⇠∗", ("grid", "mask", "mask-of-blocks")
+SIGNS, OF_SIGNS = "■·░▒▓◀┃╲≡↻▪⇠○", ("grid", "mask", "mask-of-blocks")
 
 
 def run(words=LONG, **options):
