@@ -164,7 +164,7 @@ def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Che
 @pytest.mark.parametrize("options", [
     ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
     ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
-    ("--verify", "0"),
+    ("--verify", "0"), ("--edges", "--replace", "mean"), ("--edges", "--at", "1"), ("--cut", "a:b", "--at", "1"),
 ], ids=" ".join)  # fmt: skip
 def test_what_does_not_exist_is_a_usage_error(effect: Run, options: tuple[str, ...]) -> None:
     ended = effect(*options)

@@ -81,9 +81,13 @@ class RemovalOptions:
         ),
     ] = None
     replace: Annotated[
-        Literal["zero", "mean"],
-        option(_REMOVED, "What a removed head gives instead: zeros, or its mean over the text.", common=True),
-    ] = "zero"
+        Literal["zero", "mean"] | None,
+        option(
+            _REMOVED,
+            "What a removed head gives instead: zeros, or its mean over the text. (default: zero)",
+            common=True,
+        ),
+    ] = None
     at: Annotated[
         int | None, number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads at this position alone. (default: all)")
     ] = None
@@ -166,9 +170,9 @@ class EffectOutput:
 
 @examples(
     'mha effect "the cat sat on the mat" --model MiniLM',
-    'mha effect "the cat sat on the mat" --model MiniLM --head 5.1,4.3 --replace mean',
+    'mha effect "the cat sat on the mat" --model MiniLM --head 5.1,4.3',
     'mha effect "the cat sat on the mat" --model MiniLM --edges --head 5.1',
-    'mha effect "the cat sat on the mat" --model MiniLM --span "a=/cat/" --span "b=/mat/" --cut a:b',
+    'mha effect "a cat on a mat" --model MiniLM --span a=/cat/ --span b=/mat/ --cut a:b',
 )
 @command
 def effect(
@@ -181,6 +185,7 @@ def effect(
     output: EffectOutput,
 ) -> None:
     """Options in, the study of effects, its record out."""
+    _require_one_removal(removal)
     if model.model is None:
         require_without_model(**vars(model))
         raise UsageError("mha effect needs a checkpoint", hint="add --model DIR")
@@ -201,8 +206,8 @@ def effect(
         ),
         heads=head_choices(removal.head),
         edges=removal.edges,
-        cut=cut_names(removal),
-        replace=removal.replace,
+        cut=cut_names(removal.cut),
+        replace=removal.replace or "zero",
         at=removal.at,
         position=measurement.position,
         target=measurement.target,
@@ -236,14 +241,24 @@ def head_choices(word: str | None) -> tuple[HeadChoice, ...] | None:
     return tuple(choices)
 
 
-def cut_names(removal: RemovalOptions) -> tuple[str, str] | None:
-    """The two spans of `--cut`. Raises `UsageError` for another form, and beside heads and edges."""
-    if removal.cut is None:
+def cut_names(word: str | None) -> tuple[str, str] | None:
+    """The two spans of `--cut`. Raises `UsageError` for another form."""
+    if word is None:
         return None
-    for name, is_given in (("--head", removal.head), ("--edges", removal.edges), ("--at", removal.at is not None)):
-        if is_given:
-            raise UsageError(f"--cut and {name} exclude each other", hint=f"leave {name} out")
-    first, colon, second = removal.cut.partition(":")
+    first, colon, second = word.partition(":")
     if not (first and colon and second):
-        raise UsageError(f"--cut {shlex.quote(removal.cut[:80])} is not two spans, such as doc:question")
+        raise UsageError(f"--cut {shlex.quote(word[:80])} is not two spans, such as doc:question")
     return first, second
+
+
+def _require_one_removal(removal: RemovalOptions) -> None:
+    """Raises `UsageError` for options of heads beside `--edges` or `--cut`, and for both of these."""
+    of_heads = {"--at": removal.at, "--replace": removal.replace}
+    excluded: dict[str, dict[str, object]] = {
+        "--cut": {"--edges": removal.edges or None, "--head": removal.head, **of_heads},
+        "--edges": of_heads,
+    }
+    chosen = "--cut" if removal.cut is not None else "--edges" if removal.edges else None
+    for name, value in excluded.get(chosen or "", {}).items():
+        if value is not None:
+            raise UsageError(f"{chosen} and {name} exclude each other", hint=f"leave {name} out")

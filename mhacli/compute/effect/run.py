@@ -28,7 +28,7 @@ from mhacli.spec.tolerances import TOLERANCES
 
 TOKENS_AT_ONCE = 4096
 """How many tokens a batch has at most, all rows together."""
-_ROUNDINGS, _SEED = 4, 0
+_SEED = 0
 
 
 class Target(NamedTuple):
@@ -113,11 +113,11 @@ class EffectRun:
         self.n_batches += 1
 
     def floor(self, name: str) -> float:
-        """A change below this is none: twice the largest that an untouched row showed, and no less than a few roundings."""
+        """A change below this is none: twice the largest that an untouched row showed, and no less than one rounding."""
         spread = max(abs(float(getattr(floor, name))) for floor in self._floors)
         logits = self.untouched.logits
         scale = 1.0 if name == "d_output" or logits is None else float(logits.abs().max())
-        return max(2 * spread, _ROUNDINGS * torch.finfo(self.loaded.model.dtype).eps * scale)
+        return max(2 * spread, torch.finfo(self.loaded.model.dtype).eps * scale)
 
     def _verify(self) -> None:
         """Computes the items with the largest changes, and as many others, a second time, and alone."""
