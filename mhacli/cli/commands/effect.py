@@ -253,7 +253,7 @@ def cut_names(word: str | None) -> tuple[str, str] | None:
 
 def _require_one_removal(removal: RemovalOptions) -> None:
     """Raises `UsageError` for options of heads beside `--edges` or `--cut`, and for both of these."""
-    of_heads = {"--at": removal.at, "--replace": removal.replace}
+    of_heads: dict[str, object] = {"--at": removal.at, "--replace": removal.replace}
     excluded: dict[str, dict[str, object]] = {
         "--cut": {"--edges": removal.edges or None, "--head": removal.head, **of_heads},
         "--edges": of_heads,
