@@ -11,13 +11,43 @@ from support import forks
 
 from mhacli.cli import options
 from mhacli.cli.app import COMMANDS
-from mhacli.cli.commands import bench, check, decode, diff, doctor, explain, heads, show, trace, view, vocab, weights
+from mhacli.cli.commands import (
+    bench,
+    check,
+    decode,
+    diff,
+    doctor,
+    effect,
+    explain,
+    heads,
+    show,
+    trace,
+    view,
+    vocab,
+    weights,
+)
 from mhacli.cli.shared import output
 
 MHA = str(Path(sys.executable).with_name("mha"))
 GROUPS = [
     kind
-    for room in (options, bench, check, decode, diff, doctor, explain, heads, output, show, trace, view, vocab, weights)
+    for room in (
+        options,
+        bench,
+        check,
+        decode,
+        diff,
+        doctor,
+        effect,
+        explain,
+        heads,
+        output,
+        show,
+        trace,
+        view,
+        vocab,
+        weights,
+    )
     for kind in vars(room).values()
     if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
 ]
@@ -44,7 +74,7 @@ def test_every_option_says_what_it_does() -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    words = "run heads trace decode bench check doctor vocab weights show view explain diff"
+    words = "run heads effect trace decode bench check doctor vocab weights show view explain diff"
     assert set(COMMANDS) == set(words.split())
 
 

@@ -151,9 +151,11 @@ def _coloured_text(
 
 def _scale(summary: EffectSummary, largest: float, screen: Screen) -> Text:
     """The colours and signs of changes, and what they are of."""
+    has_signs = summary.metric == "d_logit"
     swatches = Text.assemble(*CHANGES.swatches(colour=screen.colour))
-    low = f"−{number_text(largest)} " if summary.metric == "d_logit" else ""
-    parts = [Text(low).append_text(swatches).append(f" {number_text(largest)}")]
+    swatches = swatches if has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
+    low = f"−{number_text(largest)}" if has_signs else "0"
+    parts = [Text(f"{low} ").append_text(swatches).append(f" {number_text(largest)}")]
     if summary.metric == "d_logit":
         parts += [Text("change of the logit by the removal; negative: the head supports the target", style="dim")]
     else:

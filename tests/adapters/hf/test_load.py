@@ -84,7 +84,7 @@ def test_a_model_from_a_folder_is_the_one_that_was_saved(name: str, saved: Saved
 def test_a_language_head_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
     family = FAMILIES["gpt2"]
     made(family.kind, family.choices, automatic="AutoModelForCausalLM").save_pretrained(tmp_path)
-    assert hasattr(load(str(tmp_path), head=True).model, "lm_head")
+    assert hasattr(load(str(tmp_path), head="generate").model, "lm_head")
     assert not hasattr(load(str(tmp_path)).model, "lm_head")
 
 
@@ -142,7 +142,7 @@ def test_with_a_language_head_nothing_may_be_missing(saved: Saved) -> None:
     checkpoint, _ = find_checkpoint(folder)
     fault = refusal(
         lambda: load_model(
-            folder, checkpoint, load_config(checkpoint), revision=None, device=torch.device("cpu"), head=True
+            folder, checkpoint, load_config(checkpoint), revision=None, device=torch.device("cpu"), head="generate"
         )
     )
     assert fault.message.startswith(f"{folder} lacks tensors of its model: cls.predictions.bias, ")
@@ -214,7 +214,7 @@ def test_weights_are_the_processs_own_and_outlive_a_file_that_is_cut(saved: Save
 def test_weights_that_are_shared_stay_shared(tmp_path: Path) -> None:
     family = FAMILIES["gpt2"]
     made(family.kind, family.choices, automatic="AutoModelForCausalLM").save_pretrained(tmp_path)
-    model = load(str(tmp_path), head=True).model
+    model = load(str(tmp_path), head="generate").model
     assert model.lm_head.weight.data_ptr() == model.transformer.wte.weight.data_ptr()
 
 
@@ -509,3 +509,12 @@ def test_the_patterns_of_a_trained_model_are_those_that_it_returns_with_eager() 
     theirs = run_plain(twin, {"input_ids": torch.tensor([trained().sequences[0].ids])}, output_attentions=True)
     for index, pattern in enumerate(theirs.attentions):
         assert np.abs(trained().of_layer(index).arrays["pattern"] - pattern.numpy()).max() < 2e-6
+
+
+@pytest.mark.parametrize(("automatic", "kind"), [
+    ("AutoModelForMaskedLM", "BertForMaskedLM"), ("AutoModelForCausalLM", "LlamaForCausalLM"), ("AutoModel", "LlamaModel"),
+])  # fmt: skip
+def test_to_predict_a_model_has_the_head_that_it_was_saved_with(automatic: str, kind: str, tmp_path: Path) -> None:
+    name = "bert" if "Bert" in kind else "llama"
+    made(name, FAMILIES[name].choices, automatic=automatic).save_pretrained(tmp_path)
+    assert type(load(str(tmp_path), head="predict").model).__name__ == kind
