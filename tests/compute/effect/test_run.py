@@ -205,10 +205,23 @@ def test_weights_that_do_not_grow_after_a_removal_are_not_verified(monkeypatch: 
     assert not run_of(model_of("gpt2", torch.float32), (cut,)).verified.ok
 
 
-def test_weights_of_a_shared_kv_head_are_those_of_the_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = [(Removal(("self", 1), (head,), (N - 1,), (2, 3), "renormalise"),) for head in range(HEADS)]
-    changes = [float(done.d_output) for done in run_of(model_of("llama"), *plan).results.values()]
-    assert len({round(change, 12) for change in changes}) == HEADS
+def test_edges_of_one_head_change_what_a_mask_of_that_head_changes_where_heads_share_keys() -> None:
+    model, ids, layer = model_of("llama"), ids_of(1, N), 1
+    plan = [(Removal(("self", layer), (head,), (N - 1,), (2, 3), "renormalise"),) for head in range(HEADS)]
+    run = run_of(model, *plan)
+    plain = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET])
+    module = model.get_submodule(PROJECTIONS["llama"].format(layer).rpartition(".")[0])
+    for head in range(HEADS):
+        mask = torch.zeros(1, HEADS, N, N, dtype=torch.float64).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        mask[0, head, N - 1, 2:4] = -torch.inf
+
+        def masked(_: Any, args: Any, kwargs: Any, mask: Tensor = mask) -> Any:
+            return args, kwargs | {"attention_mask": mask}
+
+        handle = module.register_forward_pre_hook(masked, with_kwargs=True)
+        expected = float(run_plain(model, {"input_ids": ids}).logits[0, -1, TARGET]) - plain
+        handle.remove()
+        assert float(run.results[head].d_logit) == pytest.approx(expected, abs=1e-9), head
 
 
 def test_a_model_that_is_put_off_by_its_own_numbers_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
