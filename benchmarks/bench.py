@@ -115,15 +115,18 @@ def order(run: Benchmark) -> dict[tuple[object, ...], int]:
     found: dict[tuple[object, ...], int] = {}
     rows = [row for row in run.rows if row.ratio_interval is not None]
     for a, b in combinations(rows, 2):
-        if a.key[1:] == b.key[1:] and not interval(a).overlaps(interval(b)):
-            found[a.key + b.key] = 1 if interval(a).median > interval(b).median else -1
+        if a.key[1:] == b.key[1:] and not interval(a, run).overlaps(interval(b, run)):
+            found[a.key + b.key] = 1 if interval(a, run).median > interval(b, run).median else -1
     return found
 
 
-def interval(row: BenchRow) -> Interval:
-    """The ratio of a row that was timed."""
+def interval(row: BenchRow, run: Benchmark) -> Interval:
+    """The ratio of a row that was timed; that of the fastest, which is 1, with the noise."""
     assert row.ratio_interval is not None
-    return row.ratio_interval
+    control = run.control(row)
+    if control is None or row.ratio != 1:
+        return row.ratio_interval
+    return Interval(1.0, 1 / control.noise, control.noise)
 
 
 def main() -> None:

@@ -2,46 +2,65 @@
 
     python benchmarks/heads.py [cpu|cuda] [ROUNDS]
 
+With `cpu`, the default:
+
 1. Time: z with the log-sum-exp, the overview, and three statistics alone, each over `scaled_dot_product_attention`; and
    explicit matrices with the same statistics over the overview. One interleaved run, A B C D A B C D …, medians of the
    ratios of each round. Several runs, of which the best median counts: others on the machine only add.
-2. Memory beyond q, k, v, at several lengths, each in a fresh process: the largest resident size less that of a process
-   that only made q, k and v; and the slope of its logarithm over that of the length.
+2. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much its largest resident size
+   grew; and the slope of its logarithm over that of the length.
 3. Accuracy against float64 explicit matrices.
 
 12 heads of width 64, float32, batch 1, tokens of Zipf's frequencies.
+
+With `cuda`, for heads of width 64 and 128 in bfloat16, 4,096 to 131,072 tokens: the overview over
+`scaled_dot_product_attention`, with the statistics by the Triton kernel and by torch, in one interleaved run; the memory that
+each takes from CUDA's allocator; and accuracy.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import resource
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
+from mhacli.attention.tiled.reducer import settled, summarise_by
 from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
-from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest, summarise
+from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
 from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
+from mhacli.spec.config import Reducer
 
-N_HEADS, D_HEAD, SCALE = 12, 64, 0.125
+N_HEADS, D_HEAD = 12, 64
 LENGTHS = (2048, 4096, 8192)
 RUNS = 3
 MEMORY_LENGTHS = (4096, 8192, 16384, 32768)
+CUDA_LENGTHS = tuple(1 << power for power in range(12, 18))
+REDUCERS: tuple[Reducer, ...] = ("triton", "torch")
 
 
-def made(length: int, causal: bool, device: str = "cpu", spread: float = 1.0) -> tuple[Scores, torch.Tensor]:
+def made(
+    length: int,
+    causal: bool,
+    device: str = "cpu",
+    spread: float = 1.0,
+    d_head: int = D_HEAD,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Scores, torch.Tensor]:
     """Scores of deviation `spread`, and values."""
     generator = torch.Generator(device).manual_seed(0)
-    shape = (1, N_HEADS, length, D_HEAD)
-    q, k, v = (torch.randn(shape, generator=generator, device=device) for _ in range(3))
-    return Scores(q if spread == 1 else q * spread, k, SCALE, allowed=masks.causal() if causal else None), v
+    shape = (1, N_HEADS, length, d_head)
+    q, k, v = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(3))
+    return Scores(q if spread == 1 else q * spread, k, d_head**-0.5, allowed=masks.causal() if causal else None), v
 
 
 def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
@@ -53,11 +72,11 @@ def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
     return StatisticsRequest(32, tokens, tokens, before, places < 1, places < 4).on(device)
 
 
-def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
+def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer: Reducer = "torch") -> None:
     """All that `mha heads` computes of the heads: both passes, and uniform attention beside them."""
     visible = visible_keys(scores)
-    summarise(uniform(visible, scores.shape[3], scores.allowed), asked)
-    summarise(pattern_of(scores, attend_lse(scores, v).lse), asked)
+    summarise_by(reducer, uniform(visible, scores.shape[3], scores.allowed), asked)
+    summarise_by(reducer, pattern_of(scores, attend_lse(scores, v).lse), asked)
 
 
 def three(scores: Scores, v: torch.Tensor) -> None:
@@ -69,7 +88,7 @@ def three(scores: Scores, v: torch.Tensor) -> None:
 def explicit(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
     """The same statistics of whole matrices, in plain calls: what one would write in a notebook."""
     n = scores.shape[2]
-    products = scores.q @ scores.k.mT * SCALE
+    products = scores.q @ scores.k.mT * scores.scale
     if scores.allowed is not None:
         later = torch.ones(n, n, dtype=torch.bool, device=v.device).triu_(1)
         products = products.masked_fill_(later, -torch.inf)
@@ -102,7 +121,17 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return perf_counter() - began
 
 
-def times(length: int, causal: bool, device: str, rounds: int) -> Mapping[str, float]:
+def ratios_to_first(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
+    """The median seconds of the first call, and the medians of the ratios of the others to it, in turns."""
+    for call in calls.values():
+        call()
+    samples = [{name: seconds(call, device) for name, call in calls.items()} for _ in range(rounds)]
+    first = next(iter(calls))
+    ratios = {name: statistics.median(s[name] / s[first] for s in samples) for name in calls if name != first}
+    return ratios | {"seconds": statistics.median(s[first] for s in samples)}
+
+
+def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, float]:
     """Medians of ratios to fused attention."""
     (scores, v), asked = made(length, causal, device), asked_of(length, device)
     calls: dict[str, Callable[[], object]] = {
@@ -112,11 +141,7 @@ def times(length: int, causal: bool, device: str, rounds: int) -> Mapping[str, f
         "three": lambda: three(scores, v),
         "overview": lambda: overview(scores, v, asked),
     }
-    for call in calls.values():
-        call()
-    samples = [{name: seconds(call, device) for name, call in calls.items()} for _ in range(rounds)]
-    ratios = {name: statistics.median(s[name] / s["fused"] for s in samples) for name in calls if name != "fused"}
-    return ratios | {"seconds": statistics.median(s["fused"] for s in samples)}
+    return ratios_to_first(calls, device, rounds)
 
 
 def faster(length: int, causal: bool, device: str, rounds: int) -> float:
@@ -129,12 +154,10 @@ def faster(length: int, causal: bool, device: str, rounds: int) -> float:
     return statistics.median(whole / tiled for whole, tiled in pairs)
 
 
-def peak_bytes(length: int, what: str) -> int:
-    """The largest resident size of a fresh process that makes q, k and v, and then does `what`."""
-    ran = subprocess.run(
-        [sys.executable, __file__, "--child", str(length), what], capture_output=True, text=True, check=True
-    )
-    return int(ran.stdout)
+def extra_bytes(length: int, what: str) -> int:
+    """By how much the largest resident size of a fresh process grows while it does `what`."""
+    command = [sys.executable, __file__, "--child", str(length), what]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def child(length: int, what: str) -> None:
@@ -142,11 +165,20 @@ def child(length: int, what: str) -> None:
     (scores, v), asked = made(length, True), asked_of(length)
     z = torch.ones_like(v)
     del z
+    before = own_peak(reset=True)
     if what == "overview":
         overview(scores, v, asked)
     elif what == "explicit":
         explicit(scores, v, asked)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(max(0, own_peak() - before))
+
+
+def own_peak(*, reset: bool = False) -> int:
+    """The largest resident size of this process, or, to begin with, since now. Of Linux alone."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def growth(extra: Mapping[int, int], whole: int) -> str:
@@ -161,12 +193,19 @@ def growth(extra: Mapping[int, int], whole: int) -> str:
     return f"{slope}; explicit at {first}: {whole / 2**20:.0f} MiB{times}"
 
 
-def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
+def accuracy(
+    causal: bool,
+    spread: float,
+    device: str = "cpu",
+    d_head: int = D_HEAD,
+    dtype: torch.dtype = torch.float32,
+    reducer: Reducer = "torch",
+) -> Mapping[str, float]:
     """The largest errors against float64: entropy in nats, received and distance relative."""
-    (scores, v), asked = made(2048, causal, spread=spread), asked_of(2048)
+    (scores, v), asked = made(2048, causal, device, spread, d_head, dtype), asked_of(2048, device)
     worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
-    found = summarise(pattern_of(scores, attend_lse(scores, v).lse), asked)
-    places = torch.arange(2048)
+    found = summarise_by(reducer, pattern_of(scores, attend_lse(scores, v).lse), asked)
+    places = torch.arange(2048, device=device)
     distance = (places[:, None] - places).abs().double()
     for head in range(N_HEADS):
         kept: dict[str, torch.Tensor] = {}
@@ -175,7 +214,7 @@ def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
             kept[site] = tensor
 
         q, k, values = (t[:, head : head + 1].double() for t in (scores.q, scores.k, v))
-        attend(q, k, values, allowed=scores.allowed, scale=SCALE, tap=tap)
+        attend(q, k, values, allowed=scores.allowed, scale=scores.scale, tap=tap)
         pattern = kept["pattern"][0, 0]
         far, received = (pattern * distance).sum(-1), pattern.sum(-2)
         worst["entropy"] = max(
@@ -187,33 +226,73 @@ def accuracy(causal: bool, spread: float) -> Mapping[str, float]:
     return worst
 
 
-def main(device: str, rounds: int) -> None:
-    """Prints all of it."""
-    print(
-        f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}: ratios to scaled_dot_product_attention"
-    )
+def shown(errors: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+
+
+def on_cpu(rounds: int) -> None:
+    """Prints all of it, measured on a CPU."""
+    print(f"cpu, {torch.get_num_threads()} threads, torch {torch.__version__}: ratios to scaled_dot_product_attention")
     for length in LENGTHS:
         for causal in (False, True):
-            runs = [times(length, causal, device, rounds) for _ in range(RUNS)]
+            runs = [times(length, causal, "cpu", rounds) for _ in range(RUNS)]
             best = {name: min(run[name] for run in runs) for name in runs[0]}
-            shown = " ".join(f"{name} {ratio:.2f}" for name, ratio in best.items() if name != "seconds")
-            beside = f", explicit / overview {faster(length, causal, device, 3):.1f}" if length <= 4096 else ""
+            ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in best.items() if name != "seconds")
+            beside = f", explicit / overview {faster(length, causal, 'cpu', 3):.1f}" if length <= 4096 else ""
             kind = "causal" if causal else "full"
-            print(f"T={length} {kind}: fused {1e3 * best['seconds']:.0f} ms; {shown}{beside}", flush=True)
-    if device == "cpu":
-        extra = {n: peak_bytes(n, "overview") - peak_bytes(n, "nothing") for n in MEMORY_LENGTHS}
-        whole = peak_bytes(4096, "explicit") - peak_bytes(4096, "nothing")
-        print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
-        print(growth(extra, whole))
+            print(f"T={length} {kind}: fused {1e3 * best['seconds']:.0f} ms; {ratios}{beside}", flush=True)
+    extra = {n: extra_bytes(n, "overview") for n in MEMORY_LENGTHS}
+    print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
+    print(growth(extra, extra_bytes(4096, "explicit")))
     for causal in (False, True):
         for spread in (1.0, 8.0):
-            errors = accuracy(causal, spread)
-            said = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-            print(f"T=2048 {'causal' if causal else 'full'}, scores of deviation {spread:g}: {said}")
+            kind = "causal" if causal else "full"
+            print(f"T=2048 {kind}, scores of deviation {spread:g}: {shown(accuracy(causal, spread))}")
+
+
+def on_cuda(rounds: int) -> None:
+    """Prints what the kernel and torch take on a CUDA device. Raises `MhaError` where the kernel cannot run."""
+    settled("triton", torch.device("cuda"), torch.bfloat16)
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16: ratios to scaled_dot_product_attention"
+    )
+    for d_head in (64, 128):
+        for causal in (False, True):
+            kind = f"d_head {d_head} {'causal' if causal else 'full'}"
+            for length in CUDA_LENGTHS:
+                print(f"{kind} T={length}: {cuda_line(length, causal, d_head, rounds)}", flush=True)
+            for reducer in REDUCERS:
+                errors = accuracy(causal, 1.0, "cuda", d_head, torch.bfloat16, reducer)
+                print(f"{kind} T=2048 by {reducer}: {shown(errors)}", flush=True)
+
+
+def cuda_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
+    """Time and memory of the overview by each reducer."""
+    (scores, v), asked = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    calls: dict[str, Callable[[], object]] = {
+        "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
+        **{name: partial(overview, scores, v, asked, name) for name in REDUCERS},
+    }
+    ratios, parts = ratios_to_first(calls, "cuda", rounds), []
+    for name in REDUCERS:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        calls[name]()
+        parts.append(f"{name} {ratios[name]:.2f}, {(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB")
+    return f"fused {1e3 * ratios['seconds']:.2f} ms; " + "; ".join(parts)
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", nargs="?", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("rounds", nargs="?", type=int, default=5, help="rounds of each measurement (default: 5)")
+    given = parser.parse_args()
+    on_cuda(given.rounds) if given.device == "cuda" else on_cpu(given.rounds)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(int(sys.argv[2]), sys.argv[3])
     else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "cpu", int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+        main()

@@ -70,13 +70,13 @@ mhacli.check(Scaled, arguments={"d_model": 64, "n_heads": 8}).summary"""),
     ("A checkpoint: name the folder of yours. Is it in order?", """\
 path = "MiniLM"
 mhacli.doctor(path)"""),
-    ("What its heads do with a sentence: `mha run` inspects the model as it is, and saves the record.", """\
-import subprocess
-import sys
+    ("What its heads do with a sentence, in a call of your own.", """\
+from transformers import AutoModel, AutoTokenizer
 
-command = ["run", "the cat sat on the mat", "--model", path, "--save", "model.safetensors", "--force", "--view", "none"]
-subprocess.run([sys.executable, "-m", "mhacli", *command], check=True, capture_output=True)
-model = mhacli.load("model.safetensors")
+bert, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+with mhacli.inspecting(bert, tokenizer, keep=["pattern"]) as seen:
+    bert(**tokenizer("the cat sat on the mat", return_tensors="pt"))
+model = seen.record
 model"""),
     ("The heads that attend most to the previous token.", """\
 heads = sorted(model.heads, key=lambda head: -(head.previous or 0))

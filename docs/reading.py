@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.results.glossary import CONCEPTS, SIGNS
+from mhacli.results.glossary import CONCEPTS, SIGNS, TABLES
 from mhacli.results.record.head_statistics import HEAD_TYPES, SINK_TOKENS, STATISTICS
 
 PAGE = Path(__file__).parent / "READING.md"
@@ -62,6 +62,17 @@ def signs() -> str:
     return table(("sign", "meaning"), ((code(term.name), term.explanation) for term in SIGNS))
 
 
+def commands() -> str:
+    """A table for each command whose columns are not those of heads."""
+    tables = []
+    for group, columns in TABLES.items():
+        rows = (
+            (code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns.values()
+        )
+        tables.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
+    return "\n\n".join(tables)
+
+
 def glossary() -> str:
     """A paragraph for each concept, by the alphabet."""
     paragraphs = []
@@ -85,7 +96,7 @@ def mistakes() -> str:
     return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
 
 
-PARTS = {"columns": columns, "head types": head_types, "signs": signs, "glossary": glossary}
+PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": glossary}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 

@@ -18,9 +18,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mhacli.checkpoints.contents import Contents
 from mhacli.results.bench.comparison import BaselineComparison
-from mhacli.results.bench.result import Benchmark, BenchRow
+from mhacli.results.bench.result import Benchmark, BenchRow, NoiseBaseline
 from mhacli.results.check import Examination
 from mhacli.results.diff.result import (
+    EffectDifference,
     HeadChange,
     Setting,
     SiteDifference,
@@ -193,6 +194,7 @@ def _bench() -> Schema:
         of(Benchmark),
         optional=("comparison",),
         rows=array(row),
+        controls=array(of(NoiseBaseline, noise=NUMBER)),
         summary=TEXTS,
         comparison=of(BaselineComparison, summary=TEXT),
     )
@@ -217,7 +219,7 @@ def _diff() -> Schema:
             "a": TEXT,
             "b": TEXT,
             "tolerance": record({"relative": NUMBER, "of_dtype": nullable(TEXT)}),
-            "first": nullable(changed(SITE, where={"enum": ["tokens", "ids", "site"]})),
+            "first": nullable(changed(SITE, where={"enum": ["tokens", "ids", "site", "effects"]})),
             "first_site": nullable(SITE),
             "settings": array(of(Setting)),
             "n_sequences": {"type": "array", "prefixItems": [INTEGER, INTEGER], "minItems": 2, "maxItems": 2},
@@ -225,6 +227,7 @@ def _diff() -> Schema:
             "layers": array(record(layer)),
             "only_a": TEXTS,
             "only_b": TEXTS,
+            "effects": nullable(of(EffectDifference)),
         }
     )
 

@@ -6,7 +6,10 @@ if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
     from mhacli.compute.bench.sizes import bench
     from mhacli.compute.check.run import check
+    from mhacli.compute.checkpoint.inspecting import inspecting
     from mhacli.compute.doctor.run import doctor
+    from mhacli.compute.effect.in_memory.effects import effects
+    from mhacli.compute.effect.in_memory.removed import removed
     from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
     from mhacli.results.diff.records import diff
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "inspect", "load",
+    "Config", "MhaError", "MultiHeadAttention", "Record", "__version__", "bench", "check", "diff", "doctor", "effects",
+    "inspect", "inspecting", "load", "removed",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,8 +32,11 @@ _HOMES = {
     "check": "mhacli.compute.check.run",
     "diff": "mhacli.results.diff.records",
     "doctor": "mhacli.compute.doctor.run",
+    "effects": "mhacli.compute.effect.in_memory.effects",
     "inspect": "mhacli.compute.layer.run",
+    "inspecting": "mhacli.compute.checkpoint.inspecting",
     "load": "mhacli.results.record.storage",
+    "removed": "mhacli.compute.effect.in_memory.removed",
 }
 
 

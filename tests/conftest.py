@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import jaxtyping
@@ -30,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the tier, all where rows are asked for by name; skips those marked `gpu` without a CUDA device."""
+    """Leaves the tests of the tier, all where rows are asked for by name; skips what needs a device or Triton."""
     from support import tiers
 
     if not any("[" in word for word in config.args):
@@ -38,6 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     _skip_without_device(items)
+    _skip_without_interpreter(items)
 
 
 def pytest_collection_finish() -> None:
@@ -56,6 +58,15 @@ def _skip_without_device(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _skip_without_interpreter(items: list[pytest.Item]) -> None:
+    """Triton decides by this variable when a kernel is defined: it must be there from the start."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("triton"):
+            item.add_marker(pytest.mark.skip(reason="needs Triton and TRITON_INTERPRET=1"))
 
 
 @pytest.fixture

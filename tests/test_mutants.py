@@ -212,8 +212,8 @@ def each_row_sums_to_one(make: Factory) -> None:
         close(sums, torch.from_numpy(case.visible().any(axis=-1).astype(float)), 1e-12)
 
 
-@check("forbidden-is-zero")
-def just_the_forbidden_shares_are_zero(make: Factory) -> None:
+@check("masked-is-zero")
+def just_the_masked_shares_are_zero(make: Factory) -> None:
     for case in MASKED:
         pattern, visible = answer(make, case)[1], torch.from_numpy(case.visible())
         assert (pattern[~visible] == 0).all()

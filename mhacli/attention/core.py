@@ -46,7 +46,7 @@ def attend(
 
     `head` is a multiple of `kv_head`: query head `h` reads kv head `h // (head / kv_head)`. Order of operations: `scale`
     (default `d_head ** -0.5`), softcap `c · tanh(score / c)`, additive `bias` (broadcasts to the scores; −∞ in it means
-    not allowed), mask, softmax. 16-bit inputs get their softmax in float32. A key that is not allowed has exactly the
+    masked), mask, softmax. 16-bit inputs get their softmax in float32. A masked key has exactly the
     weight 0; a query without any allowed key gets a row of zeros, and `z = 0`. Taps: `qk`, `scores`, `pattern`, `z`.
     Source of the softcap: Gemma Team 2024, "Gemma 2", section 2.
 
@@ -137,7 +137,7 @@ def visible_cells(
 ) -> Bool[Tensor, "#batch #head #query #key"] | None:
     """The mask evaluated on these queries and keys, True = may attend; None where there is neither mask nor bias.
 
-    What a `bias` sets to −∞ is not allowed either: a row of nothing else would otherwise be 0/0.
+    What a `bias` sets to −∞ is masked too: a row of nothing else would otherwise be 0/0.
     """
     cells = []
     if allowed is not None:
@@ -154,7 +154,7 @@ def _softmax_over_allowed(
 ) -> Float[Tensor, "batch head query key"]:
     """Softmax over keys, with rows of zeros where no key is allowed: there it would be 0/0.
 
-    A forbidden cell needs no care, exp(−∞) is exactly 0. Rows without a key are made harmless before the softmax, so that
+    A masked cell needs no care, exp(−∞) is exactly 0. Rows without a key are made harmless before the softmax, so that
     gradients stay finite too.
     """
     if keep is None or _each_has_one(keep, dim=-1):

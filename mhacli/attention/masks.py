@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import reduce
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -27,6 +28,42 @@ Extent = Literal["all", "some", "none"]
 """
 
 
+Idx = Int[Tensor, " idx"]
+Chosen = Callable[[Idx], Bool[Tensor, "#batch idx"]]
+"""Positions on one axis, as a question, for each sequence or for all."""
+
+
+class Band(NamedTuple):
+    """Cells by their distance `key − query`, both ends included."""
+
+    low: int = -(1 << 30)
+    high: int = 1 << 30
+
+    def and_(self, other: Band) -> Band:
+        """The cells in both."""
+        return Band(max(self.low, other.low), min(self.high, other.high))
+
+
+EVERYWHERE = Band()
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A mask that is the same for all heads as arithmetic on one cell, which a kernel can do without asking.
+
+    Visible are cells within `band`, whose key is in `near` or, where there is one, among the keys that are `always` seen,
+    whose query and key are in all of `queries` and `keys`, and have the same one of the `ids` `[batch, query]` and
+    `[batch, key]`.
+    """
+
+    band: Band = EVERYWHERE
+    near: Band = EVERYWHERE
+    always: Chosen | None = None
+    queries: tuple[Chosen, ...] = ()
+    keys: tuple[Chosen, ...] = ()
+    ids: tuple[Int[Tensor, "#batch query"], Int[Tensor, "#batch key"]] | None = None
+
+
 @dataclass(frozen=True)
 class Mask:
     """A mask that is asked for its cells, `mask(q_idx, k_idx)`, or only for the `Extent` of a rectangle of them.
@@ -40,8 +77,16 @@ class Mask:
 
     cells: Callable[[Queries, Keys], Cells]
     extent: Callable[[range, range], Extent]
-    causal_offset: int | None = None
-    """What `causal` was made with, where the mask is that and nothing else: fused kernels know it."""
+    arithmetic: Arithmetic | None = None
+    """The same as arithmetic, where the mask is made of bands, padding, leading keys and documents."""
+
+    @property
+    def causal_offset(self) -> int | None:
+        """What `causal` was made with, where the mask is that and nothing else: fused kernels know it."""
+        if self.arithmetic is None or self.arithmetic.band == EVERYWHERE:
+            return None
+        high = self.arithmetic.band.high
+        return high if self.arithmetic == Arithmetic(Band(high=high)) else None
 
     def __call__(self, q_idx: Queries, k_idx: Keys) -> Cells:
         """True where the query may attend to the key."""
@@ -55,6 +100,13 @@ def extent_of(allowed: Allowed | None, queries: range, keys: range) -> Extent:
     return allowed.extent(queries, keys) if isinstance(allowed, Mask) else "some"
 
 
+def arithmetic_of(allowed: Allowed | None) -> Arithmetic | None:
+    """Any predicate as arithmetic; None where it cannot be written so."""
+    if allowed is None:
+        return Arithmetic()
+    return allowed.arithmetic if isinstance(allowed, Mask) else None
+
+
 def causal(offset: int = 0) -> Mask:
     """No query sees a later key. `offset` is the key position of the first query (`k_len - q_len` for a cache).
 
@@ -64,7 +116,7 @@ def causal(offset: int = 0) -> Mask:
     return Mask(
         lambda q_idx, k_idx: _cells(k_idx[None, :] <= q_idx[:, None] + offset),
         lambda queries, keys: _extent(keys[-1] <= queries[0] + offset, keys[0] > queries[-1] + offset),
-        causal_offset=offset,
+        Arithmetic(Band(high=offset)),
     )
 
 
@@ -83,7 +135,7 @@ def window(left: int, right: int, offset: int = 0) -> Mask:
         within = nearest >= -left and farthest <= right
         return _extent(within, max(nearest, -left) > min(farthest, right))
 
-    return Mask(allowed, extent)
+    return Mask(allowed, extent, Arithmetic(Band(offset - left, offset + right)))
 
 
 def prefix(n: int, offset: int = 0) -> Mask:
@@ -105,9 +157,12 @@ def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Mask:
     [[[[True, False, False]]]]
     """
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+    def is_first(k_idx: Keys) -> Tensor:
         rows = k_idx[None, :] if places is None else torch.atleast_2d(places).to(k_idx.device)[:, k_idx]
-        return (rows < n)[:, None, None, :]
+        return rows < n
+
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+        return is_first(k_idx)[:, None, None, :]
 
     def extent(queries: range, keys: range) -> Extent:
         if places is None:
@@ -118,7 +173,7 @@ def leading(n: int, places: Int[Tensor, "... key"] | None = None) -> Mask:
         least, greatest = part.aminmax()
         return _extent(bool(greatest < n), bool(least >= n))
 
-    return Mask(allowed, extent)
+    return Mask(allowed, extent, Arithmetic(keys=(is_first,)))
 
 
 def padding(
@@ -138,11 +193,12 @@ def padding(
     known = n_real.tolist()
     shortest, longest = min(known, default=0), max(known, default=0)
 
-    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
-        idx = k_idx if of == "key" else q_idx
+    def is_real(idx: Idx) -> Tensor:
         counts = n_real.to(idx.device)[:, None]
-        real = idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
-        return real[:, None, None, :] if of == "key" else real[:, None, :, None]
+        return idx[None, :] < counts if side == "right" else idx[None, :] >= total - counts
+
+    def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
+        return is_real(k_idx)[:, None, None, :] if of == "key" else is_real(q_idx)[:, None, :, None]
 
     def extent(queries: range, keys: range) -> Extent:
         idx = keys if of == "key" else queries
@@ -150,7 +206,7 @@ def padding(
             return _extent(idx[-1] < shortest, idx[0] >= longest)
         return _extent(idx[0] >= total - shortest, idx[-1] < total - longest)
 
-    return Mask(allowed, extent)
+    return Mask(allowed, extent, Arithmetic(keys=(is_real,)) if of == "key" else Arithmetic(queries=(is_real,)))
 
 
 def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | None = None) -> Mask:
@@ -176,7 +232,7 @@ def documents(ids: Int[Tensor, "... idx"], k_ids: Int[Tensor, "... k_idx"] | Non
         alike = (q_least == k_greatest) & (q_greatest == k_least)
         return _extent(bool(alike.all()), bool(apart.all()))
 
-    return Mask(allowed, extent)
+    return Mask(allowed, extent, Arithmetic(ids=(q_rows, k_rows)))
 
 
 def from_tensor(t: Tensor) -> Mask:
@@ -219,7 +275,9 @@ def both(*masks: Allowed) -> Mask:
             cells = cells & mask(q_idx, k_idx)
         return cells
 
-    return Mask(allowed, lambda queries, keys: _settled(masks, queries, keys, by="none", otherwise="all"))
+    no_mask: Arithmetic | None = Arithmetic()
+    arithmetic = reduce(_both, map(arithmetic_of, masks), no_mask)
+    return Mask(allowed, lambda queries, keys: _settled(masks, queries, keys, by="none", otherwise="all"), arithmetic)
 
 
 def either(*masks: Allowed) -> Mask:
@@ -235,7 +293,8 @@ def either(*masks: Allowed) -> Mask:
             cells = cells | mask(q_idx, k_idx)
         return cells
 
-    return Mask(allowed, lambda queries, keys: _settled(masks, queries, keys, by="all", otherwise="none"))
+    arithmetic = reduce(_either, map(arithmetic_of, masks)) if masks else None
+    return Mask(allowed, lambda queries, keys: _settled(masks, queries, keys, by="all", otherwise="none"), arithmetic)
 
 
 def shifted(mask: Allowed, offset: int) -> Mask:
@@ -256,7 +315,7 @@ def of_heads(mask: Allowed, heads: range) -> Allowed:
     >>> of_heads(from_tensor(torch.tensor([[[True]], [[False]]])), range(1, 2))(torch.arange(1), torch.arange(1)).tolist()
     [[[[False]]]]
     """
-    if isinstance(mask, Mask) and mask.causal_offset is not None:
+    if arithmetic_of(mask) is not None:
         return mask
 
     def allowed(q_idx: Queries, k_idx: Keys) -> Cells:
@@ -265,6 +324,33 @@ def of_heads(mask: Allowed, heads: range) -> Allowed:
         return cells[:, heads.start : heads.stop] if cells.shape[1] > 1 else cells
 
     return Mask(allowed, lambda queries, keys: extent_of(mask, queries, keys))
+
+
+def _both(one: Arithmetic | None, other: Arithmetic | None) -> Arithmetic | None:
+    """What both allow; None where it takes two sets of leading keys, or of documents."""
+    if one is None or other is None:
+        return None
+    if (one.always and other.always) or (one.ids and other.ids):
+        return None
+    windowed = one if one.always else other
+    return Arithmetic(
+        one.band.and_(other.band),
+        windowed.near,
+        windowed.always,
+        one.queries + other.queries,
+        one.keys + other.keys,
+        one.ids or other.ids,
+    )
+
+
+def _either(one: Arithmetic | None, other: Arithmetic | None) -> Arithmetic | None:
+    """A band or leading keys; None for anything else."""
+    for keys, band in ((one, other), (other, one)):
+        if keys is None or band is None or len(keys.keys) != 1:
+            continue
+        if keys == Arithmetic(keys=keys.keys) and band == Arithmetic(band.band):
+            return Arithmetic(near=band.band, always=keys.keys[0])
+    return None
 
 
 def _cells(plane: Tensor) -> Cells:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any
 
 from mhacli.checkpoints.families import Layout, family_of, layout_named, layout_of
@@ -70,7 +71,13 @@ class Contents:
 
 
 def contents_of(checkpoint: Checkpoint, *, layout: str | None = None) -> Contents:
-    """All of it from headers and config. Raises `MhaError` for a file of ours whose metadata is damaged."""
+    """All of it from headers and config. Raises `MhaError` for a saved record, and for damaged metadata of ours."""
+    schema = checkpoint.metadata.get("schema") if isinstance(checkpoint.metadata, dict) else None
+    if schema is not None:
+        raise MhaError(
+            f"{checkpoint.path} is a saved record ({schema}), not weights", hint=f"mha show {quote(checkpoint.path)} draws it",
+            path=checkpoint.path,
+        )  # fmt: skip
     if isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT:
         return _of_ours(checkpoint)
     chosen, notes = _layout(checkpoint, layout)
@@ -105,6 +112,11 @@ def _layout(checkpoint: Checkpoint, name: str | None) -> tuple[Layout | None, li
     """The layout, or none with the reason: a look at a folder does not need one."""
     if name is not None:
         return layout_named(name), []
+    if not checkpoint.config:
+        return None, [
+            "no config.json is beside the file, so its names are not recognised: "
+            "--tensors lists them, --layout NAME names their layout"
+        ]
     try:
         return layout_of(checkpoint.config, checkpoint.path), []
     except MhaError as fault:

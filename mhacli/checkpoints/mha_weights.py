@@ -159,7 +159,8 @@ def _require_matrices(file: TensorFile) -> None:
     if missing or flat:
         raise MhaError(
             f"{file.path} lacks the matrices {', '.join(missing + flat)}: it has {_listed(file.tensors)}",
-            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, o_proj.weight",
+            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
+            "where there is an output projection",
             code="bad-file",
             path=file.path,
         )

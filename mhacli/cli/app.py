@@ -18,7 +18,7 @@ import typer.core
 import mhacli
 from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
-from mhacli.cli.streams import flush, forget_stdout, require_stdout, write
+from mhacli.cli.streams import flush, forget_stdout, require_stdout, stderr_lines, write
 from mhacli.cli.values import holds_record
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
@@ -176,30 +176,32 @@ def _usage_error(fault: Exception) -> MhaError:
     if option and message.endswith("requires an argument"):
         value = next((one.make_metavar(ctx=context).strip("<>") for one in parameters if option in one.opts), "VALUE")
         return UsageError(f"{option} needs a value", hint=f"{option} {value}")
-    unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
-    if unknown is None:
-        return _value_error(fault, message, path)
-    kind, word, _ = unknown.groups()
-    if kind == "command":
-        names = context.command.list_commands(context) if context is not None else []
-        return UsageError(
-            f"no such command: {word}", hint=_meant_command(word, path, names) or f"{path} --help lists the commands"
-        )
     names = [
         name for one in parameters if not getattr(one, "hidden", False) for name in (*one.opts, *one.secondary_opts)
     ]
+    unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
+    if unknown is None:
+        return _value_error(fault, message, path, names)
+    kind, word, _ = unknown.groups()
+    if kind == "command":
+        commands = context.command.list_commands(context) if context is not None else []
+        return UsageError(
+            f"no such command: {word}", hint=_meant_command(word, path, commands) or f"{path} --help lists the commands"
+        )
     return UsageError(
         f"no such option: {word}", hint=meant_option(word, names) or f"{path} --help-all lists the options"
     )
 
 
-def _value_error(fault: Exception, message: str, path: str) -> MhaError:
+def _value_error(fault: Exception, message: str, path: str, options: Sequence[str]) -> MhaError:
     """What Typer says of a value, or of an argument too many, with what was probably meant."""
     extra = re.fullmatch(r"got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
     if extra is not None:
         message = f"unexpected argument: {extra[1]}"
         is_length = path == "mha bench" and re.fullmatch(r"[0-9k,.]+", extra[1]) is not None
-        meant = f"--lengths {extra[1]}" if is_length else None
+        picture = f"--{extra[1].rpartition('.')[2]}"  # of cat.html --html
+        is_picture = picture in ("--html", "--svg", "--png") and picture in options and " " not in extra[1]
+        meant = f"--lengths {extra[1]}" if is_length else f"{picture} {extra[1]}" if is_picture else None
     else:
         choices = getattr(getattr(getattr(fault, "param", None), "type", None), "choices", ())
         wrong = re.search(r": '(.*?)' is not one of ", message)
@@ -229,8 +231,8 @@ def _tell(fault: MhaError) -> int:
         error = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [f"mha: error: {message_text(fault.message)}"] + (
-            [f"hint: {message_text(fault.hint)}"] if fault.hint else []
+        lines = [stderr_lines(f"mha: error: {message_text(fault.message)}", has_commands=False)] + (
+            [stderr_lines(f"hint: {message_text(fault.hint)}")] if fault.hint else []
         )
     try:
         sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong

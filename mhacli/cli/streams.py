@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
 from mhacli.errors import MhaError
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 ColourChoice = Literal["auto", "always", "never"]
 _MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 20, 500, 80
 _PATIENCE_S = 0.3
+_LINES_AT_ONCE = 100
 _ERASE_LINE = "\r\x1b[K"
 _PLAIN = str.maketrans(
     dict(
@@ -85,10 +89,11 @@ def screen(choice: ColourChoice) -> Screen:
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
-    """Prints a view on stdout, in colour or plain, without trailing blanks."""
+    """Prints a view on stdout, in colour or plain, without trailing blanks; as it is made, so that its length takes no memory."""
     from io import StringIO
 
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
     paper = StringIO()
     console = Console(
@@ -102,8 +107,12 @@ def draw(renderable: RenderableType, on: Screen) -> None:
         highlight=False,
         legacy_windows=False,
     )
-    console.print(renderable)
-    write("\n".join(line.rstrip(" ") for line in paper.getvalue().split("\n")))
+    lines = Segment.split_lines(console.render(renderable))
+    while part := [*islice(lines, _LINES_AT_ONCE)]:
+        console.print(Segments([segment for line in part for segment in (*line, Segment.line())]), end="")
+        write("\n".join(line.rstrip(" ") for line in paper.getvalue().split("\n")))
+        paper.seek(0)
+        paper.truncate()
 
 
 def write(text: str) -> None:
@@ -146,9 +155,48 @@ def _output_faults() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A message on stderr, one line, harmless whatever it holds."""
+    """A message on stderr, harmless whatever it holds."""
     if sys.stderr is not None:
-        sys.stderr.write(f"mha: {message_text(text)}\n")
+        sys.stderr.write(f"{stderr_lines(f'mha: {message_text(text)}')}\n")
+
+
+def stderr_lines(message: str, *, has_commands: bool = True) -> str:
+    """A message as a terminal's stderr shows it, on lines that break between words; elsewhere one line.
+
+    A word that has no room on a line of its own, or beside a label, is left to the terminal. Where there are commands,
+    from one on nothing is broken, so that it can be copied: where the line has no room for it, it begins the next.
+    """
+    width = _stderr_columns()
+    if 2 * len(message) <= width:  # no character takes more than two cells
+        return message
+    from rich.cells import cell_len
+
+    lines = [""]
+    for piece in _COMMAND.split(message) if has_commands else [message]:
+        is_command = has_commands and _COMMAND.match(f" {piece}") is not None
+        for word in [piece] if is_command else piece.split(" "):
+            is_first = not lines[-1]
+            room = width - cell_len(lines[-1]) - 1
+            is_kept = not is_command and (lines[-1] in _LABELS or cell_len(word) > width)
+            if is_first or is_kept or cell_len(word) <= room:
+                lines[-1] += word if is_first else f" {word}"
+            else:
+                lines.append(word)
+    return "\n".join(lines)
+
+
+_COMMAND = re.compile(" (?=(?:mha|pip|python) [a-z-])")
+"""The blank before a command to type."""
+_LABELS = ("mha:", "mha: error:", "hint:")
+"""What no line consists of alone."""
+
+
+def _stderr_columns() -> float:
+    """The columns of stderr where it is a terminal that knows them, else no end of them."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 @contextmanager

@@ -277,19 +277,22 @@ def require_record(path: str) -> None:
         raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
 
 
-def saved_here(command: str, count: int) -> str:
-    """What to type where the records of a command are left out: the newest ones in this folder, or how one is made."""
+def saved_here(command: str, count: int, *, given: str = "") -> str:
+    """What to type where records of a command are left out: the newest ones in this folder, behind the one that was `given`, or
+    how one is made."""
+    count -= bool(given)
     try:
-        records = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
+        named = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
+        records = [entry for entry in named if entry.name != os.path.normpath(given)]
         newest = sorted(records, key=lambda entry: entry.stat().st_mtime)[-count:]
     except OSError:
         newest = []
     if len(newest) < count:
-        return (
-            'mha run "the cat sat on the mat" --save cat.safetensors makes one, and mha show cat.safetensors shows it'
-        )
-    names = " ".join(shlex.quote(entry.name) for entry in newest)
-    return f"{command} {names} takes the newest of {len(records)} in this folder"
+        made = "another.safetensors" if given else "cat.safetensors"
+        shown = f"{command} {shlex.quote(given)} {made} compares both" if given else f"mha show {made} shows it"
+        return f'mha run "the cat sat on the mat" --save {made} makes one, and {shown}'
+    names = " ".join(shlex.quote(name) for name in [*filter(None, [given]), *(entry.name for entry in newest)])
+    return f"{command} {names} takes the newest of {len(records)}{' others' if given else ''} in this folder"
 
 
 def _is_text(path: str) -> bool:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import visible_cells
+from mhacli.attention.tiled.reducer import settled, summarise_by
 from mhacli.attention.tiled.scores import AttentionResult, Scores, VirtualPattern, attend_lse, pattern_of
 from mhacli.attention.tiled.statistics import (
     Statistics,
@@ -25,7 +26,6 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     doubling_steps,
     in_steps,
-    summarise,
     weights_of,
     with_sink,
 )
@@ -61,7 +61,7 @@ from mhacli.results.record.head_statistics import (
 )
 from mhacli.results.record.record import Record, SelfCheck, Step
 from mhacli.results.record.tables import HeadTable
-from mhacli.spec.tolerances import TOLERANCES
+from mhacli.spec.tolerances import MEASURED_KEYS, TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
@@ -89,6 +89,7 @@ class HeadsRun:
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
     peak_bytes: int
+    notes: tuple[str, ...] = ()
     results: list[HeadResults] = field(default_factory=list)
     baseline: Baseline | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,7 +122,8 @@ class HeadsRun:
             began = perf_counter()
             if attempt >= _MIN_SAMPLES and began > until:
                 break
-            summarise(pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse), asked)
+            sample = pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse)
+            summarise_by(self.wanted.reducer, sample, asked)
             seconds = min(seconds, perf_counter() - began)
         ratio = (len(self.heads) + 1) * n_cells(first_head) / max(1, n_cells(small))
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
@@ -131,7 +133,7 @@ class HeadsRun:
         """Looks at all heads, a few at a time; `tell` hears which share of the work is done."""
         began = perf_counter()
         tell(0.0, "uniform attention")
-        self.baseline = make_baseline(self.scores, self.asked)
+        self.baseline = make_baseline(self.scores, self.asked, self.wanted.reducer)
         per_head = n_cells(self.scores) // self.scores.shape[1]
         progress = _HeadsProgress(per_head, len(self.heads), tell)
         group = self.scores.shape[1] // self.v.shape[1]
@@ -198,7 +200,11 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
         _require_finite((q, k, v), request.config.dtype)
     asked = statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
-    return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
+    reducer, notes = settled(wanted.reducer, q.device, q.dtype)
+    wanted = replace(wanted, reducer=reducer)
+    return HeadsRun(
+        setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, notes, seconds=seconds
+    )
 
 
 def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[range]:
@@ -297,7 +303,7 @@ def second_pass(
     """
     heads, pattern, lse, sink_mass = attention.heads, attention.pattern, attention.lse, attention.sink_mass
     head_baseline = baseline.of_heads(heads)
-    statistics = summarise(pattern, asked, tell, visible=head_baseline.visible, lift=SINK_LIFT)
+    statistics = summarise_by(wanted.reducer, pattern, asked, tell, visible=head_baseline.visible, lift=SINK_LIFT)
     if sink_mass is not None:
         statistics = with_sink(statistics, sink_mass)
     seen = has_keys(statistics)
@@ -504,10 +510,14 @@ def _check(name: str, error: float, tolerance: float) -> Check:
 
 
 def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:
-    """z of spread queries from their weights and the values. Where scores are so large that weights are made in float64, a query
-    may be as far off besides as the rounding of the kernel's own scores can move it, and the check says by how much."""
+    """z of spread queries from their weights and the values. The rounding of a sum grows with the square root of its length.
+    Source: Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1.
+
+    Where scores are so large that weights are made in float64, a query may be as far off besides as the rounding of the kernel's
+    own scores can move it, and the check says by how much.
+    """
     errors, magnitude, moved = _z_again(attention, v, axes)
-    usual = rounding * magnitude
+    usual = rounding * magnitude * max(1.0, (attention.pattern.shape[3] / MEASURED_KEYS) ** 0.5)
     allowed = usual + torch.where(errors > usual, moved, 0.0)
     worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
     check = _check(HEAD_OUTPUTS, errors[worst].item(), allowed[worst].item())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from io import StringIO
@@ -12,10 +11,10 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import Averages, HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
+from mhacli.text.escape import visible
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 
@@ -24,9 +23,8 @@ def pieces(record: Record) -> Iterator[str]:
     """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
 
     Of effects one for each removal. Of a checkpoint one for each cell of every layer whose pattern was kept, else one for each
-    head, with the number of the layer and the name of the attention. Tokens are JSON strings: they begin with a quotation mark,
-    so no spreadsheet takes one for a formula, and `json.loads` gives the token back. Raises `MhaError` when the record holds no
-    pattern.
+    head, with the number of the layer and the name of the attention. Headings are the names of the JSON fields. Raises `MhaError`
+    when the record holds no pattern.
     """
     if record.effects:
         yield from _effects(record)
@@ -36,7 +34,7 @@ def pieces(record: Record) -> Iterator[str]:
     if kept:
         yield _lines([("layer", "attention", *HEADER)])
         for layer, view in kept:
-            yield from _cells(view, (layer.layer, _name(layer.name)))
+            yield from _cells(view, (layer.layer, cell_text(layer.name)))
     elif record.layers or record.survey is not None:
         yield from _heads(record.heads, has_layers=bool(record.layers))
     elif "pattern" in record.arrays:
@@ -53,7 +51,7 @@ def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
     pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
     numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
     for b, sequence in enumerate(record.sequences):
-        queries, keys, first = _quoted(sequence), _quoted(record.keys[b]), record.first_key(b)
+        queries, keys, first = _words(sequence), _words(record.keys[b]), record.first_key(b)
         own = slice(first, first + len(keys))
         for place, h in enumerate(numbers):
             for i, query in enumerate(queries):
@@ -75,29 +73,34 @@ def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str
     for head in heads:
         both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
         values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
-        layer = (head.layer, *([_name(head.attention)] if has_layers else []))
+        layer = (head.layer, *([cell_text(head.attention)] if has_layers else []))
         yield _lines([(*layer, *(getattr(head, name) for name in own), *values)])
 
 
 def _effects(record: Record) -> Iterator[str]:
     """A line per removal, a column per field; heads and spans that were removed together are JSON lists."""
-    names = [f.name for f in fields(Effect)]
-    yield _lines([tuple(names)])
-    for effect in record.effects:
-        values = (getattr(effect, name) for name in names)
-        yield _lines([tuple(json.dumps(value) if isinstance(value, tuple) else value for value in values)])
+    columns = record.effects.columns()
+    yield _lines([tuple(columns)])
+    yield _lines([tuple(row.values()) for row in record.effects.to_dicts()])
 
 
-def _name(attention: str) -> str:
-    """The name of a module as it is; anything else that stands in its place as a JSON string, as tokens are."""
-    return attention if _MODULE.fullmatch(attention) else json.dumps(attention)
+def cell_text(text: str) -> str:
+    """Text from outside as a cell: as it is, or as a JSON string where a spreadsheet could take it for a formula, where it has
+    characters that are not seen, or where it begins with a quotation mark. So a cell that begins with one is a JSON string.
+
+    >>> cell_text("the"), cell_text("=1+1")
+    ('the', '"=1+1"')
+    """
+    is_plain = visible(text).replace("\\\\", "\\") == text and not text.lstrip().startswith(_UNSAFE)
+    return text if is_plain else json.dumps(text)
 
 
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_UNSAFE = ("=", "+", "-", "@", '"')
+"""What a spreadsheet takes for the beginning of a formula, and what would be taken for a JSON string."""
 
 
-def _quoted(sequence: TokenSequence) -> list[str]:
-    return [json.dumps(token) for token in sequence.tokens]
+def _words(sequence: TokenSequence) -> list[str]:
+    return [cell_text(token) for token in sequence.tokens]
 
 
 def _lines(rows: list[tuple[object, ...]]) -> str:

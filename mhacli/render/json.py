@@ -23,7 +23,7 @@ def pieces(record: Record) -> Iterator[str]:
     """The document, top-level fields one per line. ASCII only; not-allowed and non-finite numbers are null.
 
     Numbers are the shortest that read back as the same number of their dtype. `nonfinite` counts the NaN and Inf per
-    array, cells that are not allowed aside. Arrays that were not kept are null.
+    array, cells that are masked aside. Arrays that were not kept are null.
     """
     document = record.document()
     yield "{" + ",\n".join(field(name, document.pop(name)) for name in _FIRST)
@@ -55,7 +55,7 @@ def _arrays(record: Record) -> Iterator[str]:
 
 
 def nonfinite(record: Record) -> dict[str, int]:
-    """How many numbers of each array are NaN or Inf, cells that are not allowed aside; arrays without any left out."""
+    """How many numbers of each array are NaN or Inf, cells that are masked aside; arrays without any left out."""
     if record.layers:
         by_layer = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
         return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
@@ -76,7 +76,7 @@ def _compact(value: object) -> str:
 
 
 def _values(record: Record, name: str) -> tuple[Array, Array]:
-    """An array, and which of its cells mean anything: what is not allowed, or belongs to a query
+    """An array, and which of its cells mean anything: what is masked, or belongs to a query
     without keys, means nothing."""
     array = record.arrays[name]
     if name in _MASKED:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.requests.checkpoint import ModelRequest
+from mhacli.requests.layer import LayerRequest
 from mhacli.spec.tokens import AttentionKind
 
 HeadChoice = tuple[AttentionKind | None, int, int]
@@ -19,18 +20,37 @@ class EffectRequest:
     `heads` None are all heads of the layers that `model` names. With `edges` each weight that the query at the position gives to
     a key is removed instead, in each of `heads`, or in all heads of each layer at once. With `cut` the queries of the second span
     see no key of the first, in all of these layers together. `at` is the one position where a head is replaced, None for all.
+    With `replace` resample a head gives what it gives in `other`, another text whose tokens correspond.
     `position` None is the last token, or the masked one. `target` None is what the model predicts; of a target of several tokens
-    `target_first` takes the first. `n_verified` removals are computed a second time.
+    `target_first` takes the first; a number is an id. `n_verified` removals are computed a second time.
+    With `n_screened` so many heads with the largest estimates are removed, and as many others. With `judge` usual pictures of
+    attention are compared with the effects of edges.
     """
 
     model: ModelRequest
     heads: tuple[HeadChoice, ...] | None = None
     edges: bool = False
     cut: tuple[str, str] | None = None
+    replace: Literal["zero", "mean", "resample"] = "zero"
+    other: str | None = None
+    at: int | None = None
+    position: int | None = None
+    target: str | int | None = None
+    versus: str | int | None = None
+    target_first: bool = False
+    n_verified: int = 4
+    n_screened: int | None = None
+    judge: bool = False
+
+
+@dataclass(frozen=True)
+class LayerEffectRequest:
+    """The same of a layer of our own, whose output vector is compared. `heads` are numbers."""
+
+    layer: LayerRequest
+    heads: tuple[int, ...] | None = None
+    edges: bool = False
     replace: Literal["zero", "mean"] = "zero"
     at: int | None = None
     position: int | None = None
-    target: str | None = None
-    versus: str | None = None
-    target_first: bool = False
     n_verified: int = 4

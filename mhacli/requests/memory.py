@@ -228,6 +228,49 @@ class CheckpointFacts:
         return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + TILE_BYTES
 
 
+@dataclass(frozen=True)
+class EffectFacts:
+    """What the memory of removals depends on: that of one pass over the text, what is kept of each of `n_layers` layers, and
+    the logits, which some families make at one position (`n_logits` 1) and others at all."""
+
+    one_pass: CheckpointFacts
+    n_layers: int
+    n_vocabulary: int
+    n_logits: int
+
+    def peak_bytes(self, n_rows: int) -> int:
+        """What a batch of so many copies of the text takes beside the weights."""
+        one = self.one_pass
+        kept = 3 * self.n_layers * one.length * one.d_model * one.item_bytes  # outputs of blocks and heads, twice
+        made = self.n_logits * max(FLOAT32_BYTES, one.item_bytes) + 4 * _FLOAT64_BYTES
+        return replace(one, batch=n_rows).peak_bytes() + kept + n_rows * self.n_vocabulary * made
+
+
+def rows_that_fit(facts: EffectFacts, most: int, available: int) -> int:
+    """How many rows a batch of removals may have, at most `most`. Raises `MhaError` where not even one removal fits, which needs
+    three rows: two are untouched."""
+    for n_rows in range(max(most, LEAST_ROWS), LEAST_ROWS - 1, -1):
+        if memory.fits(facts.peak_bytes(n_rows), available):
+            return n_rows
+    one, needed = facts.one_pass, facts.peak_bytes(LEAST_ROWS)
+
+    def fit(n: int) -> bool:
+        shorter = replace(facts, one_pass=replace(one, length=n), n_logits=min(n, facts.n_logits))
+        return memory.fits(shorter.peak_bytes(LEAST_ROWS), available)
+
+    longest = _longest_that_fits(one.length, fit)
+    raise MhaError(
+        f"out of memory; {LEAST_ROWS} copies of {one.length} tokens, {one.n_heads} heads, {facts.n_vocabulary} logits: "
+        f"{format_size(needed)} needed, {format_size(available)} available",
+        hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text needs less",
+        code="out-of-memory",
+    )
+
+
+LEAST_ROWS = 3
+"""A removal, and an untouched row on either side."""
+
+
 def predict_checkpoint_memory(facts: CheckpointFacts, available: int) -> int:
     """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
     `available`, with the longest text that fits."""

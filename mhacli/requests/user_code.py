@@ -27,7 +27,8 @@ class TargetRequest:
 @dataclass(frozen=True)
 class CheckRequest:
     """An examination of `of`, against the reference or `against` another. The rest is what the author meant, where it can be
-    told from nothing else: what True in a mask stands for, how rotary positions pair columns, the scale, the number of heads."""
+    told from nothing else: what True in a mask stands for, how rotary positions pair columns, the scale, the number of heads.
+    `time_limit_s` is for each call; pairs of mistakes are tried in proportion to it."""
 
     of: TargetRequest
     against: TargetRequest | None = None
@@ -35,3 +36,4 @@ class CheckRequest:
     rope: Literal["half", "interleaved"] | None = None
     scale: float | None = None
     n_heads: int | None = None
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S

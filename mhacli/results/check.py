@@ -102,8 +102,9 @@ class FirstDifference:
 class Examination(Shown):
     """Everything that is said of the attention in user code. `not_examined` are arguments of its call that were never given
     another value than their default: the verdict does not cover them. `notes` say what is no mistake and yet may surprise a
-    caller: arguments without effect, steps that a cache is not made for. `modes` has a report of each mode where there are
-    two; all else is then said of both together: a probe that fails in one of them fails."""
+    caller: arguments without effect, steps that a cache is not made for. `next_steps` are what to try where nothing is
+    decided. `modes` has a report of each mode where there are two; all else is then said of both together: a probe that fails
+    in one of them fails."""
 
     verdict: Verdict
     target: str
@@ -126,6 +127,7 @@ class Examination(Shown):
     command: tuple[str, ...] = ()
     not_examined: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The target and the verdict in a sentence."""
@@ -150,14 +152,13 @@ class Examination(Shown):
         """The first mistake with its line and its fix, and how many more there are."""
         if not self.findings:
             return "a probe fails"
-        first, n_more = self.findings[0], len(self.findings) - 1
-        lines = [first.message]
-        if first.file is not None:
-            lines[0] += f" ({first.file if first.line is None else f'{first.file}:{first.line}'})"
-        lines += self._lines_that_differ() or (
-            [f"fix: {first.fix.strip().splitlines()[0]}"] if first.fix.strip() else []
-        )
-        lines += [f"{n_more} more mistake{'s' * (n_more != 1)}"] if n_more else []
+        (first, *others), n_more = self.findings, len(self.findings) - 1
+        lines = [_with_place(first)]
+        lines += self._lines_that_differ() or _first_fix(first)
+        if n_more > 1:
+            lines.append(f"{n_more} more mistakes")
+        else:
+            lines += [line for one in others for line in (f"and {_with_place(one)}", *_first_fix(one))]
         return "; ".join(lines)
 
     def _lines_that_differ(self) -> list[str]:
@@ -188,6 +189,18 @@ class Examination(Shown):
     def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints."""
         return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
+
+
+def _with_place(finding: Finding) -> str:
+    """What is wrong, and where it stands as far as that is known."""
+    if finding.file is None:
+        return finding.message
+    return f"{finding.message} ({finding.file if finding.line is None else f'{finding.file}:{finding.line}'})"
+
+
+def _first_fix(finding: Finding) -> list[str]:
+    """The first line of its fix, nothing where it has none."""
+    return [f"fix: {line}" for line in finding.fix.strip().splitlines()[:1]]
 
 
 _KINDS = {

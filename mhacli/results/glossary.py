@@ -7,13 +7,21 @@ docs/reading.py writes from `mhacli.attention.mistakes`, for that needs torch. d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Literal, get_args
 
+from mhacli.results.columns import (
+    BENCH_COLUMNS,
+    DECODE_COLUMNS,
+    DIFF_COLUMNS,
+    DOCTOR_COLUMNS,
+    EFFECT_COLUMNS,
+    ColumnText,
+)
 from mhacli.results.record.head_statistics import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
@@ -28,8 +36,18 @@ from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
 
-Group = Literal["concept", "sign", "column", "head type", "site", "mistake"]
-GROUPS: tuple[Group, ...] = ("concept", "sign", "column", "head type", "site", "mistake")
+Group = Literal[
+    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "mistake"
+]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Of `column` are those of tables of heads, of a command those of its tables."""
+TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
+    "bench": BENCH_COLUMNS,
+    "decode": DECODE_COLUMNS,
+    "effect": EFFECT_COLUMNS,
+    "diff": DIFF_COLUMNS,
+    "doctor": DOCTOR_COLUMNS,
+}
 _MOST_SUGGESTED = 3
 
 
@@ -68,7 +86,7 @@ CONCEPTS = (
         "row from left to right to see what that token attends to. A causal head has weights only on and "
         "below the diagonal.",
         "pattern = softmax(scores) over the keys",
-        also=("attention matrix", "attn_weights"),
+        also=("attention matrix", "attn_weights", "softmax"),
     ),
     _concept(
         "attention scores",
@@ -110,7 +128,7 @@ CONCEPTS = (
         "values of width d_head. Their outputs are joined and projected to the layer's output. Heads are "
         "counted from 0.",
         source="Vaswani et al. 2017, section 3.2.2",
-        also=("heads", "n_heads", "query head", "d_head"),
+        also=("heads", "n_heads", "query head", "d_head", "d_k"),
     ),
     _concept(
         "kv head",
@@ -184,7 +202,7 @@ CONCEPTS = (
         "The keys and values of earlier tokens, kept so that a new token needs only its own query. mha "
         "decode shows what each step reads and what the cache takes.",
         source="Shazeer 2019, section 2.4",
-        also=("cache", "decode"),
+        also=("cache",),
     ),
     _concept(
         "span",
@@ -229,6 +247,44 @@ CONCEPTS = (
         "times. Half of the runs lie within it.",
         also=("interquartile range",),
     ),
+    _concept(
+        "noise",
+        "How far a measurement differs from itself. mha bench times one backend twice in each round: a ratio whose 95 % interval "
+        "reaches into theirs is no proven difference. mha effect compares an untouched row of a batch with itself: a smaller "
+        "change is printed as 0.",
+        also=("floor", "noise floor"),
+    ),
+    _concept(
+        "verdict",
+        "The answer of a command in one word. mha check: right, wrong, or unknown where it cannot tell. mha doctor: healthy or "
+        "unhealthy. mha diff: agree, differ, or nothing where nothing can be compared. mha bench --compare: slower, faster or "
+        "similar.",
+    ),
+    _concept(
+        "residue",
+        "What remains of the logit when the direct parts of embedding, heads, MLPs and biases are taken away. Above its "
+        "tolerance the model does more with its parts than to add them up, and direct effects are not verified.",
+        "residue = logit − (embedding + heads + MLPs + biases)",
+    ),
+    _concept(
+        "map",
+        "In a record of mha heads, the attention pattern in blocks: the mean weight that the queries of a block give to a block "
+        "of keys, all its keys together. uniform_map is the same of uniform attention.",
+        also=("uniform_map",),
+    ),
+    _concept(
+        "received",
+        "In a record of mha heads, how much attention each key receives: the sum of its weights over all queries. "
+        "uniform_received is the same of uniform attention.",
+        "received[j] = Σ_i p[i, j]",
+        also=("uniform_received",),
+    ),
+    _concept(
+        "profile",
+        "In a record of mha heads, the part of all attention of a head at distances up to each of a row of steps. "
+        "uniform_profile is the same of uniform attention.",
+        also=("distance →", "uniform_profile"),
+    ),
 )
 
 
@@ -257,7 +313,9 @@ SIGNS = (
     ),
     _sign(
         "strongest",
-        "The key with the largest weight of a query: its position and token. In the matrix * marks the same cell.",
+        "The key with the largest weight of a query: its position and token. In the matrix * marks the same cell. Of two keys "
+        "with nearly the same weight rounding names one, so in mha diff another key counts only where the weights differ too.",
+        also=("strongest_key",),
     ),
     _sign("⋮", "Rows that do not fit on the screen. The line says how many; --all shows them.", also=("…",)),
     _sign(
@@ -268,18 +326,35 @@ SIGNS = (
     _sign("–", "A number that does not exist: no query counts, or the value is not finite.", also=("dash",)),
     _sign(
         "≈",
-        "About: a number that is estimated or rounded more than the others. In mha bench it marks two times whose difference is "
-        "within the noise.",
+        "About: a number that is estimated or rounded more than the others. In mha bench it marks a time that is not surely "
+        "slower, or not surely changed: the interval of its ratio reaches into the noise.",
         also=("about", "approximately"),
     ),
-    _sign("?", "A number that is not finite: NaN or infinite.", also=("nan",)),
+    _sign(
+        "?",
+        "A number that is not finite: NaN or infinite. In mha bench it marks uncertain times: too few rounds, or other processes "
+        "on the same CPUs.",
+        also=("nan",),
+    ),
+    _sign("~", "In mha bench a time of less than a millisecond: mostly the cost of calling torch, not of attention."),
+    _sign(
+        "!",
+        "In mha bench an unfused fallback where a fused kernel was hoped for; in mha doctor a number beyond its limit.",
+    ),
 )
 
 
 @cache
 def terms() -> tuple[Term, ...]:
     """Every term, group by group."""
-    return (*CONCEPTS, *SIGNS, *_columns(), *_head_types(), *_sites(), *_mistakes())
+    return (*CONCEPTS, *SIGNS, *_columns(), *_head_types(), *_of_commands(), *_sites(), *_mistakes())
+
+
+def of_group(word: str) -> tuple[Term, ...]:
+    """The terms of the group of this name, in the singular or plural; none for another word."""
+    groups = {name: group for group in GROUPS for name in (group, f"{group}s")}
+    group = groups.get(_plain(word))
+    return tuple(term for term in terms() if term.group == group)
 
 
 def meanings(word: str) -> tuple[Term, ...]:
@@ -295,7 +370,7 @@ def similar(word: str) -> tuple[str, ...]:
 
 
 def _plain(word: str) -> str:
-    return " ".join(word.casefold().replace("-", " ").replace("_", " ").split()) or word
+    return " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split()) or word
 
 
 def _others(name: str, *words: str) -> tuple[str, ...]:
@@ -331,6 +406,12 @@ def _head_types() -> Iterator[Term]:
         )
 
 
+def _of_commands() -> Iterator[Term]:
+    for group, columns in TABLES.items():
+        for column in columns.values():
+            yield Term(name=column.heading, group=group, explanation=column.explanation, also=column.also)
+
+
 def _sites() -> Iterator[Term]:
     facts = Facts(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
     for site in SITES.values():
@@ -353,4 +434,11 @@ def _mistakes() -> Iterator[Term]:
             explanation=" ".join(f"{text[:1].upper()}{text[1:]}." for text in sentences),
             wrong=of["wrong"],
             right=of["right"],
+        )
+    for option, fact in (("heads", "number of heads"), ("scale", "factor of the scores")):
+        yield Term(
+            name=f"{option}-not-as-stated",
+            group="mistake",
+            explanation=f"The code is understood, and its {fact} is not the one that --{option} states. "
+            "Either of the two may be the one that was meant.",
         )

@@ -16,6 +16,8 @@ Distribution = Literal["normal", "uniform"]
 PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Reducer = Literal["auto", "torch", "triton"]
+"""What makes the statistics of heads: tiles of torch, one Triton kernel, or the kernel where it can run on a GPU."""
 Punctuation = Literal["drop", "keep"]
 OnBadBytes = Literal["strict", "replace", "escape"]
 

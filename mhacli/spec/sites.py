@@ -133,7 +133,7 @@ def scores_formula(f: Facts) -> str:
 
 def scores_meaning(f: Facts) -> str:
     """The rules of the mask in words."""
-    rules = ", ".join(mask_rules(f)) or "every key is allowed"
+    rules = ", ".join(mask_rules(f)) or "every key is visible"
     return f"scaled so that the softmax does not saturate, then masked: {rules}"
 
 

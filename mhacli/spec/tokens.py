@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 
@@ -50,3 +52,16 @@ class TokenSequence:
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
 """Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
 the decoder those of the encoder."""
+
+
+def places(n: int) -> TokenSequence:
+    """A text of which only the places are known: `x0`, `x1`, and so on."""
+    return TokenSequence("", tuple(f"x{i}" for i in range(n)), tuple(range(n)), ((0, 0),) * n)
+
+
+def named_by_ids(ids: Sequence[int]) -> TokenSequence:
+    """A text of which only the ids are known, each of which is its own name."""
+    names = tuple(map(str, ids))
+    ends = list(accumulate((len(name) + 1 for name in names), initial=0))
+    spans = tuple((start, end - 1) for start, end in pairwise(ends))
+    return TokenSequence(" ".join(names), names, tuple(ids), spans)

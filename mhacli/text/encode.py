@@ -13,7 +13,7 @@ from typing import get_args
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import describe, read_chunks
 from mhacli.spec.config import DEFAULT_MAX_BYTES, DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config, OnBadBytes
-from mhacli.spec.tokens import TokenSequence
+from mhacli.spec.tokens import TokenSequence, places
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Token, Tokenizer, WordTokenizer
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
@@ -104,9 +104,7 @@ def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -
         )
     if config.positions == "learned" and length > config.max_positions:
         raise _too_long(length, config)
-    places = tuple(f"x{i}" for i in range(length))
-    rows = TokenSequence("", places, tuple(range(length)), ((0, 0),) * length)
-    return Encoded((rows,) * batch, None, Vocabulary(()))
+    return Encoded((places(length),) * batch, None, Vocabulary(()))
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
@@ -344,9 +342,13 @@ def _bad_bytes(
     # the decoder's own buffer holds the tail of the chunk before, so offsets count from the end of this one
     offset = seen + chunk_len - (len(fault.object) - fault.start)
     bad = "".join(f"\\x{byte:02x}" for byte in fault.object[fault.start : fault.start + 1])
+    hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
+    if path is not None and path.endswith(".safetensors"):
+        quoted = shlex.quote(path)
+        hint = f"it holds tensors, no text: mha show {quoted} draws a record, mha weights info {quoted} lists weights"
     return MhaError(
         f"{name} is not {decoding.encoding.upper()}: it has the byte {bad} at offset {offset}",
-        hint="--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway",
+        hint=hint,
         code="bad-text",
         path=path,
     )

@@ -24,7 +24,7 @@ from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated, more_time
 from mhacli.results.record.record import Record
 from mhacli.viewer.overview import Overview
-from mhacli.viewer.screen import ViewerScreen
+from mhacli.viewer.screen import HeadsScreen, ViewerScreen
 from mhacli.viewer.session import Session, ViewerOptions
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -69,6 +69,7 @@ class Viewer(App[None]):
     .tiny #body { grid-size: 1 1; grid-columns: 1fr; grid-rows: 1fr; }
     .tiny #top-keys, .tiny #keys, .tiny #queries, .tiny #numbers { display: none; }
     TextScreen #page { height: 1fr; }
+    EffectsScreen #effects { height: 1fr; }
     """
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
@@ -139,6 +140,15 @@ class Viewer(App[None]):
         from mhacli.viewer.text import TextScreen, walk_page
 
         return TextScreen("walkthrough", walk_page(self.session.record, colour=self.session.colour))
+
+    def action_effects(self) -> None:
+        """What removals change."""
+        if self.session.record.effect is not None:
+            from mhacli.viewer.effects import EffectsScreen
+
+            self.push_screen(EffectsScreen(self.session))
+        elif isinstance(self.screen, HeadsScreen):
+            self.screen.say("the record has no effects: mha effect … --save makes one that has")
 
     def action_help(self) -> None:
         """All keys."""

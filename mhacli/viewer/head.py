@@ -120,7 +120,7 @@ class HeadScreen(HeadsScreen):
         failed, doubtful = not entry.record.self_check.ok, self.session.contradicts_itself()
         title = heading(entry, self.session.sequence, failed=failed, doubtful=doubtful)
         self.top_line.show(lambda width: [title])
-        self.last.show(lambda width: [keys_line(HEAD_KEYS, width, message=self._message, without=self._idle())])
+        self.last.show(lambda width: [keys_line(HEAD_KEYS, width, message=self._message, without=self.idle())])
         self.matrix.show(picture, self.row, self.column)
         self.top_keys.show(picture, self.row, self.column, most=self.most)
         if picture is None:
@@ -136,8 +136,9 @@ class HeadScreen(HeadsScreen):
         self.legend.show(lambda width: legend)
         self._draw_texts(picture)
 
-    def _idle(self) -> tuple[str, ...]:
-        return () if len(self.session.head_table.rows) > 1 else ("layer",)
+    def idle(self) -> tuple[str, ...]:
+        """The words of keys that do nothing for this record."""
+        return super().idle() if len(self.session.head_table.rows) > 1 else (*super().idle(), "layer")
 
     def _draw_texts(self, picture: Picture) -> None:
         """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
@@ -384,7 +385,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
 def _share(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
     weight = float(picture.base.weights[cell])
     if weight == FORBIDDEN:
-        return [("not allowed", WARNING)]
+        return [("masked", WARNING)]
     if picture.is_taken[cell]:
         return [("taken out", WARNING), (f" (was {float(picture.whole.weights[cell]):.6g})", DIM)]
     exact = f" ({weight:.6g})" if np.isfinite(weight) and weight > 0 else ""
@@ -420,6 +421,6 @@ def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
     is_forbidden = not bool(shades.map.is_open.all())
     is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
     if zoom.decimals:
-        return ["0: not allowed"] * is_forbidden + [f"{TAKEN_SIGN}: taken out"] * is_taken
-    words = ["not allowed"] * is_forbidden + ["taken out"] * is_taken
+        return ["0: masked"] * is_forbidden + [f"{TAKEN_SIGN}: taken out"] * is_taken
+    words = ["masked"] * is_forbidden + ["taken out"] * is_taken
     return ["blank: " + " or ".join(words)] if words else []

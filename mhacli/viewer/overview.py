@@ -107,7 +107,7 @@ class Overview(HeadsScreen):
         return self.heads.tiles_for(self.heads.size.width, self.heads.size.height) is not None
 
     def _keys(self, width: int) -> list[Line]:
-        without = () if self._has_pictures() else ("scale", "sinks")
+        without = self.idle() if self._has_pictures() else (*self.idle(), "scale", "sinks")
         return [keys_line(OVERVIEW_KEYS, width, message=self._message, without=without)]
 
     def _legend(self, width: int) -> list[Line]:

@@ -33,7 +33,7 @@ _MOST_SINKS = 6
 
 @dataclass(frozen=True, eq=False)
 class Shades:
-    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says; what was taken out as what is not allowed),
+    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says; what was taken out as what is masked),
     the top of the scale, and whether there are cells with more than it."""
 
     map: HeadMap
@@ -73,7 +73,7 @@ class Picture:
 
     @cached_property
     def _shown(self) -> Array:
-        """The finest map, what was taken out like what is not allowed."""
+        """The finest map, what was taken out like what is masked."""
         return np.where(self.is_taken, FORBIDDEN, self.base.weights) if self.hides_sinks else self.base.weights
 
     @cached_property

@@ -28,8 +28,10 @@ class KeyBinding:
     last: str = ""
 
 
+EFFECTS = "effects"
+"""The word of the key that only a record with effects offers."""
 _CURSOR = (
-    KeyBinding("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move"),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move", "↑↓←→"),
     KeyBinding("down", "move('down')", "", ""),
     KeyBinding("left", "move('left')", "", ""),
     KeyBinding("right", "move('right')", "", ""),
@@ -45,6 +47,9 @@ _CURSOR = (
     KeyBinding("ctrl+end", "move('bottom')", "", ""),
 )
 _SHARED = (
+    KeyBinding(
+        "e", "app.effects", "e", "what removing heads or single weights changes, of a record of mha effect", EFFECTS
+    ),
     KeyBinding("comma", "sequence(-1)", ", .", "the previous or next sequence"),
     KeyBinding("full_stop", "sequence(1)", "", ""),
     KeyBinding("s", "scale", "s", "how shades follow attention weights: linear, log, rank", "scale"),
@@ -52,11 +57,11 @@ _SHARED = (
     KeyBinding("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
     KeyBinding("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
     KeyBinding("question_mark", "app.help", "?", "this list", "help"),
-    KeyBinding("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back"),
+    KeyBinding("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back", "q"),
     KeyBinding("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
 )
 GRID_KEYS = (
-    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move"),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move", "↑↓←→"),
     KeyBinding(
         "enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"
     ),
@@ -81,6 +86,23 @@ HEAD_KEYS = (
     KeyBinding("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
     *_SHARED,
 )
+EFFECT_KEYS = (
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from removal to removal; a click does the same", "move", "↑↓←→"),
+    KeyBinding("down", "move('down')", "", ""),
+    KeyBinding("left", "move('left')", "", ""),
+    KeyBinding("right", "move('right')", "", ""),
+    KeyBinding(
+        "home",
+        "move('home')",
+        "Home End",
+        "the removal with the largest change, or with the smallest",
+        "largest",
+        "Home",
+    ),
+    KeyBinding("end", "move('end')", "", ""),
+    KeyBinding("enter,ctrl+j", "open", "Enter", "look into the head that was removed", "open"),
+    *_SHARED[-4:],
+)
 TEXT_KEYS = (
     KeyBinding("up", "read(-1)", "↑ ↓", "a line up or down", "scroll"),
     KeyBinding("down", "read(1)", "", ""),
@@ -96,6 +118,13 @@ TEXT_KEYS = (
 def bindings(keys: tuple[KeyBinding, ...]) -> list[BindingType]:
     """The keys as Textual takes them."""
     return [Binding(key.names, key.action, key.words, show=False) for key in keys]
+
+
+_USES = (
+    *("help", "back", "move", "scroll", "open", EFFECTS, "largest", "part", "head"),
+    *("zoom", "sinks", "scale", "layer", "find", "walk", "copy"),
+)
+"""The words of the last line, the most useful first."""
 
 
 def last_line(keys: tuple[KeyBinding, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
@@ -141,6 +170,11 @@ class HeadsScreen(ViewerScreen):
         self._message = message
         self.draw()
 
+    def idle(self) -> tuple[str, ...]:
+        """The words of keys that do nothing for this record."""
+        has_effects = self.session.record.effect is not None
+        return (EFFECTS,) * (not has_effects) + ("sinks",) * (not self.session.has_sinks)
+
     def on_key(self) -> None:
         """A message stays until a key is pressed."""
         self._message = ""
@@ -157,19 +191,15 @@ class HeadsScreen(ViewerScreen):
 
     def action_sinks(self) -> None:
         """Sinks out of the pictures, or back."""
-        self.session.toggle_sinks()
+        self.say("" if self.session.toggle_sinks() else "no head of this record has a sink to take out")
         self.enter()
 
 
 def keys_line(keys: tuple[KeyBinding, ...], width: int, *, message: str = "", without: tuple[str, ...] = ()) -> Line:
-    """The last line of a screen: a message where there is one, else the main keys, as many as fit, `?` among them."""
+    """The last line of a screen: a message where there is one, else the most useful keys that fit, `?` first of all."""
     if message:
         return segments([(message, WARNING)])
     shown = last_line(keys, without=without)
-    parts: list[tuple[str, str]] = []
-    while shown and sum(cell_len(f"{key} {word}") + 2 for key, word in shown) > width:
-        spare = next((i for i in range(len(shown) - 1, -1, -1) if shown[i][1] not in ("help", "back")), 0)
-        shown.pop(spare)
-    for key, word in shown:
-        parts.append((key, word))
-    return segments([piece for key, word in parts for piece in ((key, ACCENT), (f" {word}  ", DIM))])
+    while len(shown) > 1 and sum(cell_len(f"{key} {word}") + 2 for key, word in shown) - 2 > width:
+        shown.remove(max(shown, key=lambda part: _USES.index(part[1])))
+    return segments([piece for key, word in shown for piece in ((key, ACCENT), (f" {word}  ", DIM))])

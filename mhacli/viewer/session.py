@@ -37,12 +37,15 @@ class ViewerOptions:
 
 
 class Session:
-    """The state of the viewer, which screens read and change."""
+    """The state of the viewer, which screens read and change. `has_sinks`: whether any head has a key that is a sink, or a sink
+    logit."""
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
         self.record, self.colour = record, options.colour
         self.head_table: HeadTable = head_table(record)
-        self.sequence, self.scale, self.hides_sinks = options.sequence, options.scale, options.hides_sinks
+        self.sequence, self.scale = options.sequence, options.scale
+        self.has_sinks = any(head.sink_keys or head.learned_sink is not None for head in record.heads)
+        self.hides_sinks = options.hides_sinks and self.has_sinks
         self.place = options.place or next(iter(self.head_table.places), (0, 0))
         self._pictures: dict[tuple[object, ...], Picture] = {}
         self._contradicts: dict[bool, bool] = {}
@@ -97,7 +100,8 @@ class Session:
 
     def scale_words(self) -> str:
         """How small pictures are shaded."""
-        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else "sinks shown"
+        shown = "sinks shown" if self.has_sinks else "no sinks"
+        sinks = "sinks taken out, rows renormalised" if self.hides_sinks else shown
         return f"pictures: {self.scale_for(self.head())}, each up to its own largest · {sinks}"
 
     def picture_facts(self) -> Sequence[tuple[str, str]]:
@@ -136,6 +140,7 @@ class Session:
         now = self.scale_for(self.head())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 
-    def toggle_sinks(self) -> None:
-        """Sinks out of the pictures, or back."""
-        self.hides_sinks = not self.hides_sinks
+    def toggle_sinks(self) -> bool:
+        """Sinks out of the pictures, or back; False where no head has one."""
+        self.hides_sinks = self.has_sinks and not self.hides_sinks
+        return self.has_sinks

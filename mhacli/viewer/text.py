@@ -16,7 +16,7 @@ from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
 from mhacli.results.record.record import Record
 from mhacli.viewer.lines import Line, Lines, ScrolledPane, ruled
-from mhacli.viewer.screen import GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
+from mhacli.viewer.screen import EFFECT_KEYS, GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 
 PageContent = Callable[[int], Sequence[RenderableType]]
 """What is read, for a width."""
@@ -35,7 +35,7 @@ class Page(ScrolledPane):
     def whole(self, width: int) -> list[Line]:
         """All lines, drawn once for a width."""
         if self._whole[0] != width:
-            self._whole = width, _drawn_lines(self._draw(width), width)
+            self._whole = width, drawn_lines(self._draw(width), width)
         return self._whole[1]
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
@@ -82,7 +82,7 @@ class TextScreen(ViewerScreen):
         self._page.scroll_lines((1 if end else -1) * len(self._page.whole(self._page.size.width)))
 
 
-def _drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
+def drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
     """What rich makes of renderables, line by line; no markup is read from any text."""
     console = Console(
         width=width, markup=False, emoji=False, highlight=False, legacy_windows=False, force_terminal=True
@@ -101,8 +101,11 @@ def walk_page(record: Record, *, colour: bool) -> PageContent:
             from mhacli.render.run.decode import decode_view
 
             return [decode_view(record, ViewOptions(everything=True), paper)]
-        from mhacli.render.run.trace import closing, step_blocks
+        from mhacli.render.run.trace import closing, header, step_blocks
 
+        if not record.trace:
+            shows = "mha trace TEXT" if record.model is None else "mha trace TEXT --model DIR --layer N"
+            return [*header(record, paper), Text(f"\nThis record holds no steps. {shows} shows those of a layer.")]
         return [*step_blocks(record, paper), closing(record, paper)]
 
     return draw
@@ -148,6 +151,7 @@ def help_page() -> PageContent:
         for title, keys in (
             ("a head", HEAD_KEYS),
             ("all heads", GRID_KEYS),
+            ("effects", EFFECT_KEYS[:-4]),
             ("a text to read", TEXT_KEYS[:-2]),
         ):
             table = Table(box=None, padding=(0, 2, 0, 1), pad_edge=True, show_header=False)

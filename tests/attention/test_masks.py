@@ -401,3 +401,54 @@ def test_an_extent_costs_the_same_however_many_cells_there_are():
     far = range(10**12)
     window = masks.both(masks.causal(), masks.window(9, 0), masks.padding([5, 7]))
     assert (window.extent(far, far), masks.causal(10**12).extent(far, far)) == ("some", "all")
+
+
+def by_arithmetic(mask, q_len, k_len):
+    """The cells `[batch, query, key]` of a mask's arithmetic, worked out one by one."""
+    rule = mask.arithmetic
+    q_idx, k_idx = torch.arange(q_len), torch.arange(k_len)
+
+    def is_in(chosen, idx, b, at):
+        rows = chosen(idx)
+        return bool(rows[min(b, rows.shape[0] - 1), at])
+
+    def sees(b, i, j):
+        is_near = rule.near.low <= j - i <= rule.near.high
+        if rule.ids is not None:
+            q_ids, k_ids = (ids[min(b, ids.shape[0] - 1)] for ids in rule.ids)
+            if q_ids[i] != k_ids[j]:
+                return False
+        return (
+            rule.band.low <= j - i <= rule.band.high
+            and (is_near or (rule.always is not None and is_in(rule.always, k_idx, b, j)))
+            and all(is_in(chosen, q_idx, b, i) for chosen in rule.queries)
+            and all(is_in(chosen, k_idx, b, j) for chosen in rule.keys)
+        )
+
+    return [[[sees(b, i, j) for j in range(k_len)] for i in range(q_len)] for b in range(BATCH)]
+
+
+@pytest.mark.parametrize("name", [name for name, (mask, _) in PREDICATES.items() if getattr(mask, "arithmetic", None)])
+def test_the_arithmetic_of_a_mask_is_the_mask(name):
+    mask, sentence = PREDICATES[name]
+    wanted = [[[sentence(b, 0, i, j) for j in range(K_LEN)] for i in range(Q_LEN)] for b in range(BATCH)]
+    assert by_arithmetic(mask, Q_LEN, K_LEN) == wanted
+
+
+def test_masks_of_bands_padding_leading_keys_and_documents_are_arithmetic_and_others_are_not():
+    padding, documents, window = masks.padding([4, 6]), masks.documents(DOCUMENTS), masks.window(2, 1)
+    sinks = masks.either(window, masks.leading(2, TENSOR))
+    known = (masks.prefix(3), masks.both(masks.causal(), sinks, padding, documents), masks.both())
+    assert all(mask.arithmetic is not None for mask in known)
+    unknown = (
+        masks.from_tensor(TABLE), masks.shifted(masks.causal(), 2), masks.either(window, padding, documents),
+        masks.either(masks.leading(2), masks.both(masks.causal(), sinks)), masks.both(documents, documents),
+        masks.both(sinks, sinks), masks.both(masks.causal(), lambda q_idx, k_idx: q_idx[:, None] == k_idx),
+    )  # fmt: skip
+    assert all(mask.arithmetic is None for mask in unknown)
+
+
+def test_only_a_causal_mask_has_its_offset():
+    assert [masks.causal(n).causal_offset for n in (-3, 0, 2)] == [-3, 0, 2]
+    others = (masks.window(2, 0), masks.both(masks.causal(), masks.padding([4])), masks.both(), masks.prefix(2))
+    assert [mask.causal_offset for mask in others] == [None] * 4

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
 from mhacli.checkpoints.contents import contents_of
 from mhacli.checkpoints.folder import read_checkpoint
+from mhacli.errors import MhaError
 
 
 class _Attention(nn.Module):
@@ -44,3 +46,12 @@ def test_parameters_are_those_of_the_module_without_its_buffers(tmp_path):
         "BOOL": (1, 0), "F32": (7, 136), "I64": (1, 0)
     }  # fmt: skip
     assert found.n_bytes == sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+def test_a_saved_record_is_named_with_the_command_that_draws_it(tmp_path):
+    path = tmp_path / "a record.safetensors"
+    safetensors.torch.save_file({"z": torch.zeros(1)}, path, {"mha": json.dumps({"schema": "mha.record/1"})})
+    with pytest.raises(MhaError) as caught:
+        contents_of(read_checkpoint(str(path)))
+    assert caught.value.message == f"{path} is a saved record (mha.record/1), not weights"
+    assert caught.value.hint == f"mha show '{path}' draws it"

@@ -260,7 +260,8 @@ def test_the_columns_of_a_matrix_are_aligned_around_wide_characters(hostile: Pat
 def test_no_cell_of_a_csv_begins_a_formula_and_every_token_comes_back(hostile: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(attempt(hostile, "show", "record", "--csv").stdout)))
     assert len(rows) == len(HOSTILE) ** 2
-    assert [json.loads(row["key_token"]) for row in rows[: len(HOSTILE)]] == HOSTILE
+    cells = [row["key_token"] for row in rows[: len(HOSTILE)]]
+    assert [json.loads(cell) if cell.startswith('"') else cell for cell in cells] == HOSTILE
     assert not [cell for row in rows for cell in row.values() if cell[:1] in "=+-@\t\r"]
 
 

@@ -214,7 +214,7 @@ def test_a_record_without_matrices_has_a_page_that_says_so_and_no_picture_of_hea
     attempt(hostile, "show", "bare", "--view", "none", "--svg", "bare.svg", code=1, form=form, says=["pattern"])
     assert not (hostile / "bare.svg").exists()
     attempt(hostile, "show", "bare", "--html", "bare.html", "--force", form=form, writes={"bare.html"})
-    assert "--keep pattern" in (hostile / "bare.html").read_text()
+    assert "<code>--keep</code> pattern" in (hostile / "bare.html").read_text()
     attempt(hostile, "show", "bare", "--svg", "w.svg", "--figure", "walk", "--force", form=form, writes={"w.svg"})
 
 

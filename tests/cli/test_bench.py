@@ -198,17 +198,19 @@ def test_the_numbers_of_a_row_agree_with_each_other(document: Document) -> None:
         assert row["predicted_bytes"] > 0
 
 
-def test_ratios_are_to_the_one_that_ran_twice(document: Document) -> None:
+def test_ratios_are_to_the_fastest_and_the_noise_is_that_of_the_one_that_ran_twice(document: Document) -> None:
     assert [control["k_len"] for control in document["controls"]] == list(LENGTHS)
     for control in document["controls"]:
         of_size = [row for row in document["rows"] if row["k_len"] == control["k_len"] and row["status"] == "ok"]
-        (reference,) = [row for row in of_size if row["backend"] == control["backend"]]
-        assert reference["ratio"] == 1.0
+        fastest = min(statistics.median(row["samples_s"]) for row in of_size)
         for row in of_size:
-            if row is not reference:
-                pairs = zip(row["samples_s"], reference["samples_s"], strict=True)
-                assert row["ratio"] == pytest.approx(statistics.median(one / other for one, other in pairs))
-                assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+            assert row["ratio"] == pytest.approx(statistics.median(row["samples_s"]) / fastest)
+            assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+            assert row["is_similar"] == (row["ratio"] > 1 and row["ratio_low"] <= control["noise"])
+        assert control["noise"] == pytest.approx(max(1, control["ratio_high"], 1 / control["ratio_low"]))
+        (twice,) = [row for row in of_size if row["backend"] == control["backend"]]
+        again = statistics.median(control["samples_s"]) / statistics.median(twice["samples_s"])
+        assert control["ratio"] == pytest.approx(again)
 
 
 def test_what_cannot_run_is_a_row_with_its_reason_and_without_times(document: Document) -> None:
@@ -373,7 +375,7 @@ def test_what_cannot_fit_or_would_take_too_long_is_told_as_csv_and_the_rest_is_m
     ]
     assert float(rows[0]["median_s"]) > 0
     assert int(rows[2]["predicted_bytes"]) == 2 * 4 * 1024000**2
-    too_large, too_slow = (json.loads(row["reason"]) for row in rows[2:])
+    too_large, too_slow = (row["reason"] for row in rows[2:])
     assert too_large.startswith("needs 7.6 TiB, and ")
     assert too_large.endswith(" is available")
     assert " × --call-limit or more, " in too_slow
@@ -569,6 +571,31 @@ def test_a_file_that_is_no_document_is_refused_before_anything_is_measured(tmp_p
     assert "then.json" in done.stderr.splitlines()[0]
 
 
+def test_a_rule_without_a_length_to_judge_is_refused_before_anything_is_measured(light: Path) -> None:
+    words = ("--compare", "then.json", "--fail-if", "slower:1.10", "--lengths", "512,64")
+    done = attempt(light, "bench", *words, code=1, form=("--json",))
+    assert done.stdout == ""
+    assert done.error == {
+        "code": "nothing-compared",
+        "message": "then.json has no row of the lengths that are measured now",
+        "hint": f"lengths of then.json: {', '.join(map(str, LENGTHS))}; of this run: 64, 512",
+        "path": None,
+        "exit": 1,
+    }
+
+
+@pytest.mark.full
+def test_a_rule_without_a_row_to_judge_is_an_error_alone(baseline: Path, tmp_path: Path) -> None:
+    copied(baseline, tmp_path)
+    words = (*ONE_SIZE, "--d-head", "16", "--compare", "then.json", "--fail-if", "slower:1.10")
+    done = bench(tmp_path, *words, form=("--json",), code=1)
+    assert done.stdout == ""
+    assert (done.error["code"], done.error["message"]) == (
+        "nothing-compared",
+        "then.json has no row that was measured now",
+    )
+
+
 def test_a_baseline_that_is_missing_is_told_with_its_path(tmp_path: Path) -> None:
     done = attempt(tmp_path, "bench", "--compare", "gone.json", code=1, form=("--json",))
     assert done.error == {
@@ -639,7 +666,8 @@ def test_a_signal_while_it_measures_ends_it_and_all_that_it_started(
     below = descendants(process.pid)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert (shell_code(process.returncode), stdout, stderr) == (code, b"", b"")
+    assert (shell_code(process.returncode), stdout) == (code, b"")
+    assert re.fullmatch(rb"mha: .* about .* s; .*\n", stderr), "nothing but how long it would take"
     assert below
     wait_until(lambda: not any(map(is_alive, below)))
     assert temporary_in(tmp_path) == []

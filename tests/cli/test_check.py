@@ -90,21 +90,17 @@ def test_what_is_wrong_ends_with_3_and_nothing_on_stderr(monkeypatch, capsys, ex
     assert (err, type(fault), fault.exit_code) == ("", typer.Exit, 3)
 
 
-def test_what_is_unknown_ends_with_1_says_why_and_shows_what_is_known(monkeypatch, capsys):
-    reason = f"{UNKNOWN.reason} to: self-attention; probes that fail: row sums"
-    out, _, fault, _ = told(monkeypatch, capsys, replace(UNKNOWN, reason=reason))
-    assert out.startswith("? unknown")
-    assert "row sums" in out
-    assert "--against TARGET" in out
-    assert (fault.exit_code, fault.code, fault.hint) == (1, "unknown", None)
-    why = "nothing in the catalogue explains what it answers to"
-    assert fault.message == f"could not decide whether MultiHeadAttention is correct: {why}"
-
-
-def test_what_is_unknown_says_what_to_do_next_beside_a_document_too(monkeypatch, capsys):
-    _, _, fault, _ = told(monkeypatch, capsys, replace(UNKNOWN, reason=None), json=True)
-    assert fault.code == "unknown"
-    assert "--against TARGET" in fault.hint
+@pytest.mark.parametrize("form", [{}, {"json": True}], ids=["plain", "json"])
+def test_what_is_unknown_ends_with_1_and_says_why_once_on_stdout_alone(monkeypatch, capsys, form):
+    examination = replace(UNKNOWN, reason="it is not clear how it computes z", next_steps=("try this",))
+    out, err, fault, _ = told(monkeypatch, capsys, examination, **form)
+    assert (err, type(fault), fault.exit_code) == ("", typer.Exit, 1)
+    assert "try this" in out
+    if form:
+        assert json.loads(out)["next_steps"] == ["try this"]
+    else:
+        assert out.startswith("? unknown")
+        assert out.count("it is not clear how it computes z") == 1
 
 
 @pytest.mark.parametrize("examination", [RIGHT, WRONG, UNKNOWN, ALIKE], ids=["right", "wrong", "unknown", "alike"])
@@ -137,7 +133,7 @@ def test_what_is_asked_is_what_the_options_say(monkeypatch, capsys):
         "limit": 2.5,
         "request": {
             "of": of, "against": of | {"target": "theirs:Attention", "arguments": ()}, "mask_means": "hide", "rope": "half",
-            "scale": 0.5, "n_heads": 4,
+            "scale": 0.5, "n_heads": 4, "time_limit_s": 2.5,
         },
     }  # fmt: skip
 
@@ -147,7 +143,7 @@ def test_the_defaults_ask_for_nothing_in_particular(monkeypatch, capsys):
     request = asked["request"]
     assert asked["limit"] == 5.0
     assert {name: request[name] for name in request if name != "of"} == {
-        "against": None, "mask_means": None, "rope": None, "scale": None, "n_heads": None,
+        "against": None, "mask_means": None, "rope": None, "scale": None, "n_heads": None, "time_limit_s": 5.0,
     }  # fmt: skip
     assert request["of"]["device"] == "cpu"
 

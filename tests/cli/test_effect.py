@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from support.checkpoints_saved import TEXT, Checkpoints, reference
+from support.effects_made import edge_effect, head_effect, with_effects
 from support.model_families import run_plain
 
 from mhacli.cli.app import main
+from mhacli.cli.commands import effect as command
+from mhacli.cli.commands.effect import MeasurementOptions
+from mhacli.cli.options import SourceOptions
+from mhacli.cli.shared.checkpoint import ModelOptions
+from mhacli.cli.shared.next_steps import suggest_after_effects
 from mhacli.compute.effect.removal import Remover
 
 LAYERS, HEADS = 3, 4
@@ -116,6 +123,9 @@ def test_edges_of_a_query_go_to_every_key(effect: Run) -> None:
     ]
     assert [each["d_output"] for each in document["effects"][6:]] == [0] * (len(ids_of(document)) - 6), "later tokens"
     assert all(each["d_output"] > 0 for each in document["effects"][:6])
+    assert [each.get("masked", False) for each in document["effects"]] == [
+        key > 5 for key in range(len(ids_of(document)))
+    ]
 
 
 def test_a_span_is_cut_from_another_in_the_layers_that_are_chosen(effect: Run) -> None:
@@ -126,6 +136,12 @@ def test_a_span_is_cut_from_another_in_the_layers_that_are_chosen(effect: Run) -
     assert [each["layers"] for each in (*every, *one)] == [[0, 1, 2], [1]]
     assert every[0]["d_output"] != one[0]["d_output"]
     assert back[0]["d_output"] == 0, "the cat comes before the dog"
+
+
+def test_pictures_of_attention_are_judged_by_the_effects_of_edges(effect: Run) -> None:
+    judged = effect("--edges", "--judge", "--json").document["effect"]["judgements"]
+    assert len(judged) == 4
+    assert all(-1 <= each["correlation"] <= 1 for each in judged)
 
 
 def test_a_saved_record_is_shown_again(effect: Run, mha: Run, tmp_path: Path) -> None:
@@ -139,7 +155,8 @@ def test_a_page_has_a_row_for_each_removal(effect: Run, mha: Run, tmp_path: Path
     path = tmp_path / "effect.html"
     effect("--head", "1.2,0.3", "--html", str(path))
     section = path.read_text().partition('id="effects"')[2].partition("</section>")[0]
-    assert section.count('scope="row"') == 3
+    rows = re.findall(r'<th[^>]*scope="row"[^>]*>(\d\.\d[^<]*)</th>', section)
+    assert sorted(rows) == ["0.3", "0.3 + 1.2", "1.2"]
 
 
 def test_without_a_language_head_the_output_is_measured(mha: Run, checkpoints: Checkpoints) -> None:
@@ -164,7 +181,10 @@ def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Che
 @pytest.mark.parametrize("options", [
     ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
     ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
+    ("--judge",), ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
     ("--verify", "0"), ("--edges", "--replace", "mean"), ("--edges", "--at", "1"), ("--cut", "a:b", "--at", "1"),
+    ("--replace", "resample"), ("--with", TEXT),
+    ("--replace", "resample", "--with", "the"), ("--edges", "--replace", "resample", "--with", TEXT),
 ], ids=" ".join)  # fmt: skip
 def test_what_does_not_exist_is_a_usage_error(effect: Run, options: tuple[str, ...]) -> None:
     ended = effect(*options)
@@ -172,18 +192,98 @@ def test_what_does_not_exist_is_a_usage_error(effect: Run, options: tuple[str, .
     assert ended.stdout == ""
 
 
+def test_heads_are_resampled_from_a_text_of_which_the_tokens_correspond(effect: Run) -> None:
+    same = effect("--replace", "resample", "--with", TEXT, "--head", "0.1", "--json").document
+    assert [(each["replace"], each["d_logit"], each["direct"]) for each in same["effects"]] == [("resample", 0, 0)]
+    assert same["effect"]["resampled_from"] == TEXT
+    other = TEXT.replace("the mat", "a mat")
+    changed = effect("--replace", "resample", "--with", other, "--head", "0.1", "--json").document
+    assert changed["effects"][0]["d_logit"] != 0
+    assert changed["effect"]["verified"]["ok"]
+    longer = ("--replace", "resample", "--with", f"{TEXT} and so on", "--head", "0.1")
+    assert effect(*longer, "--at", "1").code == 0
+    assert effect("--replace", "resample", "--with", "a longer text that begins otherwise", "--head", "0.1").code == 2
+
+
 def test_a_target_of_several_tokens_is_taken_by_its_first_on_request(effect: Run) -> None:
     found = effect("--head", "0.0", "--target", "cat", "--target-first", "--json").document["effect"]
     assert found["target"] == "c"
 
 
-def test_it_needs_a_checkpoint_and_one_text(mha: Run, folder: str) -> None:
-    assert mha("effect", TEXT).code == 2
+def test_it_takes_one_text(mha: Run, folder: str) -> None:
     assert mha("effect", TEXT, "another", "--model", folder).code == 2
+    assert mha("effect", TEXT, "another").code == 2
+
+
+def test_without_a_checkpoint_heads_of_our_own_layer_are_removed(mha: Run, tmp_path: Path) -> None:
+    weights, saved = str(tmp_path / "w.safetensors"), str(tmp_path / "r.safetensors")
+    assert mha("run", TEXT, "--heads", "8", "--seed", "3", "--save-weights", weights).code == 0
+    ended = mha("effect", TEXT, "--weights", weights, "--head", "5,2", "--save", saved)
+    document = mha("effect", TEXT, "--heads", "8", "--seed", "3", "--head", "5,2", "--json").document
+    assert [(each["removed"], each["head"]) for each in document["effects"]] == [
+        ("head", 2),
+        ("head", 5),
+        ("heads", None),
+    ]
+    assert mha("show", saved, "--json").document["effects"] == document["effects"]
+    assert mha("show", saved).stdout == ended.stdout
+    assert document["effect"]["metric"] == "d_output"
+
+
+@pytest.mark.parametrize("options", [
+    ("--head", "4"), ("--head", "1.2"), ("--target", "a"), ("--cut", "a:b"), ("--layer", "0"), ("--span", "a=/cat/"),
+    ("--position", "99"), ("--at", "99"), ("--train", "--dropout", "0.1"),
+], ids=" ".join)  # fmt: skip
+def test_what_our_own_layer_does_not_have_is_a_usage_error(mha: Run, options: tuple[str, ...]) -> None:
+    assert mha("effect", TEXT, *options).code == 2
 
 
 def test_removals_that_cannot_be_verified_end_with_3_and_no_table(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, original, removal, row: z[row].zero_())
+    monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, removal, row: z[row].zero_())
     ended = effect()
     assert ended.code == 3
     assert "Δlogit" not in ended.stdout
+
+
+def test_many_removals_are_announced(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(command, "note", notes.append)
+    monkeypatch.setattr(command, "_WORTH_TELLING_S", 0.0)
+    effect()
+    assert re.search(rf"{LAYERS * HEADS} removals in {LAYERS} batches: .* [KM]iB", notes[0])
+
+
+def test_an_interrupted_run_prints_what_is_finished(
+    effect: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(study: Any) -> None:
+        def tell(part: float, doing: str) -> None:
+            if part > 0:
+                raise KeyboardInterrupt
+
+        study.run(tell)
+
+    monkeypatch.setattr(command, "watch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        effect("--save", str(tmp_path / "r.safetensors"))
+    finished = re.findall(r"^(\d\.\d) ", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(finished) == [f"0.{head}" for head in range(HEADS)]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        effect("--json")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_the_strongest_head_reads_is_suggested_next(capsys: pytest.CaptureFixture[str]) -> None:
+    record = with_effects(head_effect(0, 1, 0.25), head_effect(1, 2, -0.5))
+    groups = SourceOptions(typed=["a b"]), MeasurementOptions(target=" c"), ModelOptions(model="DIR")
+    suggest_after_effects(record, groups, saved="r.safetensors")
+    assert capsys.readouterr().out.splitlines() == [
+        'next: mha effect "a b" --target " c" --model DIR --edges --head 1.2',
+        "next: mha view r.safetensors",
+    ]
+
+
+def test_after_edges_nothing_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    suggest_after_effects(with_effects(edge_effect(0, 1.0)), (), saved=None)
+    assert not capsys.readouterr().out

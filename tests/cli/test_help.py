@@ -24,7 +24,7 @@ PANELS = {
     "trace": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Your own attention, Walkthrough, Output, Pictures",
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",
     "bench": "What, Sizes, How, Against a baseline, Output",
-    "effect": "Text, Checkpoint, Removal, Measurement, Device, Output, View",
+    "effect": "Text, Checkpoint, Removal, Measurement, Attention, Positions, Mask and scores, Device, Output, View",
     "heads": "Text, Attention, Positions, Mask and scores, Device, View, Heads, Checkpoint, Output, Pictures",
     "check": "What, What its author meant, How, Output",
     "doctor": "Checkpoint, Device, Output",

@@ -8,7 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.cli import streams
-from mhacli.cli.streams import draw, note, require_stdout, screen, show_activity, wants_colour, write, write_pieces
+from mhacli.cli.streams import (
+    draw,
+    note,
+    require_stdout,
+    screen,
+    show_activity,
+    stderr_lines,
+    wants_colour,
+    write,
+    write_pieces,
+)
 from mhacli.errors import MhaError
 from mhacli.render.base.options import Screen
 
@@ -93,6 +103,20 @@ def test_a_view_is_drawn_plain_and_without_trailing_blanks(monkeypatch, environm
     assert drawn_on(monkeypatch, table) == " wide column\n [bold]x :smile: 12\n"
 
 
+def test_a_long_view_is_written_while_it_is_made(monkeypatch, environment):
+    written = []
+
+    class Long:
+        def __rich_console__(self, console, options):
+            for number in range(2000):
+                yield Text(str(number))
+                written.append(len(sys.stdout.getvalue().splitlines()))
+
+    assert drawn_on(monkeypatch, Long()).splitlines() == [str(number) for number in range(2000)]
+    assert written[0] == 0
+    assert written[1000] > 500
+
+
 def test_colour_is_drawn_where_it_is_wanted(monkeypatch, environment):
     environment(COLORTERM="truecolor", TERM="xterm")
     assert drawn_on(monkeypatch, Text("x", style="rgb(1,2,3)"), colour=True) == "\x1b[38;2;1;2;3mx\x1b[0m\n"
@@ -163,6 +187,49 @@ def test_a_note_is_one_harmless_line_on_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := Stream())
     note("two\nlines \x1b[31m")
     assert stream.getvalue() == "mha: two\\nlines \\x1b[31m\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "lines"),
+    [
+        ("mha: short enough", ["mha: short enough"]),
+        (
+            "mha: error: a message that is longer than a line, but has blanks",
+            ["mha: error: a message that is longer", "than a line, but has blanks"],
+        ),
+        (
+            "mha: /a/path/without/any/blank/that/is/too/long/for/it",
+            ["mha: /a/path/without/any/blank/that/is/too/long/for/it"],
+        ),
+        (
+            "mha: error: /a/path/that/fits/on/a/line/alone is missing",
+            ["mha: error: /a/path/that/fits/on/a/line/alone", "is missing"],
+        ),
+        (
+            'hint: try this one: mha run "the cat sat on the mat" --heads 4 --causal',
+            ["hint: try this one:", 'mha run "the cat sat on the mat" --heads 4 --causal'],
+        ),
+        ("hint: one of mha show R or mha view R may be it", ["hint: one of mha show R or", "mha view R may be it"]),
+    ],
+)
+def test_a_terminals_messages_break_between_words_and_never_in_a_command(message, lines, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2))
+    monkeypatch.setattr(os, "get_terminal_size", lambda stream: os.terminal_size((40, 24)))
+    assert stderr_lines(message).split("\n") == lines
+
+
+def test_the_name_of_a_command_in_an_error_is_a_word_like_others(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2))
+    monkeypatch.setattr(os, "get_terminal_size", lambda stream: os.terminal_size((40, 24)))
+    message = "mha: error: mha decode needs attention that sees no later token"
+    lines = ["mha: error: mha decode needs attention", "that sees no later token"]
+    assert stderr_lines(message, has_commands=False).split("\n") == lines
+
+
+def test_messages_that_go_to_no_terminal_are_not_broken(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Stream())
+    message = "mha: " + "words " * 100
+    assert stderr_lines(message) == message
 
 
 @pytest.mark.parametrize("stream", [Stream(), None])

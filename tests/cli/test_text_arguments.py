@@ -115,6 +115,7 @@ def test_a_context_is_refused_as_a_text_is(folder_of_context: str, folder: Path)
     [
         (["show"], 2, "mha show cat.safetensors takes the newest of 1 in this folder"),
         (["diff"], 2, "--save cat.safetensors makes one"),
+        (["diff", "cat.safetensors"], 2, "mha diff cat.safetensors another.safetensors compares both"),
         (["show", "MiniLM"], 1, "mha weights info MiniLM"),
         (["show", "poem.txt"], 1, "mha run --file poem.txt"),
         (["diff", "cat.safetensors", "poem.txt"], 1, "mha run --file poem.txt"),
@@ -138,6 +139,9 @@ def test_what_to_type_is_said_where_something_is_left_out_or_of_another_kind(
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
+        (["show", "cat.safetensors", "out.html"], "did you mean --html out.html?"),
+        (["show", "cat.safetensors", "out.json"], "mha show --help"),
+        (["check", "a.py:A", "out.html"], "mha check --help"),
         (["cat.safetensors"], "mha show cat.safetensors"),
         (["MiniLM"], "mha run TEXT --model MiniLM"),
         (["my poem.txt"], "mha run --file 'my poem.txt'"),
@@ -159,6 +163,8 @@ def test_the_newest_records_are_named_where_none_is_given(folder: Path) -> None:
         os.utime(folder / f"{name}.safetensors", (1e9 - age, 1e9 - age))
     attempt(folder, "show", code=2, says=("hint: mha show cat.safetensors takes the newest of 4",))
     attempt(folder, "diff", code=2, says=("hint: mha diff old.safetensors cat.safetensors takes the newest of 4",))
+    beside = "hint: mha diff ./oldest.safetensors cat.safetensors takes the newest of 3 others"
+    attempt(folder, "diff", "./oldest.safetensors", code=2, says=(beside,))
 
 
 def test_the_folder_of_a_checkpoint_is_examined_where_it_can_mean_nothing_else(folder: Path) -> None:
@@ -168,9 +174,9 @@ def test_the_folder_of_a_checkpoint_is_examined_where_it_can_mean_nothing_else(f
     attempt(folder, "doctor", "--", "MiniLM", code=2, says=("--model DIR",))
 
 
-@pytest.mark.parametrize("path", ["cat.safetensors", "layer.safetensors"])
-def test_weights_takes_a_path_for_that_of_info(path: str, folder: Path) -> None:
-    typed, info = (attempt(folder, "weights", *words) for words in ([path], ["info", path]))
+@pytest.mark.parametrize(("path", "code"), [("cat.safetensors", 1), ("layer.safetensors", 0)])
+def test_weights_takes_a_path_for_that_of_info(path: str, code: int, folder: Path) -> None:
+    typed, info = (attempt(folder, "weights", *words, code=code) for words in ([path], ["info", path]))
     assert (typed.stdout, typed.code) == (info.stdout, info.code)
     assert typed.stderr.startswith(f"mha: shown as by mha weights info {path}\n")
 

@@ -134,13 +134,14 @@ def test_other_words_with_a_colon_are_texts(tmp_path: Path, words: tuple[str, ..
     ("words", "message"),
     [
         (("my.py:Attention", "the cat"), "my.py:Attention names code to trace, which takes no text, but 'the cat' follows"),
+        (("my.py:Attention", "--cell", "0,1,2"), "--cell needs a text, not my.py:Attention: a trace of code keeps shapes"),
         (("the cat", "--arg", "d_model=8"), "--arg needs code to trace, FILE.py:NAME or package.module:NAME"),
         (("--time-limit", "3", "cat"),
          "--time-limit needs code to trace, "),
         (("my.py:Attention", "--arg", "d_model"), ""),
         (("my.py:Attention", "--arg", "d=1", "--arg", "d=2"), ""),
         *((("my.py:Attention", *option), f"{option[0]} does not work with code of your own, which decides for itself")
-          for option in (("--route", "fused"), ("--cell", "0,1,2"), ("--mask",), ("--heads", "4"), ("--file", "my.py"),
+          for option in (("--route", "fused"), ("--mask",), ("--heads", "4"), ("--file", "my.py"),
                          ("--dtype", "float16"), ("--context", "cat"), ("--keep", "z"), ("--save-weights", "w"))),
     ],
 )  # fmt: skip

@@ -82,7 +82,7 @@ def test_the_readme_names_every_command_and_every_sample_text_exists() -> None:
     assert [path for path in re.findall(r"sample_texts/\w+\.txt", README) if not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["run", "grid", "view"])
+@pytest.mark.parametrize("name", ["run", "grid", "effect", "view"])
 def test_a_picture_needs_no_network(name: str) -> None:
     drawn = (ROOT / "docs" / f"{name}.svg").read_text()
     assert not re.search(r"@font-face|url\(\s*['\"]?https?:|<script|href=\"(?!data:image/png;)", drawn)

@@ -7,12 +7,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.heads_made import surveyed
+from support.hostile import obeyed_or_hidden
 from support.records import make_record
 
 from mhacli.errors import MhaError
-from mhacli.render.csv import pieces
+from mhacli.render.csv import cell_text, pieces
+from mhacli.render.json import pieces as json_pieces
+from mhacli.results.record.head_statistics import STATISTICS
 
 HEADER = ["sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern"]
+
+
+def read(cell):
+    """The text that a cell stands for."""
+    return json.loads(cell) if cell.startswith('"') else cell
 
 
 def table_of(record):
@@ -40,7 +49,7 @@ def test_shares_and_permissions_are_those_of_the_record():
 
 def test_keys_of_a_context_are_named_by_it():
     rows = table_of(make_record(("a",), context=[("the", "cat")]))
-    assert [(json.loads(row[3]), json.loads(row[5])) for row in rows[:2]] == [("a", "the"), ("a", "cat")]
+    assert [(row[3], row[5]) for row in rows[:2]] == [("a", "the"), ("a", "cat")]
 
 
 def test_numbers_are_the_shortest_that_read_back():
@@ -70,10 +79,33 @@ def test_a_share_that_is_not_a_number_is_empty():
 def test_any_token_is_given_back_and_none_begins_a_formula(tokens):
     record = make_record(tokens)
     rows = table_of(record)
-    assert [json.loads(row[5]) for row in rows[: len(tokens)]] == tokens
-    assert [json.loads(row[3]) for row in rows[:: len(tokens)][: len(tokens)]] == tokens
+    assert [read(row[5]) for row in rows[: len(tokens)]] == tokens
+    assert [read(row[3]) for row in rows[:: len(tokens)][: len(tokens)]] == tokens
     assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for row in rows for cell in row)
-    assert "".join(pieces(record)).isascii()
+    assert not obeyed_or_hidden("".join(pieces(record)).replace("\r\n", "\n"))
+
+
+@pytest.mark.parametrize(
+    ("token", "cell"),
+    [
+        *((token, token) for token in ("the", " mat", "don't", "é中", "1+1", "a\\b", 'a"b', "")),
+        ("-", '"-"'), (" =1", '" =1"'), ('"', '"\\""'), ("\u202e", '"\\u202e"'), ("\n", '"\\n"'),
+    ],
+)  # fmt: skip
+def test_a_token_stands_as_it_is_unless_it_could_be_taken_for_something_else(token, cell):
+    assert cell_text(token) == cell
+
+
+def test_headings_are_the_names_of_json_fields():
+    surveyed_record = surveyed("the cat sat on the mat", causal=True)
+    (heading,) = csv.reader(["".join(pieces(surveyed_record)).split("\n")[0]])
+    document = json.loads("".join(json_pieces(surveyed_record)))["heads"][0]
+    plain = [name for name in heading if not name.startswith(("uniform_", "pattern_"))]
+    assert set(plain) <= set(document)
+    assert {name.removeprefix("uniform_") for name in heading if name.startswith("uniform_")} <= set(
+        document["uniform"]
+    )
+    assert {row.field for row in STATISTICS} <= set(plain)
 
 
 def test_a_record_without_its_pattern_is_refused():

@@ -6,11 +6,20 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.memory import BASE_BYTES, array_bytes, make_plan, plan_memory
+from mhacli.requests.memory import (
+    BASE_BYTES,
+    CheckpointFacts,
+    EffectFacts,
+    array_bytes,
+    make_plan,
+    plan_memory,
+    rows_that_fit,
+)
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
@@ -107,6 +116,25 @@ def ways_out(of, keep, limit, available):
         plan_memory(of, keep, limit, available)
     found = [re.search(pattern, caught.value.hint) for pattern in (r"--max-tokens (\d+)", r"--heads (\d+)")]
     return [match and int(match[1]) for match in found]
+
+
+def test_removals_of_which_not_one_fits_are_refused_with_both_numbers_and_a_length_that_does():
+    one = CheckpointFacts(1, 500, 64, 256, 4, 4, holds_matrices=True, kept_matrices=0, keep_limit=0)
+    wide, narrow = EffectFacts(one, 2, 50_000, 500), EffectFacts(one, 2, 50_000, 1)
+    logits = 4 * 499 * 50_000  # float32, of all positions but one
+    assert wide.peak_bytes(3) - narrow.peak_bytes(3) == 3 * logits
+    with pytest.raises(MhaError) as caught:
+        rows_that_fit(wide, 8, 200 * MIB)
+    needed = wide.peak_bytes(3) / MIB
+    assert caught.value.message == (
+        f"out of memory; 3 copies of 500 tokens, 4 heads, 50000 logits: {needed:.1f} MiB needed, 200.0 MiB available"
+    )
+    longest = int(re.fullmatch(r"--max-tokens (\d+) fits", caught.value.hint)[1])
+    fits = {n: EffectFacts(replace(one, length=n), 2, 50_000, n) for n in (longest, longest + 1)}
+    assert rows_that_fit(fits[longest], 8, 200 * MIB) >= 3
+    with pytest.raises(MhaError):
+        rows_that_fit(fits[longest + 1], 8, 200 * MIB)
+    assert rows_that_fit(narrow, 8, 1 << 40) == 8
 
 
 LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), ((), 0)]

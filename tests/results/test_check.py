@@ -31,6 +31,11 @@ MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
             replace(WRONG, findings=(replace(AXIS, file=None, fix="a\nb"), STATE, STATE)),
             "wrong: the softmax runs over another axis than the keys; fix: a; 2 more mistakes",
         ),
+        (
+            replace(WRONG, findings=(replace(AXIS, fix=""), replace(STATE, file="mine.py", line=7))),
+            "wrong: the softmax runs over another axis than the keys (mine.py:31); and it remembers earlier calls (mine.py:7); "
+            "fix: reset the cache",
+        ),
         (UNKNOWN, "not decided: nothing in the catalogue explains what it answers"),
         (
             replace(WRONG, against="theirs.py:A", departure=FirstDifference("z", None, "mine.py", 28, "", "theirs.py", 7, "")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mhacli.results.glossary import GROUPS, meanings, similar, terms
+from mhacli.results.glossary import GROUPS, meanings, of_group, similar, terms
 from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS
 from mhacli.spec.sites import SITES
 
@@ -36,6 +36,22 @@ def groups_of(word: str) -> list[str]:
     ("Σ", ["sign"]),
     (".00", ["sign"]),
     ("0", ["sign"]),
+    ("peak", ["bench"]),
+    ("share_of_peak", ["bench"]),
+    ("speed-up", ["decode"]),
+    ("Δlogit", ["effect"]),
+    ("KL", ["effect"]),
+    ("rank", ["effect"]),
+    ("found", ["doctor"]),
+    ("differs", ["diff"]),
+    ("strongest_key", ["sign"]),
+    ("noise", ["concept", "bench"]),
+    ("verdict", ["concept"]),
+    ("residue", ["concept"]),
+    ("map", ["concept"]),
+    ("received", ["concept"]),
+    ("uniform_profile", ["concept"]),
+    ("first", ["column", "head type", "bench"]),
     ("nothing of the kind", []),
 ])  # fmt: skip
 def test_a_word_names_the_terms_of_these_groups(word: str, groups: list[str]) -> None:
@@ -51,6 +67,16 @@ def test_every_column_type_and_site_is_a_term_by_all_of_its_names() -> None:
         assert "head type" in groups_of(head_type.name)
     for name in SITES:
         assert "site" in groups_of(name)
+
+
+@pytest.mark.parametrize(("word", "group"), [("bench", "bench"), ("mistakes", "mistake"), ("head types", "head type")])
+def test_a_group_is_named_in_the_singular_or_plural(word: str, group: str) -> None:
+    assert of_group(word) == tuple(term for term in terms() if term.group == group)
+    assert len(of_group(word)) > 5
+
+
+def test_a_word_that_is_no_group_has_no_terms() -> None:
+    assert of_group("scores") == of_group("nothing of the kind") == ()
 
 
 def test_explanations_are_sentences_and_names_differ_within_a_group() -> None:

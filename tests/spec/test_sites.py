@@ -208,12 +208,12 @@ def test_an_axis_joins_products_and_sums_of_words():
 def test_the_meaning_of_the_scores_names_the_rules_of_the_mask():
     start = "scaled so that the softmax does not saturate, then masked: "
     assert SITES["scores"].meaning_for(replace(SELF, padded=True)) == start + "padding is never seen"
-    assert SITES["scores"].meaning_for(SELF) == start + "every key is allowed"
+    assert SITES["scores"].meaning_for(SELF) == start + "every key is visible"
     single = Facts(Config(d_model=10, n_heads=2, causal=True, window=(3, 1)).resolved(), 1, 7, 7)
     assert SITES["scores"].meaning_for(single) == (
         start + "no token sees a later one, keys from 3 left to 1 right of the query"
     )
-    assert SITES["scores"].meaning_for(Facts(CONFIG, 1, 7, 7)) == start + "every key is allowed"
+    assert SITES["scores"].meaning_for(Facts(CONFIG, 1, 7, 7)) == start + "every key is visible"
     for choices, rules in (
         ({"prefix": 1}, "no token sees a later one, except that all see the first token"),
         ({"prefix": 3, "causal": True}, "no token sees a later one, except that all see the first 3 tokens"),

@@ -430,7 +430,7 @@ def softcap_not_scaled_back(layer, scores):
 
 @replaces("scores")
 def softcap_after_mask(layer, q, k, bias, rules):
-    """The cap turns the −∞ of a masked key into −c: forbidden keys get a share again."""
+    """The cap turns the −∞ of a masked key into −c: masked keys get a share again."""
     return layer.cap(layer.mask(layer.add_bias(layer.scale(layer.products(q, k)), bias), rules))
 
 
@@ -484,13 +484,13 @@ def mask_inverted(layer, scores, rules):
 
 @replaces("mask")
 def mask_multiplied_before_softmax(layer, scores, rules):
-    """The scores of forbidden keys become 0, which is a score like any other."""
+    """The scores of masked keys become 0, which is a score like any other."""
     return scores * together(rules)
 
 
 @replaces("mask", seen_in="pytorch#21518")
 def mask_added_as_zeros_and_ones(layer, scores, rules):
-    """The mask is added to the scores as 0 and 1: forbidden keys are a little less attractive."""
+    """The mask is added to the scores as 0 and 1: masked keys are a little less attractive."""
     return scores + together(rules).to(scores.dtype)
 
 
@@ -508,19 +508,19 @@ def mask_after_softmax(layer, q, k, bias, rules):
 
 @replaces("mask", seen_in="transformers#17306, TransformerLens#385")
 def sentinel_too_small(layer, scores, rules):
-    """Forbidden scores are −10000, and real ones can be lower still."""
+    """Masked scores are −10000, and real ones can be lower still."""
     return scores.masked_fill(~together(rules), -1e4)
 
 
 @replaces("mask", seen_in="apex#93, flax#982")
 def sentinel_too_large_for_float16(layer, scores, rules):
-    """Forbidden scores are −10⁹, a number that float16 does not have."""
+    """Masked scores are −10⁹, a number that float16 does not have."""
     return scores.masked_fill(~together(rules), -1e9)
 
 
 @replaces("mask", seen_in="transformers#38690")
 def fully_masked_row_mean(layer, scores, rules):
-    """Forbidden scores are the lowest finite number: a row of nothing else is uniform, and gives the mean of v."""
+    """Masked scores are the lowest finite number: a row of nothing else is uniform, and gives the mean of v."""
     return scores.masked_fill(~together(rules), torch.finfo(scores.dtype).min)
 
 

@@ -165,7 +165,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(case: Case, setup: Setup, bias: Any = None) -> Expected:
-    """The whole run by loops. `bias` is `[head][query][key]`; −∞ in it means not allowed."""
+    """The whole run by loops. `bias` is `[head][query][key]`; −∞ in it means masked."""
     config, weights = setup.config, weights_of(setup)
     queries = side_of([s.ids for s in setup.encoded.sequences], DOCUMENTS, case.padding, case.packed)
     keys = queries

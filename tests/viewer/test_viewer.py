@@ -5,12 +5,10 @@ Whole screens are compared with screens/*.txt; `MHA_NEW_SCREENS=1 pytest -n0 tes
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,22 +18,19 @@ import pytest
 
 pytest.importorskip("textual")
 
-import textual.app
-import textual.pilot
-from rich.cells import cell_len
 from support.heads_made import surveyed
 from support.layers_made import layered, spoiled
 from support.records import make_record, walked, with_sinks
+from support.viewer_driven import End, drive, pictured, seen
 from textual import events
-from textual._context import active_app
 from textual.geometry import Size
-from textual.pilot import Pilot
 from textual.screen import Screen
 
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Record, UserModule
 from mhacli.viewer.app import Viewer
+from mhacli.viewer.effects import EffectsScreen
 from mhacli.viewer.head import HeadScreen
 from mhacli.viewer.head_table import head_table
 from mhacli.viewer.overview import Overview
@@ -43,80 +38,12 @@ from mhacli.viewer.panes.heads import HeadGrid
 from mhacli.viewer.panes.matrix import Matrix
 from mhacli.viewer.panes.tokens import Tokens, bar, flow, matches
 from mhacli.viewer.picture import Zoom, fitting, zoom_levels
-from mhacli.viewer.screen import HEAD_KEYS, OVERVIEW_KEYS, TEXT_KEYS
+from mhacli.viewer.screen import EFFECT_KEYS, HEAD_KEYS, OVERVIEW_KEYS, TEXT_KEYS
 from mhacli.viewer.session import ViewerOptions
 from mhacli.viewer.text import TextScreen
 
 SCREENS = Path(__file__).parent / "screens"
 MAT = ("the", "cat", "sat", "on", "the", "mat")
-Act = Callable[[Viewer, Any], Awaitable[None]]
-
-
-def seen(app: Viewer) -> str:
-    """The characters on the screen, without blanks at the ends of lines."""
-    strips = app.screen._compositor.render_strips()
-    return "\n".join("".join(piece.text for piece in strip).rstrip() for strip in strips)
-
-
-@dataclass(frozen=True)
-class End:
-    """The viewer as it was left, and the screen that it had then."""
-
-    app: Viewer
-    screen: Any
-
-
-async def settled(*_: float) -> None:
-    """Waits after a key until the app has nothing to answer, to lay out or to draw any more.
-
-    textual's own wait takes a process that gets no time for one that has nothing to do.
-    """
-    app = active_app.get()
-    while await Pilot(app)._wait_for_screen():
-        screen = app.screen
-        parts = (app, *screen.walk_children(with_self=True))
-        if not (
-            any(part.message_queue_size or part._next_callbacks for part in parts)
-            or any(getattr(screen, f"_{what}_required") for what in ("layout", "scroll", "repaint"))
-            or screen._dirty_widgets
-            or screen._callbacks
-            or app._resize_event
-        ):
-            return
-        await asyncio.sleep(0.001)
-
-
-textual.app.wait_for_idle = textual.pilot.wait_for_idle = settled
-
-
-async def pictured(app: Viewer, pilot: Any) -> None:
-    """Waits for the small pictures of the first screen, which come when the rest of it can be seen."""
-    for heads in app.screen.query(HeadGrid):
-        while heads.tiles_for(*heads.size) is not None and heads._thumbnail is None:
-            await pilot.pause(0.01)
-    await pilot.pause()
-
-
-def drive(
-    record: Record, *keys: str, size: tuple[int, int] = (80, 24), act: Act | None = None, **options: Any
-) -> tuple[End, str]:
-    """The viewer after some keys, and what it shows then."""
-    app = Viewer(record, ViewerOptions(**{"colour": False, **options}))
-    shown, screen = "", None
-
-    async def run() -> None:
-        nonlocal shown, screen
-        async with app.run_test(size=size) as pilot:
-            await pilot.press(*keys)
-            await pictured(app, pilot)
-            if act is not None:
-                await act(app, pilot)
-                await pilot.pause()
-            shown, screen = seen(app), app.screen
-            assert all(cell_len(line) <= size[0] for line in shown.split("\n"))
-
-    asyncio.run(run())
-    return End(app, screen), shown
 
 
 def head_of(app: Viewer | End) -> HeadScreen:
@@ -289,7 +216,7 @@ def test_pages_of_the_overview_stop_at_the_first_and_the_last_layer() -> None:
 
 def test_a_cell_that_the_mask_forbids_is_told_as_such() -> None:
     _, shown = drive(make_record(MAT, causal=True), "enter", "ctrl+home", "right")
-    assert "query 0 the  key 5 mat  weight not allowed" in shown
+    assert "query 0 the  key 5 mat  weight masked" in shown
 
 
 def test_the_list_has_the_strongest_keys_in_order_with_exact_shares_and_what_is_left() -> None:
@@ -357,6 +284,24 @@ def test_taking_sinks_out_renormalises_rows_and_says_how_much_went() -> None:
     assert end.app.session.hides_sinks
 
 
+def test_where_no_head_has_a_sink_none_is_taken_out_and_that_is_said() -> None:
+    end, shown = drive(make_record(MAT), "enter", "x")
+    assert "no head of this record has a sink to take out" in shown
+    assert not end.app.session.hides_sinks
+    assert "taken out, rows renormalised" not in shown
+    _, shown = drive(make_record(MAT), "enter", size=(200, 40))
+    assert " sinks" not in shown.split("\n")[-1]
+
+
+def test_the_last_line_keeps_the_most_useful_keys_that_fit() -> None:
+    record = with_sink(make_record(MAT))
+    last = [drive(record, "enter", size=(width, 24))[1].split("\n")[-1] for width in (80, 60, 20)]
+    words = [re.findall(r"\b(move|part|head|zoom|scale|sinks|find|walk|copy|help|back)\b", line) for line in last]
+    assert words[0] == ["move", "part", "head", "zoom", "scale", "sinks", "help", "back"]
+    assert words[1] == ["move", "part", "head", "zoom", "help", "back"]
+    assert words[2] == ["help", "back"]
+
+
 def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() -> None:
     record = with_sink(make_record(MAT, causal=True))
     was = record.arrays["pattern"][0, 0, 5, 0]
@@ -368,7 +313,7 @@ def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() ->
     assert "key 0 the is taken out" in shown
     assert "0 the " not in "".join(line[50:] for line in shown.split("\n")[:7]), "it is not in the list"
     _, shown = drive(record, "enter", "x", "minus", "minus")
-    assert "blank: not allowed or taken out" in " ".join(shown.split())
+    assert "blank: masked or taken out" in " ".join(shown.split())
     _, shown = drive(record, "enter", "x", "ctrl+home")
     assert "no key but sinks" in shown
 
@@ -376,9 +321,9 @@ def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() ->
 def test_the_legend_tells_how_this_zoom_shows_what_is_not_allowed() -> None:
     for colour in (True, False):
         _, shown = drive(make_record(MAT, causal=True), "enter", colour=colour)
-        assert "0: not allowed" in shown
+        assert "0: masked" in shown
         _, shown = drive(make_record(MAT, causal=True), "enter", "minus", "minus", colour=colour)
-        assert "blank: not allowed" in shown
+        assert "blank: masked" in shown
 
 
 def test_a_scale_whose_top_is_exceeded_says_so() -> None:
@@ -891,7 +836,7 @@ def test_a_query_that_sees_no_key_says_so() -> None:
     allowed[0, 0, 5], pattern[0, :, 5] = False, 0.0
     end, shown = drive(replace(record, arrays={**record.arrays, "allowed": allowed, "pattern": pattern}), "enter", "y")
     assert "this query sees no key" in shown
-    assert "no key allowed" in shown
+    assert "no visible key" in shown
     assert json.loads(end.app.clipboard)["keys"] == []
 
 
@@ -922,6 +867,12 @@ def test_a_record_of_somebodys_module_is_its_walkthrough() -> None:
     end, shown = drive(replace(record, module=module, heads=(), arrays={}))
     assert isinstance(end.screen, TextScreen)
     assert "mine.py:Mine" in shown
+
+
+def test_the_walkthrough_of_a_record_without_steps_says_which_command_shows_them() -> None:
+    _, shown = drive(layered(n_layers=3, n_heads=4), "w")
+    assert "mha trace TEXT --model" in shown
+    assert "total" not in shown
 
 
 def test_cross_attention_has_other_tokens_on_its_keys() -> None:
@@ -965,8 +916,13 @@ def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them()
 
 
 def test_every_key_does_something_and_the_help_tells_it() -> None:
-    _, shown = drive(make_record(MAT), "enter", "question_mark", size=(120, 60))
-    for keys, screen in ((HEAD_KEYS, HeadScreen), (OVERVIEW_KEYS, Overview), (TEXT_KEYS, TextScreen)):
+    _, shown = drive(make_record(MAT), "enter", "question_mark", size=(120, 70))
+    for keys, screen in (
+        (HEAD_KEYS, HeadScreen),
+        (OVERVIEW_KEYS, Overview),
+        (EFFECT_KEYS, EffectsScreen),
+        (TEXT_KEYS, TextScreen),
+    ):
         for key in keys:
             namespace, _, name = key.action.partition("(")[0].rpartition(".")
             assert hasattr(Viewer if namespace == "app" else screen, f"action_{name}"), key

@@ -13,16 +13,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mhacli.adapters.hf.inputs import called
+from mhacli.adapters.hf.kernels import KernelWatch
 from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
 from mhacli.spec.tokens import AttentionKind
 
@@ -41,7 +42,13 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
     `batch` sequences tell the axes apart where code lays batch and heads into one. Other models of the process are left
     alone; a second capture waits for the first. Where `take` returns None, nothing that the model computes is changed.
     """
-    watch = _Watch(model, take, batch)
+    with watched(model, Watch(model, take, batch)):
+        yield
+
+
+@contextmanager
+def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
+    """The same for a `watch` whose batch may change from pass to pass."""
     with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(_hooked(model, watch))
         for wrap in (_wrapped_registry, _wrapped_files):
@@ -51,12 +58,13 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
         yield
 
 
-class _Watch:
+class Watch:
     """What is known while a model runs: whose attention is being computed, and who wants to hear of it."""
 
     def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
-        self.names = {id(module): name for name, module in model.named_modules()}
+        self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
         self.batch, self.is_inside = batch, False
+        self.pending: _Pending | None = None
         self.open: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
         self.n_runs = 0
@@ -65,7 +73,7 @@ class _Watch:
 
     def begin_pass(self) -> None:
         """A new forward pass counts its layers anew."""
-        self._numbers = LayerNumbers(is_pair=self._is_pair)
+        self._numbers, self.pending = LayerNumbers(is_pair=self._is_pair), None
 
     def where(self) -> tuple[str | None, int]:
         """The outermost module of a list that is being run, if any, and which run that is."""
@@ -85,6 +93,24 @@ class _Watch:
             return self._take(call)
         finally:
             self.is_inside = False
+
+    def tell_pending(self) -> Tensor | None:
+        """Tells of a pattern that waits for its product with the values, if there is one."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return None
+
+        def by_head(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(self.batch, -1, *tensor.shape[-2:])
+
+        return self.tell(
+            SoftmaxCall,
+            pending.module,
+            "softmax",
+            pending.where,
+            **{name: by_head(getattr(pending, name)) for name in ("scores", "pattern", "v", "z")},
+            unknown=("dropout",) if pending.is_dropped else (),
+        )
 
     def watched(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with every call of it by a module of the model told."""
@@ -152,7 +178,7 @@ def _sinks(given: Mapping[str, Any]) -> Tensor | None:
 
 
 @contextmanager
-def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
+def _hooked(model: nn.Module, watch: Watch) -> Iterator[None]:
     """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last."""
 
     def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
@@ -164,6 +190,8 @@ def _hooked(model: nn.Module, watch: _Watch) -> Iterator[None]:
         def leave(module: nn.Module, *_: Any) -> None:
             if running and running[-1] is module:  # else a hook before ours raised, and it was never entered
                 running.pop()
+            if not watch.open:  # no product of its pattern and values can follow
+                watch.tell_pending()
 
         yield followed_module.register_forward_pre_hook(enter)
         yield followed_module.register_forward_hook(leave, always_call=True)
@@ -185,8 +213,11 @@ def is_attention(name: str, module: nn.Module) -> bool:
 
 
 @contextmanager
-def _wrapped_registry(model: nn.Module, watch: _Watch) -> Iterator[None]:
+def _wrapped_registry(model: nn.Module, watch: Watch) -> Iterator[None]:
     """The functions of the registry that the model's modules ask for, watched: those of all models, and of its own files."""
+    if "transformers" not in sys.modules:
+        yield
+        return
     from transformers import AttentionInterface
 
     configs = (getattr(module, "config", None) for module in model.modules())
@@ -206,7 +237,7 @@ def _wrapped_registry(model: nn.Module, watch: _Watch) -> Iterator[None]:
 
 
 @contextmanager
-def _wrapped_files(model: nn.Module, watch: _Watch) -> Iterator[None]:
+def _wrapped_files(model: nn.Module, watch: Watch) -> Iterator[None]:
     """`eager_attention_forward` of the modelling files, watched."""
     changed = [
         (file, file.eager_attention_forward) for file in _files(model) if hasattr(file, "eager_attention_forward")
@@ -234,7 +265,8 @@ def _writes_out(model: nn.Module) -> bool:
     """Whether some attention of the model goes past the registry, and has to be seen by torch's own functions."""
     parts = (module for name, module in model.named_modules() if is_attention(name, module))
     files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
-    return any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
+    is_of_torch = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+    return is_of_torch or any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
 
 
 # --------------------------------------------------------------------------------------------------- torch's own functions
@@ -251,13 +283,30 @@ _SAME_SHARES = {
 """What leaves the shares of a pattern as they are: another dtype or shape, and dropout, which does nothing in evaluation."""
 
 
+_DROPPING = {nn.functional.dropout, torch.dropout}
+
+
+def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of `nn.functional.dropout` or `torch.dropout` sets anything to 0."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
+
+
+_MULTI_HEAD = nn.functional.multi_head_attention_forward
+_SEEN_MULTI_HEAD = FunctionType(
+    _MULTI_HEAD.__code__,
+    {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False},
+    argdefs=_MULTI_HEAD.__defaults__,
+)
+"""The same code, which does not hand itself over to a mode, so that the mode is handed what it calls."""
+
+
 class _FunctionWatch(TorchFunctionMode):
     """Sees `scaled_dot_product_attention` and softmax where a modelling file calls them itself."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
-        self._pending: _Pending | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function, and looks at it if it is part of an attention."""
@@ -266,34 +315,30 @@ class _FunctionWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _SDPA:
             return self._sdpa(args, kwargs)
+        if func is _MULTI_HEAD:
+            return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX and isinstance(result, Tensor):
             self._softmax(args, kwargs, result)
-        elif self._pending is not None and args and isinstance(result, Tensor):
-            return self._follow(func, args, result)
+        elif self._watch.pending is not None and args and isinstance(result, Tensor):
+            return self._follow(self._watch.pending, func, args, kwargs, result)
         return result
-
-    def __exit__(self, *fault: Any) -> None:
-        """What was still waiting for its product is told without it."""
-        super().__exit__(*fault)  # type: ignore[no-untyped-call]
-        if fault[0] is None:
-            self._tell_pending()
 
     def _sdpa(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
         kernel = KernelWatch()
         with kernel:
             z = called(_SDPA, *args, **kwargs)
         given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
-        q, scale = given["query"], given.get("scale")
+        q, scale = self._by_head(given["query"]), given.get("scale")
         changed = self._watch.tell(
             ScoredCall,
             self._watch.open[-1],
             "sdpa",
             self._watch.where(),
             q=q,
-            k=given["key"],
-            v=given["value"],
-            z=z,
+            k=self._by_head(given["key"]),
+            v=self._by_head(given["value"]),
+            z=self._by_head(z),
             scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
             mask=given.get("attn_mask"),
             causal=bool(given.get("is_causal")),
@@ -301,7 +346,21 @@ class _FunctionWatch(TorchFunctionMode):
             kernel=kernel.kernel or "math",
             unknown=("dropout_p",) if given.get("dropout_p") else (),
         )
-        return z if changed is None else changed
+        return z if changed is None else changed.reshape(z.shape)
+
+    def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What nn.MultiheadAttention calls, whose operators a mode does not see. The batch is its second axis."""
+        query = args[0] if args else kwargs["query"]
+        before, self._watch.batch = self._watch.batch, query.shape[1] if query.ndim == 3 else 1
+        try:
+            with self:
+                return called(_SEEN_MULTI_HEAD, *args, **kwargs)
+        finally:
+            self._watch.batch = before
+
+    def _by_head(self, tensor: Tensor) -> Tensor:
+        """Queries, keys or values with an axis for heads, of which code without one has one, or lays them into the batch."""
+        return tensor if tensor.ndim != 3 else tensor.reshape(self._watch.batch, -1, *tensor.shape[-2:])
 
     def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
         """A softmax over the last axis of something with a query and a key axis waits for its product."""
@@ -309,38 +368,20 @@ class _FunctionWatch(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         rows = scores.shape[0] if scores.ndim == 3 else scores.shape[0] * scores.shape[1] if scores.ndim == 4 else 0
         if rows and rows % self._watch.batch == 0 and dim in (-1, scores.ndim - 1):
-            self._tell_pending()
-            self._pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
+            self._watch.tell_pending()
+            self._watch.pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
-    def _follow(self, func: Any, args: Any, result: Tensor) -> Tensor:
-        pending = self._pending
-        assert pending is not None
+    def _follow(self, pending: _Pending, func: Any, args: Any, kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
         if not isinstance(args[0], Tensor) or args[0].untyped_storage().data_ptr() not in pending.storages:
             return result
         if func in _PRODUCTS:
             pending.v, pending.z = args[1], result
-            changed = self._tell_pending()
+            changed = self._watch.tell_pending()
             return result if changed is None else changed.reshape(result.shape)
         if func in _SAME_SHARES and result.numel() == pending.pattern.numel():
             pending.hold(result)
+            pending.is_dropped |= func in _DROPPING and _drops(args, kwargs)
         return result
-
-    def _tell_pending(self) -> Tensor | None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return None
-
-        def by_head(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(self._watch.batch, -1, *tensor.shape[-2:])
-
-        return self._watch.tell(
-            SoftmaxCall,
-            pending.module,
-            "softmax",
-            pending.where,
-            **{name: by_head(getattr(pending, name)) for name in ("scores", "pattern", "v", "z")},
-            unknown=("dropout",) if pending.module.training else (),
-        )
 
 
 class _Pending:
@@ -350,6 +391,7 @@ class _Pending:
         self.module, self.where, self.scores, self.pattern = module, where, scores, pattern
         self.v: Tensor | None = None
         self.z: Tensor | None = None
+        self.is_dropped = False
         self._held: list[Tensor] = []
         self.storages: set[int] = set()
         self.hold(pattern)
@@ -402,6 +444,15 @@ class Call:
         """Where it was computed."""
         raise NotImplementedError
 
+    def cropped(self, queries: slice, keys: slice) -> Call:
+        """The attention from some queries to some keys."""
+        raise NotImplementedError
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether weights were set to 0 at random behind the softmax: what it gave is then not of the weights that are shown."""
+        return any(name in DROPOUT for name in self.unknown)
+
     @property
     def extras(self) -> dict[str, str]:
         """What changes the scores beside scale, softcap, bias and sinks, by keyword, each in words for a reader."""
@@ -412,9 +463,9 @@ class Call:
 class ScoredCall(Call):
     """An attention whose queries, keys and values were seen, after any rotation and from any cache.
 
-    `mask` is bool (True = may attend) or added to the scores; `causal` hides later keys, query 0 being key 0. `sinks` are
-    scores that take part in the softmax and give nothing, one of each head or of each query. `lse` is the log-sum-exp that the
-    `kernel` told, if any.
+    `mask` is bool (True = may attend) or added to the scores; an implementation may have an object of its own. `causal` hides
+    later keys, query 0 being key 0. `sinks` are scores that take part in the softmax and give nothing, one of each head or of
+    each query. `lse` is the log-sum-exp that the `kernel` told, if any.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -440,6 +491,28 @@ class ScoredCall(Call):
         """That of the queries."""
         return self.q.device
 
+    def cropped(self, queries: slice, keys: slice) -> ScoredCall:
+        """The attention from some queries to some keys; a mask that is no tensor stays whole."""
+        q_len, k_len = self.shape[2:]
+
+        def cells(added: Tensor | None) -> Tensor | None:
+            if not isinstance(added, Tensor):
+                return added
+            added = added[..., keys] if added.shape[-1] == k_len else added
+            return added[..., queries, :] if added.ndim > 1 and added.shape[-2] == q_len else added
+
+        return replace(
+            self,
+            q=self.q[:, :, queries],
+            k=self.k[:, :, keys],
+            v=self.v[:, :, keys],
+            z=self.z[:, :, queries],
+            mask=cells(self.mask),
+            bias=cells(self.bias),
+            sinks=self.sinks if self.sinks is None or self.sinks.ndim != 3 else self.sinks[:, :, queries],
+            lse=None if self.lse is None else self.lse[:, :, queries],
+        )
+
     @property
     def scoring(self) -> dict[str, Any]:
         """What makes scores of the products of queries and keys, mask and bias aside, by the fields of `Scores`."""
@@ -457,6 +530,16 @@ class SoftmaxCall(Call):
 
     scores: Float[Tensor, "batch head query key"]
     pattern: Float[Tensor, "batch head query key"]
+
+    def cropped(self, queries: slice, keys: slice) -> SoftmaxCall:
+        """The attention from some queries to some keys."""
+        return replace(
+            self,
+            scores=self.scores[:, :, queries, keys],
+            pattern=self.pattern[:, :, queries, keys],
+            v=None if self.v is None else self.v[:, :, keys],
+            z=None if self.z is None else self.z[:, :, queries],
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -477,6 +560,8 @@ NEUTRAL = frozenset((
 ))  # fmt: skip
 """What an attention function takes besides what is captured, and that does not change what it computes beside its mask.
 `sliding_window` is in the mask already, where the implementation takes one. Source: transformers 5, integrations/."""
+DROPOUT = frozenset(("dropout", "dropout_p"))
+"""Those of `Call.unknown` that are known for what they are."""
 COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 """What it takes and that does change it."""
 
@@ -490,33 +575,3 @@ def unknown_keywords(given: dict[str, Any]) -> tuple[str, ...]:
             if name not in NEUTRAL | COMPUTED and value is not None and value is not False
         )
     )
-
-
-_FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)_?attention(?:_for_cpu|_overrideable)?$")
-
-
-class KernelWatch(TorchDispatchMode):
-    """Sees which of torch's kernels computed an attention, and takes the log-sum-exp that it gives besides."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.kernel: str | None = None
-        self.lse: Tensor | None = None
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator, and looks at it if it is an attention."""
-        result = func(*args, **(kwargs or {}))
-        found = _FUSED.search(func.overloadpacket.__name__)
-        if found is not None:
-            self.kernel = found[1]
-            lse = result[1] if isinstance(result, tuple) and len(result) > 1 else None
-            is_lse = isinstance(lse, Tensor) and lse.ndim == 3 and lse.numel() > 0
-            self.lse = lse if is_lse and found[1] != "math" else None
-        return result
-
-    def lse_of(self, q: Float[Tensor, "batch head query d_head"]) -> Float[Tensor, "batch head query"] | None:
-        """The log-sum-exp of these queries. None where the kernel gave none, or rounded it as its 16-bit inputs are."""
-        if self.lse is None or q.dtype not in (torch.float32, torch.float64):
-            return None
-        lse = self.lse[..., : q.shape[2]]
-        return lse if tuple(lse.shape) == tuple(q.shape[:3]) else None

@@ -39,7 +39,7 @@ class KnownMasks:
         """The mask of a call. The tensors that it came from stay alive, so that their memory names them."""
         held = (call.mask, call.bias)
         rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
-        key = (*self.key(call), rows, *(None if tensor is None else tensor.data_ptr() for tensor in held))
+        key = (*self.key(call), rows, *map(_place, held))
         if key not in self._known:
             while len(self._known) >= KEPT_MASKS:
                 del self._known[next(iter(self._known))]
@@ -50,6 +50,11 @@ class KnownMasks:
     def key(call: ScoredCall) -> tuple[object, ...]:
         """What a mask depends on besides its tensors."""
         return (call.causal, call.device, tuple(call.q.shape[:3]), call.k.shape[2])
+
+
+def _place(tensor: Tensor | None) -> tuple[int, int] | None:
+    """Where a tensor lies, and how often it was written to in place, which inference mode does not count."""
+    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
@@ -138,7 +143,7 @@ def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask |
 def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
     """The matrices of an attention, of which nobody made all: `qk`, `scores`, `pattern`, and what was `allowed`.
 
-    In float32 at least; the weights are those that statistics are made of. `scores` is −∞ where a cell is not allowed.
+    In float32 at least; the weights are those that statistics are made of. `scores` is −∞ where a cell is masked.
     """
     pattern, (batch, _, n_queries, n_keys) = attention.pattern, attention.shape
     q_idx, k_idx = (torch.arange(n, device=pattern.like.device) for n in (n_queries, n_keys))

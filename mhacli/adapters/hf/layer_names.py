@@ -104,6 +104,7 @@ def without_attention(
         return f"{kind} {unfit.get((kind, number), 'attention, which was not seen')}"
 
     missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in found]
+    missing += [place for place in unfit if place not in missing]
     return tuple(NonAttentionLayer(n, instead(kind, n)) for kind, n in missing)
 
 

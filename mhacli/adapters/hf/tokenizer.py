@@ -59,6 +59,16 @@ class ModelTokenizer:
         ends = list(accumulate(map(len, known), initial=0))
         return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
 
+    def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
+        """The tokens of ids, with the text that they came from where the tokenizer makes the same of it again. None where an id
+        is not in its vocabulary."""
+        if any(i < 0 or self.library.id_to_token(i) is None for i in ids):
+            return None
+        text = self.library.decode(list(ids), skip_special_tokens=True)
+        again = (self.sequence(text, special=special) for special in (True, False))
+        known = next((sequence for sequence in again if sequence.ids == tuple(ids)), None)
+        return known or self.continued(TokenSequence("", (), (), ()), ids)
+
     def chat(self, messages: Sequence[Message]) -> str:
         """What the checkpoint's template makes of a chat. Raises `MhaError` where it has none or refuses the messages."""
         if self.template is None or not getattr(self.template, "chat_template", None):

@@ -349,7 +349,7 @@ def require_known(name: str, parameters: Mapping[str, Any]) -> None:
         f"--arg {name}: there is no such argument, only {describe_parameters(parameters)}"
         if parameters
         else f"--arg {name}: the constructor takes no arguments",
-        hint=f"did you mean --arg {by_end[near[0]]}=VALUE?" if near else None,
+        hint=f"did you mean --arg {by_end[near[0]]}?" if near else None,
         code="argument",
     )
 
@@ -358,6 +358,6 @@ def describe_unknown(owner: str, names: Sequence[str]) -> MhaError:
     """The error for parameters that have no default, were not given, and mean nothing that could be guessed."""
     return MhaError(
         f"{owner} needs a value for {' and '.join(names)}, which mha cannot guess from the name",
-        hint=" ".join(f"--arg {name}=VALUE" for name in names),
+        hint=f"for example {' '.join(f'--arg {name}=1' for name in names)}",
         code="argument",
     )

@@ -12,6 +12,7 @@ import inspect
 import io
 import os
 import pkgutil
+import shlex
 import sys
 import textwrap
 import tokenize
@@ -138,6 +139,11 @@ def _classes_of(path: str) -> list[str]:
     return classes or [node.name for node in body if isinstance(node, ast.FunctionDef)]
 
 
+def targets_beside(location: str, name: str) -> list[str]:
+    """The other classes of a file that is a target, or else its functions, as targets; read without running it."""
+    return [f"{location}:{other}" for other in _classes_of(location) if other != name]
+
+
 # --------------------------------------------------------------------------------------------------------- the import
 
 
@@ -166,7 +172,9 @@ def _import_file(location: str) -> ModuleType:
         raise
     except BaseException as fault:
         advice = None
-        if isinstance(fault, ImportError) and "relative import" in str(fault):
+        if isinstance(fault, ModuleNotFoundError) and fault.name:
+            advice = _to_install(fault.name.partition(".")[0])
+        elif isinstance(fault, ImportError) and "relative import" in str(fault):
             advice = "name it as PACKAGE.MODULE:NAME from the folder that holds its package"
         raise user_code_error(f"{location} could not be imported", fault, path, code="import", advice=advice) from fault
     loaded = getattr(module, "__file__", None)
@@ -178,6 +186,19 @@ def _import_file(location: str) -> ModuleType:
             path=location,
         )
     return module
+
+
+_PACKAGES: Final = {
+    "cv2": "opencv-python", "PIL": "pillow", "sklearn": "scikit-learn", "skimage": "scikit-image", "yaml": "pyyaml",
+    "flash_attn": "flash-attn", "hydra": "hydra-core",
+}  # fmt: skip
+"""Packages that have another name than the module in them."""
+
+
+def _to_install(module: str) -> str:
+    """How to have a module that is missing, for this Python: from a package, or from a folder of the user's own."""
+    install = f"{shlex.quote(sys.executable)} -m pip install {_PACKAGES.get(module, module)}"
+    return f"{install} installs it for mha; for a module of your own set PYTHONPATH to the folder that holds it"
 
 
 def _run_file(name: str, path: str) -> ModuleType:

@@ -315,7 +315,7 @@ _TILED = (
         "the kv heads are repeated as 0 1 0 1, where query heads share them as 0 0 1 1",
         "k.repeat(1, n_heads // n_kv_heads, 1, 1)",
         "query heads read the keys of another group: the weights of a published model give wrong outputs",
-        "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
+        "k.repeat_interleave(n_heads // n_kv_heads, dim=1)  # and v",
         "repeat_kv",
         (
             MistakeVariant("kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)),

@@ -82,8 +82,16 @@ _CAUSALITY = (
         "torch.triu(ones, diagonal=1)  # True = hidden",
         "causal_rule",
         (
-            MistakeVariant("a token does not see itself, only earlier ones", triangle("past", -1)),
-            MistakeVariant("a token also sees the next one", triangle("past", 1)),
+            MistakeVariant(
+                "a token does not see itself, only earlier ones",
+                triangle("past", -1),
+                effect="a token does not see itself, and the first one sees nothing",
+            ),
+            MistakeVariant(
+                "a token also sees the next one",
+                triangle("past", 1),
+                effect="a token sees the next one, which it should predict: the training loss is low, generation is poor",
+            ),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         operations=("tril", "triu"),
@@ -183,26 +191,26 @@ _CELLS = (
 
 
 def added(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """1 is added to allowed scores."""
+    """1 is added to visible scores."""
     return scores + keep
 
 
 def lowered_by(value: float) -> Callable[..., Tensor]:
-    """A number is added to forbidden scores."""
+    """A number is added to masked scores."""
     return lambda layer, scores, keep: scores + (~keep).to(scores.dtype) * value
 
 
 _ACTIONS = (
     Mistake(
         "mask-multiplied",
-        "the scores are multiplied by the mask, so that forbidden ones become 0 instead of −∞",
+        "the scores are multiplied by the mask, so that masked ones become 0 instead of −∞",
         "scores * mask",
         "a score of 0 does not give a weight of 0: masked tokens are attended to",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
-            MistakeVariant("forbidden scores become 0 before the softmax", lambda layer, scores, keep: scores * keep),
-            MistakeVariant("allowed scores become 0 before the softmax", lambda layer, scores, keep: scores * ~keep),
+            MistakeVariant("masked scores become 0 before the softmax", lambda layer, scores, keep: scores * keep),
+            MistakeVariant("visible scores become 0 before the softmax", lambda layer, scores, keep: scores * ~keep),
         ),
     ),
     Mistake(
@@ -213,8 +221,8 @@ _ACTIONS = (
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
-            MistakeVariant("1 is added to allowed scores and nothing to the others", added),
-            MistakeVariant("1 is added to forbidden scores", lowered_by(1.0)),
+            MistakeVariant("1 is added to visible scores and nothing to the others", added),
+            MistakeVariant("1 is added to masked scores", lowered_by(1.0)),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
@@ -314,7 +322,7 @@ _ERASED = (
         "mask",
         (
             MistakeVariant("mask · −∞ is added to the scores", times_infinity),
-            MistakeVariant("mask · −∞ is added to the scores, of those that are allowed", allowed_times_infinity),
+            MistakeVariant("mask · −∞ is added to the scores, of those that are visible", allowed_times_infinity),
         ),
         applies=lambda hints, layer: hints.may_be_infinite,
         may_be_nan=True,
@@ -323,15 +331,15 @@ _ERASED = (
 
 
 def filled_with(value: float) -> Callable[..., Tensor]:
-    """Forbidden scores are a number that real ones can fall below."""
+    """Masked scores are a number that real ones can fall below."""
     return lambda layer, scores, keep: scores.masked_fill(~keep, value)
 
 
 def _of_sentinel(value: float) -> tuple[MistakeVariant, MistakeVariant]:
     """A number in the place of −∞, and one that is added."""
     return (
-        MistakeVariant(f"forbidden scores are set to {value:g}", filled_with(value)),
-        MistakeVariant(f"{value:g} is added to forbidden scores", lowered_by(value)),
+        MistakeVariant(f"masked scores are set to {value:g}", filled_with(value)),
+        MistakeVariant(f"{value:g} is added to masked scores", lowered_by(value)),
     )
 
 
@@ -352,20 +360,20 @@ def _is_nan_behind_padding(seen: Symptoms) -> str | None:
 _SENTINELS = (
     Mistake(
         "mask-sign",
-        "forbidden scores are set to a huge positive number instead of a negative one",
+        "masked scores are set to a huge positive number instead of a negative one",
         "scores.masked_fill(mask == 0, float('inf'))  # or 1e9",
         "every query attends to masked tokens only, or gives NaN",
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
-            MistakeVariant("forbidden scores are set to 10⁹", filled_with(1e9), is_rare=True),
-            MistakeVariant("forbidden scores are set to +∞", filled_with(math.inf), is_rare=True),
+            MistakeVariant("masked scores are set to 10⁹", filled_with(1e9), is_rare=True),
+            MistakeVariant("masked scores are set to +∞", filled_with(math.inf), is_rare=True),
         ),
         rather_than={"mask-after-softmax": _is_raised},
     ),
     Mistake(
         "mask-sentinel-too-small",
-        "forbidden scores are set to a number that real scores can fall below",
+        "masked scores are set to a number that real scores can fall below",
         "scores.masked_fill(mask == 0, -1e4)",
         "with very negative scores masked tokens get the largest weights; with ordinary ones nothing shows",
         "scores.masked_fill(mask == 0, float('-inf'))",
@@ -376,9 +384,7 @@ _SENTINELS = (
                 for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
                 for variant in _of_sentinel(value)
             ),
-            MistakeVariant(
-                "forbidden scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True
-            ),
+            MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
         operations=("masked_fill", "masked_fill_", "where"),

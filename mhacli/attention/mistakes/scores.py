@@ -261,7 +261,7 @@ def _cap_of(layer: ReferenceLayer) -> float:
 
 
 def capped_late(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """Forbidden scores are −c."""
+    """Masked scores are −c."""
     c = _cap_of(layer)
     return c * torch.tanh((scores if keep is None else scores.masked_fill(~keep, -math.inf)) / c), False
 
@@ -285,7 +285,7 @@ _CAPS = (
         "the cap turns −∞ into −c: masked tokens are attended to again",
         "(c * torch.tanh(scores / c)).masked_fill(mask, float('-inf'))",
         "cap",
-        (MistakeVariant("forbidden scores are capped like the others", capped_late),),
+        (MistakeVariant("masked scores are capped like the others", capped_late),),
         site="scores",
         shown_by=("large",),
     ),

@@ -186,7 +186,7 @@ def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, T
 
 
 def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Scores that are not allowed are −∞."""
+    """Scores that are masked are −∞."""
     return scores.masked_fill(~keep, -math.inf)
 
 
@@ -468,7 +468,7 @@ class MistakeVariant:
     """One way to make a mistake: the function in the stage's place. `description` ends the sentence "matches exactly if …".
 
     `sites` are those that it spoils, where that is not the one of the mistake; `besides` are functions in the places of further
-    stages. `is_rare`: not tried together with another mistake.
+    stages. `is_rare`: not tried together with another mistake. `effect` is its own, where that of the mistake names several.
     """
 
     description: str
@@ -476,6 +476,7 @@ class MistakeVariant:
     sites: tuple[str, ...] = ()
     besides: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     is_rare: bool = False
+    effect: str = ""
 
 
 def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:

@@ -119,11 +119,9 @@ def summarise(
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
     )
-    matched = [Matched(pattern, matches) for matches in asked.matches]
     per_query: list[Reducer] = [mass, entropy, squares, peak, distance, first, leading]
-    spans = [] if asked.q_spans is None or asked.k_spans is None else [Between(pattern, asked.q_spans, asked.k_spans)]
-    reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *matched, *spans], tell)
-    none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
+    chosen = ChosenCells(pattern, asked)
+    reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], tell)
     return Statistics(
         mass=mass.per_query,
         entropy=entropy.per_query,
@@ -138,8 +136,8 @@ def summarise(
         profile=profile.mass,
         duplicate=duplicate.mass,
         induction=induction.mass,
-        matched=torch.stack([m.mass for m in matched], dim=-1) if matched else none,
-        between=spans[0].mass if spans else none.unsqueeze(-1)[..., :0],
+        matched=chosen.matched,
+        between=chosen.between,
     )
 
 
@@ -328,10 +326,10 @@ class ColumnSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the columns, block by block of queries, and those of the blocks of keys."""
-        sums = _sums_of_blocks(tile.weights, self._block, 0)
+        sums = sums_of_blocks(tile.weights, self._block, 0)
         self.per_key[tile.batch_head][tile.columns] += sums.sum(dim=0)
         first, lead = divmod(tile.keys.start, self._block)
-        cells = _sums_of_blocks(sums.mT, self._block, lead).mT
+        cells = sums_of_blocks(sums.mT, self._block, lead).mT
         top = tile.queries.start // self._block
         self.map[tile.batch_head][top : top + cells.shape[0], first : first + cells.shape[1]] += cells
 
@@ -484,7 +482,33 @@ class Between:
         self.mass[tile.batch_head] += self._q_spans[batch][:, tile.rows] @ of_queries
 
 
-def _sums_of_blocks(rows: Float[Tensor, "row column"], block: int, lead: int) -> Float[Tensor, "block column"]:
+class ChosenCells:
+    """The reducers of the cells that a request chooses itself, by conditions and by spans: none in most requests."""
+
+    def __init__(self, pattern: PatternTiles, asked: StatisticsRequest) -> None:
+        self._none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
+        self._matched = [Matched(pattern, matches) for matches in asked.matches]
+        self._between = (
+            None if asked.q_spans is None or asked.k_spans is None else Between(pattern, asked.q_spans, asked.k_spans)
+        )
+
+    @property
+    def reducers(self) -> list[Reducer]:
+        """Those that have to see the tiles."""
+        return [*self._matched, *([] if self._between is None else [self._between])]
+
+    @property
+    def matched(self) -> Float[Tensor, "batch head n_patterns"]:
+        """The mass on the cells of each condition."""
+        return torch.stack([m.mass for m in self._matched], dim=-1) if self._matched else self._none
+
+    @property
+    def between(self) -> Float[Tensor, "batch head span span"]:
+        """The mass from each span to each."""
+        return self._none.unsqueeze(-1)[..., :0] if self._between is None else self._between.mass
+
+
+def sums_of_blocks(rows: Float[Tensor, "row column"], block: int, lead: int) -> Float[Tensor, "block column"]:
     """Sums over `block` rows each, of which the first block lacks `lead` and the last may lack some."""
     n = rows.shape[0]
     if block == 1:

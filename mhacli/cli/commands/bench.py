@@ -66,7 +66,13 @@ class SweepOptions:
     )
     lengths: Annotated[
         str | None,
-        option(_SIZES, "Numbers of tokens, such as 512,1k or 512..16k, which doubles.", metavar="LIST", common=True),
+        option(
+            _SIZES,
+            "Numbers of tokens, such as 512,1k or 512..16k, which doubles. (default: on a CPU 256..2k, with --decode 512..8k; "
+            "longer on a GPU)",
+            metavar="LIST",
+            common=True,
+        ),
     ] = None
     batch: Annotated[
         str | None,
@@ -77,7 +83,10 @@ class SweepOptions:
             common=True,
         ),
     ] = None
-    heads: Annotated[str | None, option(_SIZES, QUERY_HEADS, metavar="LIST", common=True)] = None
+    heads: Annotated[
+        str | None,
+        option(_SIZES, f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)", metavar="LIST", common=True),
+    ] = None
     kv_heads: Annotated[
         str | None,
         option(_SIZES, f"{KV_HEADS} (default: heads)", metavar="LIST", common=True),
@@ -177,6 +186,8 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
     _require_targets(against, output)
     baseline = None if against.compare is None else _baseline(against.compare)
     sweep = _sweep(what, baseline)
+    if baseline is not None and limit is not None:
+        _require_common_length(sweep, baseline, against.compare or "")
     if output.svg or output.html:
         from mhacli.render.reports.bench import require_plots
 
@@ -186,7 +197,7 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
         from mhacli.compute.bench import run as study
     options = study.BenchOptions(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
     with progress() as tell:
-        benchmark = study.bench(sweep, how.device, options, tell)
+        benchmark = study.bench(sweep, how.device, options, tell, _announce)
     comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
     if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
         with progress() as tell:  # a busy moment is not a slow kernel: what is slow must be slow twice
@@ -196,13 +207,25 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
         comparison = comparison.ruled(limit)
     if against.save_baseline is not None:
         write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
+    if limit is not None and comparison is not None and comparison.rule is None:
+        _require_times(benchmark)
+        raise MhaError(f"{comparison.baseline} has no row that was measured now", code="nothing-compared")
     _print(benchmark, comparison, output)
     _draw(benchmark, output)
-    _require_times(benchmark, comparison)
+    _require_times(benchmark)
     if output.formats.chosen() is None:
         note_saved(against.save_baseline, output.svg, output.html)
     if comparison is not None:
         _end_by(comparison, output.formats, strict=against.strict)
+
+
+def _announce(seconds: float, n_sizes: int) -> None:
+    """What a long measurement will take."""
+    if seconds > _WORTH_TELLING_S:
+        note(f"{n_sizes} size{'s' * (n_sizes != 1)}: about {seconds:,.0f} s; --budget and --lengths change it")
+
+
+_WORTH_TELLING_S = 5.0
 
 
 def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
@@ -223,6 +246,18 @@ def _baseline(path: str) -> Benchmark:
     if not any(row.interval for row in benchmark.rows):
         raise MhaError(f"{path} has no times to compare with", code="nothing-compared", path=path)
     return benchmark
+
+
+def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None:
+    """Raises `MhaError` where a rule would have nothing to judge, before anything is measured."""
+    lengths = sorted({row.k_len for row in baseline.rows if row.interval})
+    if sweep.lengths and not set(lengths) & set(sweep.lengths):
+        then, now = (", ".join(map(str, some)) for some in (lengths, sorted(sweep.lengths)))
+        raise MhaError(
+            f"{path} has no row of the lengths that are measured now",
+            hint=f"lengths of {path}: {then}; of this run: {now}",
+            code="nothing-compared",
+        )
 
 
 def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
@@ -289,13 +324,11 @@ def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: 
     )
 
 
-def _require_times(benchmark: Benchmark, comparison: BaselineComparison | None) -> None:
-    """Raises `MhaError` where nothing was timed, and where a rule has nothing to judge."""
+def _require_times(benchmark: Benchmark) -> None:
+    """Raises `MhaError` where nothing was timed."""
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-    if comparison is not None and comparison.rule is not None and not (comparison.changes or comparison.broken):
-        raise MhaError(f"{comparison.baseline} has no row that was measured now", code="nothing-compared")
 
 
 def _end_by(comparison: BaselineComparison, formats: BenchFormats, *, strict: bool) -> None:

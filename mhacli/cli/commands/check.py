@@ -30,7 +30,7 @@ from mhacli.cli.shared.output import JSON, Formats, format_options, json_documen
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
 from mhacli.cli.values import pairs, real, seconds, whole
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.results.check import Examination
 from mhacli.spec.config import MAX_HEADS, Config
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 _WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
-_NEXT = "--against TARGET compares with code that you trust; --heads and --scale state what the code does not show"
-"""What to do where there is no verdict; a report that is drawn says it itself."""
 _TARGET_HELP = (
     "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
     "It is imported and run."
@@ -142,7 +140,7 @@ def check(
     """A target in, what is right or wrong with it out; then the verdict."""
     request = _request(subject, meaning, how)
     leave_deleted_folder()
-    examination = _examined(request, how.time_limit)
+    examination = _examined(request)
     name = formats.chosen()
     print_report(
         name,
@@ -150,7 +148,8 @@ def check(
         formats={"json": lambda: json_document(examination.to_dict())},
         view=lambda on: _view(_with_short_paths(examination), on),
     )
-    _end_unless_right(examination, hint=None if name is None else _NEXT)
+    if examination.verdict != "right":
+        raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)
     for argument in examination.arguments:
         if argument.origin == "guessed" and name is not None:
             why = f": {argument.why}" if argument.why else ""
@@ -172,7 +171,7 @@ def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) 
     arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
     of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
     against = _against(subject, of)
-    return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads)
+    return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads, how.time_limit)
 
 
 def _require_code(target: str) -> None:
@@ -199,7 +198,7 @@ def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None
     )
 
 
-def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
+def _examined(request: CheckRequest) -> Examination:
     """The examination, made in a process of its own."""
     from mhacli.compute.check.run import examine_in_child
 
@@ -210,7 +209,7 @@ def _examined(request: CheckRequest, time_limit_s: float) -> Examination:
             stages.append(what)
             tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
 
-        examination = examine_in_child(request, time_limit_s=time_limit_s, on_stage=on_stage)
+        examination = examine_in_child(request, on_stage=on_stage)
     return replace(examination, command=record_command())
 
 
@@ -236,13 +235,3 @@ def _with_short_paths(examination: Examination) -> Examination:
         here, there = (None if file is None else shown_path(file) for file in (departure.file, departure.other_file))
         departure = replace(departure, file=here, other_file=there)
     return replace(examination, findings=findings, departure=departure)
-
-
-def _end_unless_right(examination: Examination, *, hint: str | None) -> None:
-    """Exits with 3 for what is wrong, which the report says. Raises `MhaError` for what could not be decided."""
-    if examination.verdict == "wrong":
-        raise typer.Exit(EXIT_CHECK)
-    if examination.verdict == "unknown":
-        name, reason = examination.target.rpartition(":")[2], (examination.reason or "").partition(":")[0]
-        message = f"could not decide whether {name} is correct{reason and f': {reason}'}"
-        raise MhaError(message, hint=hint, code="unknown")

@@ -102,7 +102,7 @@ def diff(
     if pair.tolerance is not None and pair.tolerance < 0:
         raise UsageError(f"--tolerance {pair.tolerance:g} is negative: the least is 0")
     if not pair.a or not pair.b:
-        raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2))
+        raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2, given=pair.a or pair.b))
     from mhacli.render.diff.maps import require_drawable
     from mhacli.results.diff.compare import compare
     from mhacli.results.record import storage

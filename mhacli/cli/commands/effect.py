@@ -1,21 +1,22 @@
-"""`mha effect`: what changes when heads or single attention weights of a checkpoint are removed."""
+"""`mha effect`: what changes when heads or single attention weights are removed."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Annotated, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
     HTML,
+    PNG,
+    SVG,
     ColourOptions,
-    ContextTexts,
     DeviceOptions,
     Everything,
     Force,
     LayerOptions,
-    MaxTokens,
     SaveOptions,
     SaveRecord,
     SourceOptions,
@@ -31,22 +32,31 @@ from mhacli.cli.shared.output import (
     Formats,
     PictureOptions,
     format_options,
+    print_record,
     print_result,
     save_record,
     with_output,
 )
-from mhacli.cli.streams import loading_torch, show_activity, watch
-from mhacli.cli.values import whole
+from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
+from mhacli.cli.values import index_list, whole
 from mhacli.errors import UsageError
+from mhacli.io.files import format_size
+from mhacli.io.interrupts import more_time
 from mhacli.io.memory import uncollected
+from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.config import MAX_LENGTH
 
 if TYPE_CHECKING:
+    from mhacli.compute.effect.run import Cost
+    from mhacli.compute.effect.study import EffectStudy
     from mhacli.requests.effect import HeadChoice
+    from mhacli.results.record.record import Record
 
 _REMOVED, _MEASURED = "Removal", "Measurement"
+_WORTH_TELLING_S, _TELLING_S = 2.0, 5.0
+"""From which prediction on it is printed, and how long printing may take when a run is interrupted."""
 
 
 @option_group
@@ -57,7 +67,7 @@ class RemovalOptions:
         str | None,
         option(
             _REMOVED,
-            "Remove these heads, as LAYER.HEAD: each alone, and all together. (default: every head, each alone)",
+            "Remove these heads, each alone and all together: LAYER.HEAD of a checkpoint, else numbers. (default: each of all)",
             metavar="LIST",
             common=True,
         ),
@@ -77,15 +87,29 @@ class RemovalOptions:
             _REMOVED,
             "Let no token of the second --span see one of the first, in all layers of --layer together.",
             metavar="A:B",
-            common=True,
         ),
     ] = None
     replace: Annotated[
-        Literal["zero", "mean"] | None,
+        Literal["zero", "mean", "resample"] | None,
         option(
             _REMOVED,
-            "What a removed head gives instead: zeros, or its mean over the text. (default: zero)",
+            "What a removed head gives instead: zeros, its mean over the text, or its output in --with. (default: zero)",
             common=True,
+        ),
+    ] = None
+    screen: Annotated[
+        int | None,
+        number(
+            _REMOVED,
+            whole("screen", 1, 100_000),
+            "Estimate all heads by one backward pass, and remove the K largest and K others. (default: remove all)",
+            metavar="K",
+        ),
+    ] = None
+    other: Annotated[
+        str | None,
+        option(
+            _REMOVED, "The other text of --replace resample, with tokens that correspond.", "--with", metavar="TEXT"
         ),
     ] = None
     at: Annotated[
@@ -108,7 +132,7 @@ class MeasurementOptions:
     ] = None
     versus: Annotated[
         str | None,
-        option(_MEASURED, "Measure the logit of the target minus that of this token.", metavar="TOKEN", common=True),
+        option(_MEASURED, "Measure the logit of the target minus that of this token.", metavar="TOKEN"),
     ] = None
     position: Annotated[
         int | None,
@@ -122,17 +146,19 @@ class MeasurementOptions:
     target_first: Annotated[
         bool, option(_MEASURED, "Of a target of several tokens take the first.", "--target-first")
     ] = False
+    judge: Annotated[
+        bool,
+        option(_MEASURED, "With --edges: how well attention weights and other pictures rank the effects.", "--judge"),
+    ] = False
     verify: Annotated[
         int, number(_MEASURED, whole("verify", 1, 10_000), "Compute so many removals a second time, in another way.")
     ] = 4
 
 
 @option_group
-class EffectText:
-    """What a checkpoint reads besides a text, and its parts for `--cut`."""
+class EffectText(TextOptions):
+    """What is read besides a text, and its parts for `--cut`."""
 
-    context: ContextTexts = None
-    max_tokens: MaxTokens = None
     span: Spans = None
 
 
@@ -149,13 +175,15 @@ class EffectOutput:
     force: Force = False
     all: Everything = False
     html: Annotated[str | None, option("Output", HTML, metavar="FILE")] = None
+    svg: Annotated[str | None, option("Output", SVG, metavar="FILE")] = None
+    png: Annotated[str | None, option("Output", PNG, metavar="FILE")] = None
     formats: EffectFormats
     colour: ColourOptions
 
     @property
     def pictures(self) -> PictureOptions:
-        """The page, if it is asked for."""
-        return PictureOptions(html=self.html)
+        """The page and the pictures that are asked for."""
+        return PictureOptions(html=self.html, svg=self.svg, png=self.png)
 
     @property
     def overwrites(self) -> bool:
@@ -165,13 +193,13 @@ class EffectOutput:
     @property
     def written(self) -> tuple[str | None, ...]:
         """The files that are written, None for one that was not asked for."""
-        return self.save, self.html
+        return self.save, *self.pictures.written
 
 
 @examples(
     'mha effect "the cat sat on the mat" --model MiniLM',
-    'mha effect "the cat sat on the mat" --model MiniLM --head 5.1,4.3',
     'mha effect "the cat sat on the mat" --model MiniLM --edges --head 5.1',
+    'mha effect "the cat sat on the mat" --heads 4 --edges',
     'mha effect "a cat on a mat" --model MiniLM --span a=/cat/ --span b=/mat/ --cut a:b',
 )
 @command
@@ -180,49 +208,134 @@ def effect(
     text: EffectText,
     removal: RemovalOptions,
     measurement: MeasurementOptions,
+    layer: LayerOptions,
     model: ModelOptions,
     device: DeviceOptions,
     output: EffectOutput,
 ) -> None:
     """Options in, the study of effects, its record out."""
     _require_one_removal(removal)
-    if model.model is None:
-        require_without_model(**vars(model))
-        raise UsageError("mha effect needs a checkpoint", hint="add --model DIR")
+    if measurement.judge and not removal.edges:
+        raise UsageError("--judge compares pictures of single attention weights", hint="add --edges")
     saving = SaveOptions(save=output.save, force=output.force, keep="")
     options = with_output(ViewOptions(everything=output.all), output, others=saving.files)
+    given = _Given(source, text, removal, measurement, layer, model, device, saving, output)
+    record, notes = _of_own_layer(given) if model.model is None else _of_checkpoint(given)
+    save_record(record, saving)
+    print_result(record, notes, options=options, output=output)
+    if sys.stdout.isatty() and output.formats.chosen() is None and "-" not in (source.typed or ()):
+        from mhacli.cli.shared.next_steps import suggest_after_effects
+
+        suggest_after_effects(record, (source, text, measurement, layer, model, device), saved=output.save)
+
+
+class _Given(NamedTuple):
+    """The options of what is computed."""
+
+    source: SourceOptions
+    text: EffectText
+    removal: RemovalOptions
+    measurement: MeasurementOptions
+    layer: LayerOptions
+    model: ModelOptions
+    device: DeviceOptions
+    saving: SaveOptions
+    output: EffectOutput
+
+
+def _of_own_layer(given: _Given) -> tuple[Record, tuple[str, ...]]:
+    removal, measurement = given.removal, given.measurement
+    only: dict[str, object] = {
+        "target": measurement.target,
+        "versus": measurement.versus,
+        "target_first": measurement.target_first,
+    }
+    only |= {"screen": removal.screen, "judge": measurement.judge, "with_": removal.other}
+    require_without_model(**vars(given.model), **only, cut=removal.cut, span=given.text.span)
+    heads = index_list(removal.head, "head")
+    from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads
+    from mhacli.requests.effect import LayerEffectRequest
+
+    request = make_request(given.source, given.text, given.layer, given.device, given.saving)
+    require_cpu_memory(request)
+    require_heads(heads, request, given.layer)
+    wanted = LayerEffectRequest(
+        request,
+        heads=heads,
+        edges=removal.edges,
+        replace="mean" if removal.replace == "mean" else "zero",
+        at=removal.at,
+        position=measurement.position,
+        n_verified=measurement.verify,
+    )
+    with loading_torch():
+        from mhacli.compute.effect.layer import layer_effects
+    with show_activity("computing"):
+        return layer_effects(wanted), request.notes
+
+
+def _of_checkpoint(given: _Given) -> tuple[Record, tuple[str, ...]]:
     from mhacli.requests.effect import EffectRequest
 
+    removal, measurement = given.removal, given.measurement
     request = EffectRequest(
         model_request(
-            model,
-            ModelTextOptions(span=text.span),
-            source,
-            TextOptions(context=text.context, max_tokens=text.max_tokens),
-            LayerOptions(),
-            device,
-            saving,
+            given.model,
+            ModelTextOptions(span=given.text.span),
+            given.source,
+            given.text,
+            given.layer,
+            given.device,
+            given.saving,
             HeadsRequest(),
         ),
         heads=head_choices(removal.head),
         edges=removal.edges,
         cut=cut_names(removal.cut),
         replace=removal.replace or "zero",
+        other=removal.other,
         at=removal.at,
         position=measurement.position,
         target=measurement.target,
         versus=measurement.versus,
         target_first=measurement.target_first,
         n_verified=measurement.verify,
+        n_screened=removal.screen,
+        judge=measurement.judge,
     )
     with loading_torch():
         from mhacli.compute.effect.study import prepare_effect
     with show_activity("loading the checkpoint"), uncollected():
         study, notes = prepare_effect(request)
-    watch(study)
-    record = study.record()
-    save_record(record, saving)
-    print_result(record, notes, options=options, output=output)
+    with show_activity("inspecting the layers"):
+        cost = study.inspect()
+    _announce(cost)
+    try:
+        watch(study)
+    except KeyboardInterrupt:
+        _tell_finished(given, study)
+        raise
+    return study.record(), notes
+
+
+def _announce(cost: Cost) -> None:
+    """What many removals will take."""
+    if cost.seconds > _WORTH_TELLING_S:
+        batches = "1 batch" if cost.n_batches == 1 else f"{cost.n_batches:,} batches"
+        note(
+            f"{count_of(cost.n_removals, 'removal', grouped=True)} in {batches}: at most about "
+            f"{seconds_text(cost.seconds)} and {format_size(cost.peak_bytes)} beside the weights"
+        )
+
+
+def _tell_finished(given: _Given, study: EffectStudy) -> None:
+    """Prints what is finished when a run is interrupted; nothing is saved."""
+    n_finished = len(study.effects.results)
+    if n_finished and given.output.formats.chosen() is None:
+        more_time(_TELLING_S)
+        print_record(study.record(), ViewOptions(everything=given.output.all), None, given.output.colour)
+        flush()
+    note(f"interrupted: {n_finished} of {len(study.effects.plan)} removals are finished, and nothing was saved")
 
 
 def head_choices(word: str | None) -> tuple[HeadChoice, ...] | None:
@@ -253,12 +366,19 @@ def cut_names(word: str | None) -> tuple[str, str] | None:
 
 def _require_one_removal(removal: RemovalOptions) -> None:
     """Raises `UsageError` for options of heads beside `--edges` or `--cut`, and for both of these."""
-    of_heads: dict[str, object] = {"--at": removal.at, "--replace": removal.replace}
+    of_heads: dict[str, object] = {"--at": removal.at, "--replace": removal.replace, "--screen": removal.screen}
     excluded: dict[str, dict[str, object]] = {
         "--cut": {"--edges": removal.edges or None, "--head": removal.head, **of_heads},
         "--edges": of_heads,
+        "--screen": {"--head": removal.head},
     }
     chosen = "--cut" if removal.cut is not None else "--edges" if removal.edges else None
+    chosen = "--screen" if chosen is None and removal.screen is not None else chosen
     for name, value in excluded.get(chosen or "", {}).items():
         if value is not None:
             raise UsageError(f"{chosen} and {name} exclude each other", hint=f"leave {name} out")
+    if (removal.replace == "resample") != (removal.other is not None):
+        given, needed = (
+            ("--with", "--replace resample") if removal.other is not None else ("--replace resample", "--with TEXT")
+        )
+        raise UsageError(f"{given} needs {needed}", hint=f"add {needed}")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 SCHEMA = "mha.explain/1"
+_MOST_EXPLAINED = 26
+"""The most terms of a group that are explained at once; a larger group is listed."""
 
 
 @format_options(json=JSON)
@@ -33,7 +35,7 @@ class ExplainOptions:
     term: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A column, sign, type of head, site, mistake or concept. (default: list them)",
+            help="A column, sign, type of head, site, mistake or concept; or a group, such as sites. (default: list them)",
             metavar="[TERM]",
             show_default=False,
         ),
@@ -42,13 +44,13 @@ class ExplainOptions:
 
 
 @command
-@examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain scale-missing")
+@examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
 def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
-    """A term in, its explanation out; without one the list of all."""
-    from mhacli.results.glossary import meanings, similar, terms
+    """A term in, its explanation out; without one the list of all, with the name of a group that of its terms."""
+    from mhacli.results.glossary import meanings, of_group, similar, terms
 
     word = " ".join(wanted.term or ())
-    found = meanings(word) if word else terms()
+    found = (meanings(word) or of_group(word) or meanings(_type_of(word))) if word else terms()
     if not found:
         near = similar(word)
         hint = f"try mha explain {near[0]}" if near else "mha explain lists every term"
@@ -60,7 +62,14 @@ def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.explain import list_view, terms_view
 
-        return terms_view(found) if word else list_view(found, on)
+        return terms_view(found) if word and len(found) <= _MOST_EXPLAINED else list_view(found, on)
 
     document = {"schema": SCHEMA, "terms": [asdict(term) for term in found]}
     print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
+
+
+def _type_of(sign: str) -> str:
+    """The type of head that a sign stands for; the word itself where it is none."""
+    from mhacli.render.base.colours import KIND_SIGNS
+
+    return next((kind for kind, (drawn, _) in KIND_SIGNS.items() if drawn == sign), sign)

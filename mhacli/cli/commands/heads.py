@@ -58,11 +58,11 @@ from mhacli.io.memory import uncollected
 from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.layer import LayerRequest, require_no_dropout
-from mhacli.requests.memory import predict_heads_memory
+from mhacli.requests.memory import BASE_BYTES, predict_heads_memory
 from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS, Corner, HeadsRequest, Kept
 from mhacli.results.record.record import LayerChoice, kinds_of
 from mhacli.spec.conditions import INDUCTION, parse_pattern
-from mhacli.spec.config import MAX_LENGTH
+from mhacli.spec.config import MAX_LENGTH, Reducer
 
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import Record
 
 _HEADS, _VIEW = "Heads", "View"
-_WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 2.0, 3.0, 8192
+_WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 10.0, 3.0, 8192
 
 
 @option_group
@@ -119,6 +119,10 @@ class HeadsOptions:
     top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query, with --query.", metavar="K")] = 10
     rows: Annotated[str | None, option(_HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
     keys: Annotated[str | None, option(_HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
+    reducer: Annotated[
+        Reducer,
+        option(_HEADS, "What makes the statistics: torch, one Triton kernel on a GPU, or whichever can run."),
+    ] = "auto"
 
 
 @option_group
@@ -204,7 +208,7 @@ def heads(
     _watched(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, save)
-    print_result(record, request.notes, options=options, output=output)
+    print_result(record, (*request.notes, *run.notes), options=options, output=output)
 
 
 def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> HeadsRequest:
@@ -279,6 +283,7 @@ def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ..
         sink_tokens=asked.sink_tokens,
         sink_share=asked.sink_share,
         allow_nonfinite=layer.allow_nonfinite,
+        reducer=asked.reducer,
         command=record_command(),
     )
 
@@ -331,8 +336,9 @@ def _announce(run: HeadsRun) -> None:
     prediction = run.predict()
     if prediction.seconds > _WORTH_TELLING_S:
         note(
-            f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: about {format_size(prediction.peak_bytes)} and "
-            f"{seconds_text(prediction.seconds)}; full matrices would take {format_size(prediction.full_bytes)}"
+            f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: at most about {seconds_text(prediction.seconds)} and "
+            f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} beyond torch's own; "
+            f"whole matrices would take {format_size(prediction.full_bytes)}"
         )
 
 

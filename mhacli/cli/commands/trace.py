@@ -80,7 +80,10 @@ class WalkOptions:
     cell: Annotated[
         str | None,
         option(
-            _WALK, "Show how one attention weight comes about, and nothing else.", metavar="HEAD,QUERY,KEY", common=True
+            _WALK,
+            "Show how one attention weight comes about, and nothing else; not of FILE.py:NAME.",
+            metavar="HEAD,QUERY,KEY",
+            common=True,
         ),
     ] = None
     sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
@@ -129,7 +132,7 @@ class _Presentation(NamedTuple):
     'mha trace "the cat sat on the mat"',
     'mha trace "the cat sat on the mat" --cell 0,5,2',
     'mha trace "the cat sat on the mat" --model MiniLM --layer 5',
-    "mha trace my_attention.py:MultiHeadAttention",
+    "mha trace my_attention.py:MultiHeadAttention --arg n_heads=4",
 )
 @command
 def trace(
@@ -157,6 +160,11 @@ def trace(
     require_without_model(**vars(model))
     target = target_in(source, own)
     if target is not None:
+        if walking.cell is not None:
+            raise UsageError(
+                f"--cell needs a text, not {target}: a trace of code keeps shapes and ranges, not its numbers",
+                hint=f"mha check {shlex.quote(target)} compares its numbers with the reference",
+            )
         require_of_target(
             (walking, ("values", "verbose", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
             (device, ("device",)), (save, ("save", "force")),

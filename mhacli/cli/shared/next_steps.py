@@ -35,7 +35,22 @@ def suggest_next(record: Record, given: ComputeRequest, options: ViewOptions, ou
     if not (options.verbose or record.model is not None):
         lines.insert(0, "more: --tokens, --shapes, --timings, or --verbose for all\n")
     if lines:
-        write("\n" + "".join(lines))
+        write("".join(lines))
+
+
+def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: str | None) -> None:
+    """Prints what to type after the effects of heads: what the head with the largest effect reads, or the viewer. `groups` are
+    the options that are typed again."""
+    summary = record.effect
+    alone = [effect for effect in record.effects if effect.removed == "head"]
+    if summary is None or not alone or record.model is None:
+        return
+    largest = max(alone, key=lambda effect: abs(summary.change_of(effect) or 0.0))
+    name = f"{largest.layer}.{largest.head}"
+    head = name if largest.kind == "self" else f"{largest.kind}.{name}"
+    commands = [["mha", "effect", *_retyped(groups, ["--edges", "--head", head])]]
+    commands += [["mha", "view", saved]] if saved is not None else []
+    write("".join(f"next: {typed}\n" for typed in map(typed_words, commands) if typed))
 
 
 def typed_words(command: list[str]) -> str:

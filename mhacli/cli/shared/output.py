@@ -16,6 +16,8 @@ from mhacli.cli.options import (
     HTML,
     MAP_SCALE,
     OUTPUT,
+    PNG,
+    SVG,
     ColourOptions,
     DrawingOptions,
     Force,
@@ -129,12 +131,8 @@ class PictureOptions:
         str | None,
         option(_PICTURES, HTML, metavar="FILE", common=True),
     ] = None
-    svg: Annotated[
-        str | None, option(_PICTURES, "Write an SVG picture; --figure chooses what it shows.", metavar="FILE")
-    ] = None
-    png: Annotated[
-        str | None, option(_PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
-    ] = None
+    svg: Annotated[str | None, option(_PICTURES, SVG, metavar="FILE")] = None
+    png: Annotated[str | None, option(_PICTURES, PNG, metavar="FILE")] = None
     figure: Annotated[
         Figure | None,
         option(_PICTURES, "What --svg and --png show. (default: the head chosen by --head, or all in a grid)"),
@@ -315,7 +313,7 @@ def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
 def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | None) -> None:
     """Raises `UsageError` for a figure of heads whose patterns will not be in the record."""
     figure = pictures.figure or options.figure
-    is_of_heads = (pictures.svg is not None or pictures.png is not None) and figure != "walk"
+    is_of_heads = (pictures.svg is not None or pictures.png is not None) and figure not in ("walk", "effects")
     if is_of_heads and keep is not None and "pattern" not in [word.strip() for word in keep.split(",")]:
         raise UsageError(
             f"--keep {keep} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{keep}"

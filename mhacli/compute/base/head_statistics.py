@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.attention.tiled.conditions import Matches, matcher
+from mhacli.attention.tiled.reducer import summarise_by
 from mhacli.attention.tiled.scores import uniform
 from mhacli.attention.tiled.statistics import (
     Statistics,
@@ -18,7 +19,6 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     entropy_share,
     mean_over,
-    summarise,
     weights_of,
     window_of,
 )
@@ -39,7 +39,7 @@ from mhacli.results.record.head_statistics import (
 )
 from mhacli.results.record.record import SpanTokens
 from mhacli.spec.conditions import Pattern
-from mhacli.spec.config import PaddingSide
+from mhacli.spec.config import PaddingSide, Reducer
 from mhacli.spec.tokens import TokenSequence
 
 MAP_CELLS = 192
@@ -113,12 +113,12 @@ def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
     return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
 
 
-def make_baseline(pattern: Grid, asked: StatisticsRequest) -> Baseline:
+def make_baseline(pattern: Grid, asked: StatisticsRequest, reducer: Reducer = "torch") -> Baseline:
     """What the same questions find of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
     weights = uniform(visible, pattern.shape[3], pattern.allowed)
-    return Baseline(visible, summarise(weights, asked, visible=visible, lift=_ANY))
+    return Baseline(visible, summarise_by(reducer, weights, asked, visible=visible, lift=_ANY))
 
 
 _ANY = 0.5

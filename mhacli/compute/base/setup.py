@@ -231,7 +231,7 @@ def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch q
 
 
 def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
-    """The score bias of a file, in the dtype that scores have. −∞ in it means not allowed; NaN and +∞ are refused."""
+    """The score bias of a file, in the dtype that scores have. −∞ in it means masked; NaN and +∞ are refused."""
     from safetensors.torch import load
 
     source = read_bias_file(where, facts)

@@ -49,7 +49,7 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.results.bench.intervals import Interval, is_known, median_interval, paired_ratio, quartiles
+from mhacli.results.bench.intervals import MIN_ROUNDS, is_known, median_interval, paired_ratio, quartiles
 from mhacli.results.bench.result import BackendStatus, BenchEnvironment, Benchmark, BenchRow, MachinePeak, NoiseBaseline
 from mhacli.results.bench.workload import (
     BACKENDS,
@@ -74,9 +74,16 @@ class BenchOptions:
     command: tuple[str, ...] = ()
 
 
-def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress = no_progress) -> Benchmark:
+def bench(
+    sweep: Sweep,
+    device_name: str,
+    options: BenchOptions,
+    tell: Progress = no_progress,
+    announce: Callable[[float, int], None] = lambda seconds, n_sizes: None,
+) -> Benchmark:
     """Every backend at every size of the sweep. What cannot run is a row that says why.
 
+    `announce` takes about how many seconds all sizes will take, and how many there are, before the first is measured.
     Raises `MhaError` where the device is not there, and `UsageError` for sizes that cannot be.
     """
     device = choose_device(device_name)
@@ -88,6 +95,9 @@ def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress 
     with _on(device), _from_scratch():
         clock = clock_for(device)
         ceilings = _peaks(workloads, device, clock, options.seed)
+        announce(
+            sum(expected_s(work, full.backends, ceilings[work.dtype], options) for work in workloads), len(workloads)
+        )
         results: list[tuple[list[BenchRow], NoiseBaseline | None]] = []
         with _fresh_processes_on(device) as fresh:
             for place, workload in enumerate(workloads):
@@ -109,6 +119,22 @@ def bench(sweep: Sweep, device_name: str, options: BenchOptions, tell: Progress 
     rows = tuple(row.under(ceilings[row.dtype]) for of_size, _ in results for row in of_size)
     controls = tuple(control for _, control in results if control is not None)
     return Benchmark(options.command, options.seed, where, full, tuple(ceilings.values()), rows, controls)
+
+
+_USUAL_SHARE = 0.4
+"""Of the machine's matrix product, what a backend usually reaches."""
+_CALLS_BEFORE, _PREPARING_S = 6, 0.3
+"""Of a backend at a size, before its rounds: calls, in a fresh process and to see kernel and error, and all the rest."""
+
+
+def expected_s(workload: Workload, backends: Sequence[str], ceiling: MachinePeak, options: BenchOptions) -> float:
+    """About how many seconds a size will take, backends that are too slow left out."""
+    calls = [expected_flops(backend, workload) / (ceiling.matmul_tflops * 1e12) for backend in backends]
+    calls = [seconds / _USUAL_SHARE for seconds in calls if seconds <= options.call_limit_s]
+    one_round = sum(calls) + min(calls, default=0.0)
+    least = (MIN_ROUNDS if options.repeat is None else options.repeat) * one_round
+    rounds = max(least, options.budget_s if options.repeat is None and calls else 0.0)
+    return sum(_PREPARING_S + _CALLS_BEFORE * seconds for seconds in calls) + rounds
 
 
 def _tell_part(tell: Progress, place: int, n_places: int, share: float, doing: str) -> None:
@@ -348,18 +374,17 @@ class SizeBenchmark:
         return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
     def _judge(self, rounds: InterleavedSamples, foreign_load: float | None) -> NoiseBaseline:
-        """Times, ratios to the control's backend, and who is really the fastest."""
-        reference = rounds.samples[rounds.reference]
-        again = paired_ratio(rounds.control, reference)
-        noise = Interval(1.0, min(1.0, again.low), max(1.0, again.high))
-        ratios = {name: paired_ratio(samples, reference) for name, samples in rounds.samples.items()}
-        ratios[rounds.reference] = noise
-        first = min(ratios, key=lambda name: ratios[name].median)
-        is_sure = is_known(len(reference)) and not (
+        """Times, ratios to the fastest, the noise, and who is surely the fastest."""
+        again = paired_ratio(rounds.control, rounds.samples[rounds.reference])
+        control = NoiseBaseline(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
+                                median_s=median_interval(rounds.control).median, foreign_load=foreign_load,
+                                ratio=again.median, ratio_low=again.low, ratio_high=again.high)  # fmt: skip
+        first = min(rounds.samples, key=lambda name: median_interval(rounds.samples[name]).median)
+        is_sure = is_known(len(rounds.control)) and not (
             self._device.type == "cpu" and is_crowded(foreign_load, torch.get_num_threads(), n_cpus())
         )
-        to_first = {name: paired_ratio(samples, rounds.samples[first]) for name, samples in rounds.samples.items()}
-        similar = {name for name, ratio in to_first.items() if name != first and ratio.overlaps(noise)}
+        ratios = {name: paired_ratio(samples, rounds.samples[first]) for name, samples in rounds.samples.items()}
+        similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= control.noise}
         fastest = self._fastest(similar | {first}, len(ratios)) if is_sure else set()
         for name, samples in rounds.samples.items():
             middle, (p25, p75), ratio = median_interval(samples), quartiles(samples), ratios[name]
@@ -370,9 +395,7 @@ class SizeBenchmark:
                 ratio_low=ratio.low, ratio_high=ratio.high,
                 is_sure=is_sure, is_similar=name in similar, is_fastest=name in fastest,
             )  # fmt: skip
-        return NoiseBaseline(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
-                       median_s=median_interval(rounds.control).median, foreign_load=foreign_load, ratio=again.median,
-                       ratio_low=again.low, ratio_high=again.high)  # fmt: skip
+        return control
 
     def _fastest(self, near: set[str], n_backends: int) -> set[str]:
         """The first and those as fast as it, `near`, where they ran the same kernel and every other one is surely slower."""

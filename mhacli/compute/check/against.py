@@ -35,7 +35,7 @@ from mhacli.compute.check.inputs import (
     max_error,
     randomised,
 )
-from mhacli.compute.user_trace.dataflow import Dataflow
+from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
@@ -501,7 +501,7 @@ def _sites(one: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
     joined: list[int | None] = [index for index, site in one.roles.sites.items() if site == "concat"]
     places: dict[ComparedSite, list[int | None]] = {
         "q": [a.q for a in found],
-        "k": [a.k for a in found],
+        "k": [_before_transpose(flow, a.k) for a in found],
         "v": [a.v for a in found],
         "qk": [a.qk for a in found if a.softmax != a.z],
         "scores": [flow.made_by[a.softmax][0] for a in found if a.softmax != a.z],
@@ -516,6 +516,14 @@ def _sites(one: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
             made[site] = _SiteTensors(tuple(flow.operations[index].output for index in known), _history(flow, known[0]))
     made["out"] = _SiteTensors((one.answer.out,), _history(flow, len(flow.operations) - 1))
     return made
+
+
+def _before_transpose(flow: Dataflow, index: int | None) -> int | None:
+    """What made the keys: the operand of the product may be their transpose, which stands at the line of the product."""
+    if index is None or not is_transpose(flow.operations[index]):
+        return index
+    made = flow.made_by[index][0]
+    return index if made is None else made
 
 
 def _history(flow: Dataflow, index: int | None) -> tuple[Operation, ...]:

@@ -14,9 +14,10 @@ from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import MaskForm
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
-from mhacli.attention.mistakes.stages import SourceHints
+from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, SourceHints
 from mhacli.compute.check.candidates import Candidate, with_fitting_surroundings
 from mhacli.compute.check.hypotheses import (
+    SITES,
     AppliedMistake,
     Hypothesis,
     observe,
@@ -29,11 +30,14 @@ from mhacli.compute.check.hypotheses import (
 from mhacli.compute.check.inputs import InputCase, core_cases, large_case, mask_cases, padding_cases, windows_case
 from mhacli.results.check import Choice
 
-_LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 5000
-"""How many readings are tried with one mistake, how many with two, and how many pairs at most: a few seconds' worth."""
+_LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 2500
+"""How many readings are tried with one mistake, how many with two, and how many pairs in each in the usual time: a few seconds'
+worth. The first two readings are the same layer without and with a causal mask of its own, where that is open."""
+_READER = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
+"""The site that is made of heads, or of joined heads."""
 _FINITE = AppliedMistake(
     Mistake("", "", "", "", "", stage="mask"),
-    MistakeVariant("forbidden scores are −10⁹", filled_with(-1e9)),
+    MistakeVariant("masked scores are −10⁹", filled_with(-1e9)),
 )
 """No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""
 
@@ -41,13 +45,15 @@ _FINITE = AppliedMistake(
 @dataclass(frozen=True)
 class PriorKnowledge:
     """What is known before: what the source says, which token moves which output, None where that is one of the usual patterns,
-    the forms of masks that agree with what is stated of them, and whether the source speaks of windows."""
+    the forms of masks that agree with what is stated of them, and whether the source speaks of windows. `patience` is how many
+    times the usual number of pairs of mistakes may be tried."""
 
     hints: SourceHints = field(default_factory=SourceHints)
     sees: Tensor | None = None
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
     has_windows: bool = False
+    patience: float = 1.0
 
 
 class MatchEvidence(NamedTuple):
@@ -101,7 +107,8 @@ def diagnose(
     if not candidates:
         return result
     if not _is_right_layer(result, candidates):
-        _explain_core(result, with_fitting_surroundings(candidates, subject, module, result.cases[0]), known)
+        fitting = with_fitting_surroundings(candidates, subject, module, result.cases[0])
+        _explain_core(result, fitting, known, subject)
     if result.candidate is None:
         result.unexplained.append(result.cases[0].name)
         return result
@@ -148,7 +155,9 @@ def _is_right_layer(result: Diagnosis, candidates: Sequence[Candidate]) -> bool:
     return False
 
 
-def _explain_core(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> None:
+def _explain_core(
+    result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
+) -> None:
     """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
     cases = result.cases
     if _is_own_pattern(result, candidates, known):
@@ -158,7 +167,7 @@ def _explain_core(result: Diagnosis, candidates: Sequence[Candidate], known: Pri
         if ones:
             _settle(result, candidate, ones, cases)
             return
-    _try_pairs(result, candidates, known)
+    _try_pairs(result, candidates, known, subject)
 
 
 def _is_own_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> bool:
@@ -184,18 +193,36 @@ def _is_own_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: P
     return False
 
 
-def _try_pairs(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> None:
-    """Two mistakes at once, as many as can be tried in a few seconds."""
-    n_tried = 0
+def _try_pairs(
+    result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
+) -> None:
+    """Two mistakes at once in the likeliest layers, as many as can be tried in a few seconds."""
     for candidate in islice(candidates, _LAYERS_FOR_TWO):
-        for hypothesis in pairs(candidate.layer, _pool(known, candidate), result.cases, ()):
+        pool = _from_departure_on(_pool(known, candidate), candidate.layer, subject, result.cases[0])
+        hypotheses = pairs(candidate.layer, pool, result.cases, ())
+        for hypothesis in islice(hypotheses, int(_MOST_PAIRS * known.patience)):
             if _count_hypothesis(result, hypothesis):
                 _settle(result, candidate, [hypothesis], result.cases)
                 return
-            n_tried += 1
-            if n_tried >= _MOST_PAIRS:
-                result.is_cut_short = True
-                return
+        result.is_cut_short |= next(hypotheses, None) is not None
+
+
+def _from_departure_on(
+    pool: Sequence[AppliedMistake], layer: ReferenceLayer, subject: UserAttention, case: InputCase
+) -> Sequence[AppliedMistake]:
+    """The mistakes of the first site that the author does not make, then those behind it, then those before it."""
+    try:
+        missing = observe(subject, layer, RIGHT, case).first_not_made()
+    except Exception:  # what cannot be watched has no sites
+        return pool
+    start = SITES.index(missing) if missing is not None else 0
+    return sorted(pool, key=lambda made: (SITES.index(_seen_at(made)) - start) % len(SITES))
+
+
+def _seen_at(made: AppliedMistake) -> str:
+    """The first site whose numbers a mistake changes: heads cut or joined in another order hold the same numbers."""
+    site = made.sites[0]
+    return _READER.get(site, site) if made.mistake.stage in ("split", "merge") else site
 
 
 def _count_hypothesis(result: Diagnosis, hypothesis: Hypothesis) -> bool:

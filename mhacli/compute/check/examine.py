@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,20 +17,21 @@ import mhacli
 from mhacli.adapters.usercode.call.signature import documented_meaning
 from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.process import Stage
+from mhacli.adapters.usercode.target import split_target, targets_beside
 from mhacli.adapters.usercode.types import Built, MaskForm
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
 from mhacli.compute.base.user_module import arguments_of, ready_modes
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge, diagnose, stated
-from mhacli.compute.check.findings import by_other_sizes, findings_of
+from mhacli.compute.check.findings import by_other_sizes, contradictions, findings_of
 from mhacli.compute.check.hypotheses import difference, may_be_nan, observe, stages_with
 from mhacli.compute.check.inputs import arguments_without_effect, with_own_weights
 from mhacli.compute.check.observed_properties import observed_properties
 from mhacli.compute.check.probes.catalogue import Probed, probe
 from mhacli.compute.check.stepwise import examine_stepwise
 from mhacli.io.json_schema import decode, finite
-from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.results.check import (
     Choice,
     Examination,
@@ -52,7 +54,8 @@ _BACKWARD = re.compile(
     r"(?i)\b(?:backward|anti-?causal|right[- ]to[- ]left|those after|later ones|strictly causal|not see itself)\b"
 )
 _MOST_PARTS = 4
-_NEXT = "--against TARGET compares it with code that you trust"
+_LONGER = 2
+"""How many times the time limit suffices for all pairs of mistakes."""
 _CRITICAL = ("batch independence", "batch of one", "finite")
 """Probes that no right attention fails."""
 
@@ -75,11 +78,36 @@ def examined(request: CheckRequest, stage: Stage) -> Examination:
 def examine(request: CheckRequest, stage: Stage) -> Examination:
     """Probes, comparison with the reference, diagnosis, in each mode of calling it."""
     subjects = ready_modes(request.of, stage)
-    return together([(subject.mode, _examined_mode(subject, request, stage)) for subject in subjects])
+    return together([(subject.mode, _examined_as_stated(subject, request, stage)) for subject in subjects])
 
 
-def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
-    """What is said of one mode."""
+class _ModeResult(NamedTuple):
+    """What is said of one mode, and what it rests on."""
+
+    report: Examination
+    diagnosis: Diagnosis
+    subject: UserAttention
+
+
+def _examined_as_stated(subject: UserAttention, request: CheckRequest, stage: Stage) -> Examination:
+    """What is said of one mode. Where nothing explains it with the heads and the scale that are stated, and something does
+    without one of them, the code contradicts what is stated."""
+    facts = [fact for fact in ("n_heads", "scale") if getattr(request, fact) is not None]
+    if facts:
+        report = _examined_mode(subject, request, stage, patience=0).report
+        for dropped in [] if report.verdict != "unknown" else [*([fact] for fact in facts), *[facts][: len(facts) - 1]]:
+            freely = replace(request, **dict.fromkeys(dropped))  # type: ignore[arg-type]
+            found = _examined_mode(subject, freely, stage, patience=0)
+            if found.report.verdict != "unknown" and found.diagnosis.candidate is not None:
+                against = contradictions(request, dropped, found.diagnosis, found.subject, found.report.comparison)
+                return replace(found.report, verdict="wrong", findings=(*against, *found.report.findings))
+        if report.verdict != "unknown":
+            return report
+    return _examined_mode(subject, request, stage, patience=request.time_limit_s / DEFAULT_TIME_LIMIT_S).report
+
+
+def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage, *, patience: float) -> _ModeResult:
+    """The examination of one mode; `patience` is how many times the usual number of pairs of mistakes is tried."""
     expects_causal = is_meant_causal(subject, request.of)
     probed = probe(subject, request, stage, expects_causal=expects_causal)
     stage(f"comparing {request.of.target} with the reference", limited=False)
@@ -91,6 +119,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     known = _prior_knowledge(
         subject, probed, request, expects_causal=expects_causal, is_pairing_known=intended.is_pairing_known
     )
+    known = replace(known, patience=patience)
     diagnosis = diagnose(examined.subject, examined.module, found, known, request.of.seed)
     for code, others in list(diagnosis.alternatives.items()):
         first = next(made for made in diagnosis.made if made.mistake.code == code)
@@ -102,7 +131,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
     failed = [one.name for one in probed.probes if one.ok is False and one.name in _CRITICAL]
     verdict = "wrong" if findings else "right" if diagnosis.is_right and not failed else "unknown"
     departure = _departure(diagnosis, examined.subject, found) if verdict == "unknown" else None
-    return Examination(
+    report = Examination(
         verdict=verdict,  # type: ignore[arg-type]
         target=request.of.target,
         called=subject.described,
@@ -120,7 +149,9 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage) 
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in subject.untried if name not in (*steps.names, *subject.unread)),
         notes=(*arguments_without_effect(subject, request.of.seed), *steps.notes),
+        next_steps=() if verdict != "unknown" else _next_steps(diagnosis, probed, request),
     )
+    return _ModeResult(report, diagnosis, examined.subject)
 
 
 def _prior_knowledge(
@@ -260,13 +291,31 @@ def _reason(
     if not found and request.n_heads and d_in % request.n_heads:
         return f"--heads {request.n_heads} does not divide the width {d_in} of its input"
     if not found:
-        return f"the names and shapes of the parameters do not show which project queries, keys and values; {_NEXT}"
+        return "the names and shapes of the parameters do not show which project queries, keys and values"
     failed = [probe.name for probe in probed.probes if probe.ok is False]
     if diagnosis.candidate is not None and not diagnosis.unexplained:
         return f"the reference gives the same output, but these probes fail: {', '.join(failed)}"
-    told = f"{_not_understood(found[0], departure)}; {_NEXT}"
-    told += f"; these probes fail: {', '.join(failed)}" if failed else ""
-    return told + ("; there was not enough time to try every pair of mistakes" if diagnosis.is_cut_short else "")
+    told = _not_understood(found[0], departure)
+    return told + (f"; these probes fail: {', '.join(failed)}" if failed else "")
+
+
+def _next_steps(diagnosis: Diagnosis, probed: Probed, request: CheckRequest) -> tuple[str, ...]:
+    """What to try where nothing explains it."""
+    if probed.facts.visible == "itself only":
+        target = shlex.quote(request.of.target)
+        beside = targets_beside(*split_target(request.of.target))
+        others = [f"mha check {shlex.quote(other)}" for other in beside]
+        return (f"mha trace {target} shows what it computes, step by step", *others[:_MOST_PARTS])
+    given = {"heads": request.n_heads, "scale": request.scale, "rope": request.rope, "mask-means": request.mask_means}
+    open_ones = [
+        f"--{name}" for name, value in (given | {"causal": request.of.causal or None}).items() if value is None
+    ]
+    steps = ["--against TARGET compares it with code that you trust"]
+    steps += [f"{', '.join(open_ones)} state what its code does not show"] if open_ones else []
+    stated = [f"--{name}" for name in ("heads", "scale") if given[name] is not None]
+    steps += [f"without {' and '.join(stated)}, which may contradict the code"] if stated else []
+    longer = f"--time-limit {_LONGER * request.time_limit_s:g} tries more pairs of mistakes"
+    return (*steps, longer) if diagnosis.is_cut_short else tuple(steps)
 
 
 def _not_understood(likeliest: Candidate, departure: FirstDifference | None) -> str:
@@ -318,6 +367,7 @@ def together(found: Sequence[tuple[Mode | None, Examination]]) -> Examination:
         comparison=_comparison_of_modes([one.comparison for _, one in reports if one.comparison is not None]),
         reason=None if open_one is None or verdict == "wrong" else f"{_OVER[open_one[0]]} {open_one[1].reason}",
         closest=None if open_one is None else open_one[1].closest,
+        next_steps=() if open_one is None or verdict == "wrong" else open_one[1].next_steps,
         departure=None if open_one is None else open_one[1].departure,
         n_hypotheses=sum(one.n_hypotheses for _, one in reports),
         not_examined=tuple(name for name in last.not_examined if all(name in one.not_examined for _, one in reports)),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.call.user_attention import UserAttention
+from mhacli.adapters.usercode.names import function_around, in_their_names, names_within
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import Built
 from mhacli.attention.mistakes import BY_CODE, MISTAKES, Mistake
-from mhacli.attention.mistakes.stages import SourceEvidence, Symptoms
+from mhacli.attention.mistakes.stages import ReferenceLayer, SourceEvidence, Symptoms
 from mhacli.compute.base.user_module import limited
 from mhacli.compute.check.candidates import candidates, intended_layer, stated_heads
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge
 from mhacli.compute.check.hypotheses import (
     AppliedMistake,
+    Smallest,
     SourceLocator,
     observe,
     smallest,
@@ -27,7 +32,8 @@ from mhacli.compute.check.inputs import Examined, InputCase, core_cases, with_ow
 from mhacli.compute.check.observed_properties import observed_properties
 from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.requests.user_code import CheckRequest
-from mhacli.results.check import Finding
+from mhacli.results.check import Finding, OutputComparison
+from mhacli.spec.tolerances import error_text
 
 
 def findings_of(
@@ -50,8 +56,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         alike = (made, *diagnosis.alternatives.get(made.mistake.code, ()))
         order = None if candidate.reading is None else candidate.reading.order
         settled = by_source(alike, SourceEvidence(observed.operations, order))
-        sites = settled.variant.sites or ((settled.mistake.site,))
-        line, *more = observed.lines_for(settled.mistake, sites, subject.built)
+        line, *more = observed.lines_for(settled.mistake, settled.sites, subject.built)
         error, tolerance, cases = diagnosis.proofs[made.mistake.code]
         where = ", ".join(one.name for one in cases)
         others = tuple(one.mistake.code for one in diagnosis.made if one is not made)
@@ -59,19 +64,42 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         small = smallest(subject, candidate.layer, others_alone, case, request.of.seed)
         lines = [
             f"matches exactly if {settled.variant.description}: "
-            f"largest difference {error:.2g}, tolerance {tolerance:.2g} ({where})"
+            f"largest difference {error_text(error)}, tolerance {error_text(tolerance)} ({where})"
+            + (f", together with {' and '.join(others)}" if others else "")
         ]
         if small is not None:
-            lines.append(_smallest_text(small.batch, small.q_len, small.k_len, small.difference, small.largest))
+            lines.append(_smallest_text(small))
         lines += [f"the same in line {other.line}: {other.source}" for other in more if other.line is not None]
-        yield finding_of(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
+        parts = () if candidate.reading is None else candidate.reading.parts
+        finding = finding_of(settled.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
+        names = _their_names(line, observed, subject, case, parts)
+        if settled.mistake.stage == "scale":  # their variable holds what is scaled already
+            names.pop("scores", None)
+        effect = settled.variant.effect or finding.effect
+        yield replace(finding, fix=in_their_names(finding.fix, names), effect=effect)
 
 
-def _smallest_text(batch: int, q_len: int, k_len: int, gap: float, largest: float) -> str:
+def _their_names(
+    line: SourceLine, observed: SourceLocator, subject: UserAttention, case: InputCase, parts: Sequence[str]
+) -> dict[str, str]:
+    """What the author calls the things that corrected expressions speak of, in the function of a line."""
+    function = function_around(line)
+    if function is None:
+        return {}
+    names = names_within(function, subject.built.module, parts) | dict(observed.names_in(function))
+    mask = None if case.form is None else case.form.parameter
+    if mask is not None and mask in (one.arg for one in function.args.args):
+        names["mask"] = mask
+    return names
+
+
+def _smallest_text(small: Smallest) -> str:
+    batch, q_len, k_len, gap, largest, is_nan = small
     rows = f"{batch} sequence{'s' if batch > 1 else ''} of "
     rows += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
     size = f" (its largest number is {largest:.3g})" if largest == largest else ""
-    words = "NaN or of another shape" if gap == float("inf") else f"off by {gap:.3g}{size}"
+    not_comparable = "NaN" if is_nan else "infinite or of another shape"
+    words = not_comparable if gap == float("inf") else f"off by {gap:.3g}{size}"
     return f"smallest example, {rows}: the output is {words}"
 
 
@@ -182,6 +210,67 @@ def _width_of_queries(diagnosis: Diagnosis, subject: UserAttention) -> tuple[int
         ):
             return part.weight.numel() // subject.sizes.d_in, part.name
     return 0, ""
+
+
+# --------------------------------------------------------------------------------- what is stated and the code contradicts
+
+
+def contradictions(
+    request: CheckRequest,
+    facts: Sequence[str],
+    diagnosis: Diagnosis,
+    subject: UserAttention,
+    comparison: OutputComparison | None,
+) -> Iterator[Finding]:
+    """A finding for each of the facts, `n_heads` or `scale`, that the request states and the layer that was found contradicts;
+    `comparison` is that of this layer."""
+    assert diagnosis.candidate is not None
+    layer, case = diagnosis.candidate.layer, diagnosis.cases[0]
+    observed = _observed(diagnosis, subject, case)
+    measured = comparison or OutputComparison("reference", "", 0, None, case.tolerance)
+    error, tolerance, proof = measured.max_abs_difference, measured.tolerance, ""
+    if error is not None:
+        proof = f": largest difference {error_text(error)}, tolerance {error_text(tolerance)} ({case.name})"
+    for fact in facts:
+        if fact == "n_heads":
+            finding, line = _of_heads(request, layer, subject.built, subject.sizes.d_in), observed.line_of("q")
+        else:
+            finding, line = _of_scale(request, layer, case), observed.line_of("scaled")
+        yield replace(
+            finding, evidence=finding.evidence + proof, proven=error is not None, error=error, tolerance=tolerance,
+            file=line.file, line=line.line, source=line.source,
+        )  # fmt: skip
+
+
+def _of_heads(request: CheckRequest, layer: ReferenceLayer, built: Built, d_in: int) -> Finding:
+    n_heads, meant = layer.n_heads, request.n_heads or 1
+    has = f"{n_heads} head{'s' * (n_heads != 1)}"
+    names = [name for name in built.arguments if role_of(name.rpartition(".")[2]) == "n_heads" and d_in % meant == 0]
+    built_so = f"build it with --arg {names[0]}={meant}, or " if names else ""
+    return Finding(
+        code="heads-not-as-stated",
+        message=f"the code has {has}, and --heads says {meant}",
+        evidence=f"matches exactly with {has}",
+        fix=f"{built_so}state --heads {n_heads}",
+        effect="each head has other columns than those that were meant",
+    )
+
+
+def _of_scale(request: CheckRequest, layer: ReferenceLayer, case: InputCase) -> Finding:
+    if isinstance(layer.scale, Tensor):
+        has = "a learned number of each head"
+    elif layer.scale is None:
+        d_head = layer.d_head or case.rows.queries.shape[-1]
+        has = f"{d_head**-0.5:.4g} = 1/√d_head"
+    else:
+        has = f"{layer.scale:.4g}"
+    return Finding(
+        code="scale-not-as-stated",
+        message=f"the code multiplies the scores by {has}, and --scale says {request.scale:.4g}",
+        evidence=f"matches exactly if the scores are multiplied by {has}",
+        fix=f"scores = qk * {request.scale:.4g}",
+        effect="the softmax is sharper or flatter than was meant",
+    )
 
 
 # ----------------------------------------------------------------------------------- mistakes that give the same numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import re
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.adapters.usercode.names import is_within
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import read_name
@@ -31,6 +33,11 @@ class AppliedMistake(NamedTuple):
 
     mistake: Mistake
     variant: MistakeVariant
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that it spoils."""
+        return self.variant.sites or (self.mistake.site,)
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,8 @@ def pairs(
 # --------------------------------------------------------------------------------------------------- lines of the source
 
 
+_SHOWN_AS = {"scaled": "scores"}
+"""The scaled products without a mask are a step on the way to the scores, as every report calls them."""
 SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
 _SHAPING = (
     "view",
@@ -176,6 +185,18 @@ class SourceLocator:
             if operation is not None:
                 return operation.at
         return SourceLine()
+
+    def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+        """Sites, and the variable of a function that holds what the reference makes there."""
+        for site in ("q", "k", "v", "scores", "pattern", "z"):
+            maker = self._maker(site)
+            if maker is None or not is_within(maker.at, function):
+                continue
+            names = assigned_names(maker.source)
+            named_so = names if len(names) == 1 else [name for name in names if read_name(name)[0] == site]
+            last = next(op for op in reversed(self.operations) if op.at == maker.at)
+            if len(named_so) == 1 and (site in "qkv" or _same_numbers(last.output, self.sites[site])):
+                yield site, named_so[0]
 
     def line_by(self, names: Sequence[str]) -> SourceLine:
         """The line of the first operation of one of these names, the likeliest first."""
@@ -212,17 +233,20 @@ class SourceLocator:
             preferred = [op for op in making if site[0] in (read_name(name)[0] for name in assigned_names(op.source))]
         return next(iter(preferred or making), None)
 
+    def first_not_made(self) -> str | None:
+        """The first site whose numbers the author never makes; None where all are made."""
+        return next((site for site in SITES if site in self.sites and not self._is_made(site)), None)
+
     def departure(self) -> FirstDifference:
-        """The first site whose numbers the author never makes, and the last before it that is shared."""
-        shared = None
-        for site in SITES:
-            if site not in self.sites:
-                continue
-            if not any(_same_numbers(op.output, self.sites[site]) for op in self.operations):
-                line = SourceLine() if shared is None else self._after(shared)
-                return FirstDifference(site, shared, *line)
-            shared = site
-        return FirstDifference("out", shared)
+        """The first site whose numbers the author never makes, and the last shared before it, as reports call them."""
+        missing = self.first_not_made()
+        before = [site for site in SITES[: SITES.index(missing) if missing else None] if site in self.sites]
+        shared = next((site for site in reversed(before) if site not in _SHOWN_AS), None)
+        line = SourceLine() if missing is None or not before else self._after(before[-1])
+        return FirstDifference("out" if missing is None else _SHOWN_AS.get(missing, missing), shared, *line)
+
+    def _is_made(self, site: str) -> bool:
+        return any(_same_numbers(op.output, self.sites[site]) for op in self.operations)
 
     def _after(self, site: str) -> SourceLine:
         """The line of the first operation behind the one that makes a site."""
@@ -286,6 +310,7 @@ class Smallest(NamedTuple):
     k_len: int
     difference: float
     largest: float
+    is_nan: bool
 
 
 _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 2, 3), (2, 3, 3))
@@ -309,7 +334,8 @@ def smallest(
             continue
         if gap > case.tolerance:
             finite = case.answer[case.answer.isfinite()].abs()
-            return Smallest(batch, q_len, k_len, gap, finite.max().item() if finite.numel() else math.nan)
+            largest = finite.max().item() if finite.numel() else math.nan
+            return Smallest(batch, q_len, k_len, gap, largest, bool(case.answer.isnan().any()))
     return None
 
 

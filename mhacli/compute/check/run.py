@@ -51,17 +51,15 @@ def check(
         compared = None
         if other is not None:
             compared = replace(of, target=other, arguments=_words(against_arguments), call_arguments=calls)
-        request = CheckRequest(of, compared, mask_means, rope, scale, n_heads)
+        request = CheckRequest(of, compared, mask_means, rope, scale, n_heads, time_limit_s)
         if all(isinstance(one, str | None) for one in (target, against)):
-            return examine_in_child(request, time_limit_s=time_limit_s)
+            return examine_in_child(request)
         return _examined_here(request)
 
 
-def examine_in_child(
-    request: CheckRequest, *, time_limit_s: float, on_stage: Callable[[str], None] | None = None
-) -> Examination:
+def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
     """The examination of what names of files or modules mean, made in a process of its own; `on_stage` hears of each stage."""
-    outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=time_limit_s, on_stage=on_stage)
+    outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
     examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
     return replace(examination, printed=outcome.printed)
 

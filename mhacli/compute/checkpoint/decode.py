@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -90,6 +91,12 @@ def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
             f"the pattern of {n} × {n} tokens takes more than --keep-limit, {format_size(keep_limit)}",
             hint=f"--max-tokens {n // 2} takes a shorter text, a larger --keep-limit makes room",
             code="too-large",
+        )
+    if layer.kind == "self" and record.model is not None and not layer.mask.startswith("causal"):
+        raise MhaError(
+            f"{record.model.path} is an encoder: its tokens see later ones, so it has no cache",
+            hint=f"mha run TEXT --model {shlex.quote(record.model.path)} shows its attention",
+            code="not-causal",
         )
     if layer.kind not in ("self", "decoder") or not layer.mask.startswith("causal"):
         raise MhaError(

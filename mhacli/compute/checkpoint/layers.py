@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall
+from mhacli.adapters.hf.capture import DROPOUT, Call, ScoredCall
 from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_attention
@@ -116,7 +116,8 @@ class PassInspection:
 
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is asked for, while the model waits."""
-        axes, place = axes_of(self.inputs, call.kind, dtype=self.dtype, device=call.device), (call.kind, call.layer)
+        dtype, place = coarser(self.dtype, call), (call.kind, call.layer)
+        axes = axes_of(self.inputs, call.kind, dtype=dtype, device=call.device)
         reason = misfit(call, axes)
         if reason is not None:
             self.unfit.setdefault(place, reason)
@@ -135,6 +136,8 @@ class PassInspection:
         """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
         wanted = self.wanted.heads
         attention = as_attention(call, axes.real_queries(), self._masks)
+        if call.has_dropout:  # z is of other weights
+            attention = replace(attention, v=None)
         if self.on_layer is not None:
             self.on_layer(call, attention)
         asked = statistics_request(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
@@ -169,13 +172,16 @@ class PassInspection:
     def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
         if not isinstance(call, ScoredCall):
-            return make_baseline(attention.pattern, asked)
+            return make_baseline(attention.pattern, asked, self.wanted.heads.reducer)
         allowed = attention.pattern.allowed
         key = (call.kind, call.device, id(allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
-            self._baselines[key] = make_baseline(attention.pattern, asked), allowed  # alive, so that its id names it
+            self._baselines[key] = (
+                make_baseline(attention.pattern, asked, self.wanted.heads.reducer),
+                allowed,
+            )  # alive, so that its id names it
         return self._baselines[key][0]
 
     def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
@@ -252,7 +258,8 @@ class PassInspection:
             if facts.config is None
             else without_attention(facts.config, self.found, self.unfit)
         )
-        return replace(facts.model, path_inspected=f"{inspected} (unchanged)", without=without)
+        n_layers = facts.model.n_layers or len({layer for _, layer in (*self.found, *self.unfit)})
+        return replace(facts.model, n_layers=n_layers, path_inspected=f"{inspected} (unchanged)", without=without)
 
 
 def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: ModelInputs) -> Config:
@@ -276,6 +283,18 @@ def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: Mode
         max_positions=model.max_positions or Config.max_positions,
         rope_theta=theta,
     ).resolved()
+
+
+def coarser(dtype: str, call: Call) -> str:
+    """The less exact of the model's dtype and that of the call's values, which autocast makes: what its tolerances are for."""
+    found = None if call.v is None else call.v.dtype
+    own: torch.dtype = getattr(torch, dtype)
+    is_coarser = found in ROUNDED and (own not in ROUNDED or torch.finfo(found).eps > torch.finfo(own).eps)
+    return str(found).removeprefix("torch.") if is_coarser else dtype
+
+
+ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes that tolerances are known for."""
 
 
 # ----------------------------------------------------------------------------------------------------------- whose tokens
@@ -314,8 +333,10 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         for check in checks
         if check.rounding
     ]
-    reasons += [f"the keyword {name} is not understood" for name in call.unknown]
-    if attention.v is None:
+    reasons += [f"the keyword {name} is not understood" for name in call.unknown if name not in DROPOUT]
+    if call.has_dropout:
+        reasons.append("dropout was active: the weights are those before it, and the layer's output is not of them")
+    elif attention.v is None:
         reasons.append("only the pattern was seen, not the values")
     d_v = attention.z.shape[3]
     return InspectedLayer(
@@ -346,8 +367,22 @@ def misfit(call: Call, axes: Axes) -> str | None:
     """Why nothing can be said of an attention: its axes are not the tokens of the text. None where they are."""
     batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
     if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
-        return None
+        return _unread_mask(call) if isinstance(call, ScoredCall) else None
     return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
+
+
+def _unread_mask(call: ScoredCall) -> str | None:
+    """Why the mask of an attention cannot be read. None where it can, or where there is none."""
+    mask: Any = call.mask
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
+    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # of flash-attention: padding alone
+    sizes = zip(reversed(mask.shape), reversed(call.shape), strict=False)
+    if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
+        return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
+    return None
 
 
 SMALL_CELLS = 1 << 18

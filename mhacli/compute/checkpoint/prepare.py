@@ -12,6 +12,7 @@ from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of,
 from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
+from mhacli.attention.tiled.reducer import settled
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -51,11 +52,13 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
+    reducer, reducer_notes = settled(request.wanted.reducer, loaded.model.device, loaded.model.dtype)
+    heads = replace(request.wanted, reducer=reducer)
+    wanted = CheckpointRunRequest(heads, request.layers, request.keep, request.keep_limit, texts.spans)
     run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return run, (*loaded.notes, *texts.notes)
+    return run, (*loaded.notes, *texts.notes, *reducer_notes)
 
 
 def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:

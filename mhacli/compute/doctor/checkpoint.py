@@ -506,12 +506,15 @@ def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
             )
             advice = "encode a rendered chat with add_special_tokens=False, or let apply_chat_template make the ids"
             return HealthCheck("bos", None, message, both, 1, is_caution=True, advice=advice)
-    subject = "a text and a chat begin" if chat is not None else "a text begins"
-    return HealthCheck("bos", True, f"{subject} with {name!r} {_often(counts[worst])} at most", counts[worst], 1)
+    if counts[worst] == 0:
+        message = f"no text{' or chat' * (chat is not None)} begins with {name!r}"
+    else:
+        message = f"a text{' and a chat begin' if chat is not None else ' begins'} with {name!r} at most once"
+    return HealthCheck("bos", True, message, counts[worst], 1)
 
 
 def _often(n: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(n, f"{n} times")
+    return "twice" if n == 2 else f"{n} times"
 
 
 def _times(ids: Sequence[int], begin: int) -> int:

@@ -23,6 +23,7 @@ from mhacli.attention.backends import (
 )
 from mhacli.attention.core import attend
 from mhacli.attention.fused import kernel_among, operators_of
+from mhacli.attention.tiled.reducer import kernel_fault
 from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
@@ -191,7 +192,7 @@ def _cuda(index: int) -> Device:
 
 def check_settings(present: Sequence[Device]) -> list[HealthCheck]:
     """What is switched on or off in torch, for this process and by the environment."""
-    return [_build(present), _precision(), _default_dtype(), _deterministic(present)]
+    return [_build(present), _precision(), _default_dtype(), _deterministic(present), _reducer(present)]
 
 
 def _build(present: Sequence[Device]) -> HealthCheck:
@@ -240,3 +241,18 @@ def _deterministic(present: Sequence[Device]) -> HealthCheck:
             meaning="Products on CUDA raise an error.", advice=f"set {_WORKSPACE}=:4096:8 before torch is loaded",
         )  # fmt: skip
     return HealthCheck("deterministic", True, f"deterministic algorithms are {'on' if is_on else 'off, as by default'}")
+
+
+def _reducer(present: Sequence[Device]) -> HealthCheck:
+    """Whether the Triton kernel makes the statistics of heads, which it does on CUDA devices alone."""
+    faults = {d.name: kernel_fault(torch.device(d.name), torch.float32) for d in present if d.name.startswith("cuda")}
+    if not faults:
+        return HealthCheck("reducer", None, "the Triton kernel for statistics of heads needs a CUDA device")
+    known = {name: fault for name, fault in faults.items() if fault is not None}
+    if not known:
+        return HealthCheck("reducer", True, "the Triton kernel for statistics of heads runs, and agrees with torch")
+    return HealthCheck(
+        "reducer", None, "; ".join(f"{name}: {fault}" for name, fault in known.items()), is_caution=True,
+        meaning="Statistics of heads are made by torch, which takes longer.",
+        advice="install the Triton that this build of torch names, or ignore this",
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.adapters.hf.inputs import outputs_of
+
+
+class Target(NamedTuple):
+    """The tokens whose logits are compared: `id` alone, or less that of `versus`."""
+
+    id: int
+    versus: int | None = None
 
 
 class Reading(NamedTuple):
@@ -30,7 +37,6 @@ class Changes(NamedTuple):
     rank: Float[Tensor, " row"] | None = None
 
 
-@torch.no_grad()
 def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> Reading:
     """What one pass gives at a position. Logits are made there alone where the model's family can do so."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -39,7 +45,7 @@ def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> 
         return Reading(outputs["last_hidden_state"][:, position].double(), None)
     hidden: list[Tensor] = []
     given: dict[str, Any] = dict(keywords)
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+    if makes_single_logits(model):
         given["logits_to_keep"] = torch.tensor([position], device=model.device)
         position = 0
     handle = head.register_forward_pre_hook(lambda _, args: hidden.append(args[0][:, position].double()))
@@ -50,26 +56,49 @@ def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> 
     return Reading(hidden[-1], outputs["logits"][:, position].double())
 
 
-def changes(rows: Reading, untouched: Reading, target: int | None, versus: int | None) -> Changes:
-    """The rows minus an untouched one. `target` and `versus` are ids of tokens."""
+def makes_single_logits(model: Any) -> bool:
+    """Whether a model can make the logits of one position alone."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:
+    """The rows minus an untouched one."""
     d_output = (rows.hidden - untouched.hidden).norm(dim=-1) / untouched.hidden.norm(dim=-1)
     if rows.logits is None or untouched.logits is None or target is None:
         return Changes(d_output)
     log_p, before = rows.logits.log_softmax(dim=-1), untouched.logits.log_softmax(dim=-1)
     return Changes(
         d_output,
-        d_logit=_compared(rows.logits, target, versus) - _compared(untouched.logits, target, versus),
-        d_logprob=log_p[:, target] - before[:, target],
+        d_logit=compared(rows.logits, target) - compared(untouched.logits, target),
+        d_logprob=log_p[:, target.id] - before[:, target.id],
         kl=(before.exp() * (before - log_p)).sum(dim=-1),
-        rank=rank_of(rows.logits, target),
+        rank=rank_of(rows.logits, target.id),
     )
 
 
-def _compared(logits: Float[Tensor, "row token"], target: int, versus: int | None) -> Float[Tensor, " row"]:
+def compared(logits: Float[Tensor, "row token"], target: Target) -> Float[Tensor, " row"]:
     """The logit of the target, less that of the token that it is compared with."""
-    return logits[:, target] - (0.0 if versus is None else logits[:, versus])
+    return logits[:, target.id] - (0.0 if target.versus is None else logits[:, target.versus])
 
 
 def rank_of(logits: Float[Tensor, "row token"], target: int) -> Float[Tensor, " row"]:
     """How many tokens are likelier than the target."""
     return (logits > logits[:, target, None]).sum(dim=-1)
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's correlation: that of the ranks, equal numbers having the mean of theirs. None where one side has a single rank.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    ranks = torch.stack([_ranks(torch.tensor(numbers, dtype=torch.float64)) for numbers in (one, other)])
+    ranks = ranks - ranks.mean(dim=1, keepdim=True)
+    lengths = ranks.norm(dim=1)
+    return None if not bool(lengths.all()) else round(float(ranks[0] @ ranks[1] / lengths.prod()), 12)
+
+
+def _ranks(numbers: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    _, place, counts = numbers.unique(return_inverse=True, return_counts=True)
+    ranks: Tensor = counts.cumsum(dim=0) - (counts - 1) / 2
+    return ranks[place]

@@ -8,71 +8,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, captured
-from mhacli.adapters.hf.inputs import outputs_of
 from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.compute.effect.parts import AttentionParts, by_input
 from mhacli.compute.effect.removal import Removal
 
 
-@dataclass
-class AttentionParts:
-    """What `find_parts` learns in one pass of each attention: its module's name, its output projection, the outputs z of its
-    heads, and the cells that a query sees where no mask says so."""
-
-    names: dict[LayerKey, str] = field(default_factory=dict)
-    projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
-    z: dict[LayerKey, Tensor] = field(default_factory=dict)
-    visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
-
-
-def find_parts(model: nn.Module, keywords: Mapping[str, Tensor]) -> AttentionParts:
-    """The parts of every attention. An output projection is the matrix whose input has the bits of z."""
-    parts, last = AttentionParts(), dict[LayerKey, Tensor]()
-
-    def take(call: Call) -> None:
-        if call.part == 0 and call.z is not None:
-            key = (call.kind, call.layer)
-            parts.names[key] = call.name
-            parts.z[key] = call.z.clone()
-            every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
-            parts.visible[key] = every.tril() if isinstance(call, ScoredCall) and call.causal else every
-            last.clear()
-            last[key] = call.z.transpose(1, 2).flatten(2).clone()
-
-    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
-        for key, z in last.items():
-            x = args[0] if args else None
-            if isinstance(x, Tensor) and x.numel() == z.numel() and torch.equal(x.reshape(z.shape), z):
-                parts.projections.setdefault(key, module)
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2:
-                stack.callback(module.register_forward_pre_hook(look).remove)
-        stack.enter_context(captured(model, take, batch=1))
-        outputs_of(model, keywords)
-    return parts
-
-
 @contextmanager
-def removed_otherwise(model: nn.Module, removals: Sequence[Removal], parts: AttentionParts) -> Iterator[bool]:
+def removed_otherwise(
+    model: nn.Module, removals: Sequence[Removal], parts: AttentionParts, resampled: Mapping[LayerKey, Tensor]
+) -> Iterator[bool]:
     """Within it the model computes without what the removals name. False where there is no second way to remove one."""
     with ExitStack() as stack:
-        ways = [_other_way(model, removal, parts) for removal in removals]
+        ways = [_other_way(model, removal, parts, resampled.get(removal.layer)) for removal in removals]
         for way in ways:
             if way is not None:
                 stack.enter_context(way)
         yield None not in ways
 
 
-def _other_way(model: nn.Module, removal: Removal, parts: AttentionParts) -> AbstractContextManager[None] | None:
+def _other_way(
+    model: nn.Module, removal: Removal, parts: AttentionParts, resampled: Tensor | None
+) -> AbstractContextManager[None] | None:
     if removal.keys is not None:
         module = model.get_submodule(parts.names[removal.layer])
         is_given = "attention_mask" in inspect.signature(module.forward).parameters
@@ -80,24 +41,24 @@ def _other_way(model: nn.Module, removal: Removal, parts: AttentionParts) -> Abs
     projection, z = parts.projections.get(removal.layer), parts.z.get(removal.layer)
     if projection is None or z is None:
         return None
+    z = z if resampled is None else resampled
     return (_edited if removal.at is None else _edited_input)(projection, removal, z)
 
 
 @contextmanager
 def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None]:
-    """The columns of the heads are zeros, and their mean goes through the bias."""
+    """The columns of the heads are zeros. Their mean, or what they give in another text, is added behind them."""
     weight, width = projection.weight, z.shape[3]
     assert isinstance(weight, Tensor)
-    by_input = weight if type(projection).__name__ == "Conv1D" else weight.T  # rows are inputs
     saved = weight.detach().clone()
-    added = torch.zeros_like(by_input[0])
+    added = z.new_zeros(z.shape[2], by_input(projection).shape[1])
     with torch.no_grad():
         for head in removal.heads:
-            rows = by_input[head * width : (head + 1) * width]
-            if removal.replace == "mean":
-                added += z[0, head].mean(dim=0) @ rows
+            rows = by_input(projection)[head * width : (head + 1) * width]
+            if removal.replace != "zero":
+                added += (z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head]) @ rows
             rows.zero_()
-    handle = projection.register_forward_hook(lambda module, args, output: output + added)
+    handle = projection.register_forward_hook(lambda module, args, output: output + added.reshape(output.shape))
     try:
         yield
     finally:
@@ -114,8 +75,8 @@ def _edited_input(projection: nn.Module, removal: Removal, z: Tensor) -> Iterato
     def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0].clone()
         for head in removal.heads:
-            value = z[0, head].mean(dim=0) if removal.replace == "mean" else 0.0
-            x[..., removal.at, head * width : (head + 1) * width] = value
+            value = z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head, removal.at]
+            x[..., removal.at, head * width : (head + 1) * width] = 0.0 if removal.replace == "zero" else value
         return (x, *args[1:])
 
     handle = projection.register_forward_pre_hook(edit)

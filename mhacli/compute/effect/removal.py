@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,7 +19,8 @@ from mhacli.results.record.effect import Replacement
 class Removal:
     """What one row of a batch lacks, in the attention `layer`.
 
-    `heads` are whole heads if `keys` is None: their output becomes zero or its mean over the text, at position `at` alone, or
+    `heads` are whole heads if `keys` is None: their output becomes zero, its mean over the text, or
+    that in another text, at position `at` alone, or
     everywhere where that is None. Else they are heads of which the weights from `queries` to `keys` are removed, and the
     rest of each row grows until it sums to what it did.
     """
@@ -31,17 +32,24 @@ class Removal:
     replace: Replacement = "zero"
     at: int | None = None
 
+    @property
+    def first(self) -> int:
+        """The first position at which the output of the attention can change."""
+        return min(self.queries, default=0) if self.keys is not None else self.at or 0
+
 
 class Remover:
-    """Takes the calls of a batch, and removes from row i what `rows[i]` says. The first row is untouched: means are its.
+    """Takes the calls of a batch, and removes from row i what `rows[i]` says. `stand_ins` are over the whole text. What
+    runs begins at position `start`: the keys and values before it come from a cache.
 
     `n_removed` counts the removals that took place, so that one whose attention was never called is noticed. `emptied` are the
-    rows in which some query has no key left: its head output is zeros.
+    rows in which some query has no key left: its head output is zeros; `seen` those that are not masked already.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Removal]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Removal]], stand_ins: StandIns, *, start: int = 0) -> None:
+        self._stand_ins, self._start = stand_ins, start
         self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
-        self.n_removed, self.emptied = 0, set[int]()
+        self.n_removed, self.emptied, self.seen = 0, set[int](), set[int]()
         for row, removals in enumerate(rows):
             for removal in removals:
                 self._here.setdefault(removal.layer, []).append((row, removal))
@@ -55,30 +63,55 @@ class Remover:
         for row, removal in here:
             self.n_removed += 1
             if removal.keys is None:
-                self._replace_heads(z, call.z, removal, row)
+                self._replace_heads(z, removal, row)
             else:
                 self._cut_edges(z, call, removal, row)
         return z
 
-    def _replace_heads(self, z: Tensor, original: Tensor, removal: Removal, row: int) -> None:
-        places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+    def _replace_heads(self, z: Tensor, removal: Removal, row: int) -> None:
+        whole = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+        places = whole if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
         for head in removal.heads:
-            z[row, head, places] = original[0, head].mean(dim=0) if removal.replace == "mean" else 0.0
+            z[row, head, places] = self._stand_ins.of(removal, head)[whole]
 
     def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
         assert removal.keys is not None
         assert call.v is not None
-        heads, queries = torch.tensor(removal.heads), torch.tensor(removal.queries)
+        n_queries, n_keys = call.shape[2:]
+        # a cache with a window has lost the keys before; one of a fixed size has keys that are not there yet
+        first_key = 0 if call.kind == "cross" else max(0, self._start + n_queries - n_keys)
+        running = [query - self._start for query in removal.queries if 0 <= query - self._start < n_queries]
+        if not running:  # nothing is measured behind these
+            self.seen.add(row)
+            return
+        heads, queries = torch.tensor(removal.heads), torch.tensor(running)
         scores, sinks = _scores(_part_of(call, row, queries))
         is_cut = torch.zeros(scores.shape[-1], dtype=torch.bool, device=z.device)
-        is_cut[list(removal.keys)] = True
+        is_cut[[key - first_key for key in removal.keys if 0 <= key - first_key < n_keys]] = True
         was_seen = scores[heads][..., is_cut].isfinite().any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
+        self.seen |= {row} if bool(was_seen.any()) else set()
         weights = softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
         self.emptied |= {row} if bool((weights.sum(dim=-1) == 0).any()) else set()
         group = z.shape[1] // call.v.shape[1]
         new = (weights @ call.v[row].to(weights.dtype)[heads // group]).to(z.dtype)
         place = (row, heads[:, None], queries)
         z[place] = torch.where(was_seen, new, z[place])
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """What removed heads give instead, from the outputs z of all heads over the text: `untouched`, and `resampled` those that
+    another text has at the positions that correspond."""
+
+    untouched: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]]
+    resampled: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]] = field(default_factory=dict)
+
+    def of(self, removal: Removal, head: int) -> Float[Tensor, "query d_v"]:
+        """The rows of one head at all positions."""
+        z = self.untouched[removal.layer][0, head]
+        if removal.replace == "resample":
+            return self.resampled[removal.layer][0, head]
+        return z.mean(dim=0).expand_as(z) if removal.replace == "mean" else torch.zeros_like(z)
 
 
 def softmax_without(

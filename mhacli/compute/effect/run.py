@@ -6,42 +6,60 @@ Every batch begins and ends with an untouched row. What these rows differ by is 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, islice
+from time import perf_counter
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import captured
+from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.adapters.hf.load import Loaded
-from mhacli.compute.effect.entry import Entries, find_entries
-from mhacli.compute.effect.metric import Changes, Reading, changes, read_position
-from mhacli.compute.effect.proof import find_parts, removed_otherwise
-from mhacli.compute.effect.removal import Removal, Remover
+from mhacli.compute.effect.direct import DirectPaths, direct_paths
+from mhacli.compute.effect.estimates.first_order import first_order, screened, z_gradients
+from mhacli.compute.effect.estimates.pictures import judgements
+from mhacli.compute.effect.metric import Changes, Reading, Target, changes, read_position
+from mhacli.compute.effect.parts import ModelParts, find_parts
+from mhacli.compute.effect.prefix import Segment, later_segment
+from mhacli.compute.effect.proof import removed_otherwise
+from mhacli.compute.effect.removal import Removal, Remover, StandIns
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
-from mhacli.results.record.effect import Verification
+from mhacli.requests.memory import EffectFacts, rows_that_fit
+from mhacli.results.record.effect import Judgement, Verification
 from mhacli.spec.tolerances import TOLERANCES
 
 TOKENS_AT_ONCE = 4096
 """How many tokens a batch has at most, all rows together."""
+N_UNTOUCHED = 2
+"""How many rows of a batch are without a removal."""
 _SEED = 0
+_NOTHING_VERIFIED = Verification(0, 0.0, 0.0, True, True)
 
 
-class Target(NamedTuple):
-    """The tokens whose logits are compared: `id` alone, or less that of `versus`."""
+def rows_at_once(keywords: Mapping[str, Tensor]) -> int:
+    """How many rows a batch has at most, whatever the memory."""
+    return TOKENS_AT_ONCE // max(tensor.shape[1] for tensor in keywords.values())
 
-    id: int
-    versus: int | None = None
+
+class Cost(NamedTuple):
+    """What removals take at most: how many there are, in how many batches, how long, and how much memory beside the weights."""
+
+    n_removals: int
+    n_batches: int
+    seconds: float
+    peak_bytes: int
 
 
 @dataclass
 class EffectRun:
     """Removals from one text: each item of `plan` is a set of parts that are removed together. `run` computes `results`, the
-    changes that each item makes at `position`."""
+    changes that each item makes at `position`, and `direct`, what heads of it change by themselves. `masked` are
+    edges that are masked already. `resampled` are the outputs z that take the place of others."""
 
     loaded: Loaded
     keywords: Mapping[str, Tensor]
@@ -49,15 +67,25 @@ class EffectRun:
     position: int
     target: Target | None = None
     n_verified: int = 4
+    n_screened: int | None = None
+    is_judged: bool = False
+    resampled: Mapping[LayerKey, Tensor] = field(default_factory=dict)
     results: dict[int, Changes] = field(default_factory=dict)
+    direct: dict[int, float] = field(default_factory=dict)
+    direct_paths: DirectPaths | None = None
+    masked: set[int] = field(default_factory=set)
+    estimates: dict[int, float] = field(default_factory=dict)
+    judgements: tuple[Judgement, ...] = ()
     n_batches: int = 0
-    verified: Verification | None = None
+    verified: Verification = _NOTHING_VERIFIED
+    most_rows: int = TOKENS_AT_ONCE
     _floors: list[Changes] = field(default_factory=list)
     _hidden: dict[int, Tensor] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _departed: float = 0.0
 
     @cached_property
+    @torch.no_grad()
     def untouched(self) -> Reading:
         """The plain pass, that nobody watches."""
         return read_position(self.loaded.model, self.keywords, self.position)
@@ -71,28 +99,88 @@ class EffectRun:
     def run(self, tell: Progress = no_progress) -> None:
         """All removals, and the proof of some. Raises `MhaError` for an attention that removals cannot reach."""
         tell(0.0, "the untouched pass")
-        entries = find_entries(self.loaded.model, self.keywords)
-        for batch in self._batches():
-            self._run_batch(batch, entries)
-            tell(min(1.0, len(self.results) / len(self.plan)), "removing")
-        self._verify()
+        parts = find_parts(self.loaded.model, self.keywords, self.position)
+        stand_ins = StandIns(parts.attention.z, self.resampled)
+        self._follow_direct_paths(parts, stand_ins)
+        segment = self._segment(parts)
+        gradients = self._gradients(parts)
+        items = range(len(self.plan)) if self.n_screened is None else self._screened(stand_ins, gradients)
+        for batch in self._batches(items, is_short=segment.start > 0):
+            self._run_batch(batch, stand_ins, segment)
+            tell(min(1.0, len(self.results) / len(items)), "removing")
+        self._verify(parts)
+        if self.is_judged:
+            sizes = {item: self.size(item) for item in self.results}
+            edges = [(self.plan[item][0], sizes[item]) for item in sorted(sizes)]
+            self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, edges, gradients)
 
-    def _batches(self) -> Iterator[list[int]]:
-        """The items of the plan that run together: those that begin at the same layer."""
-        length = max(tensor.shape[1] for tensor in self.keywords.values())
-        n_rows = max(1, TOKENS_AT_ONCE // length - 2)
-        by_entry = groupby(range(len(self.plan)), key=lambda item: self.plan[item][0].layer)
-        for _, items in by_entry:
-            while batch := list(islice(items, n_rows)):
+    def foresee(self, facts: EffectFacts, available: int) -> Cost:
+        """How many rows a batch may have, and what all removals take at most. Raises `MhaError` where not one fits in memory."""
+        self.most_rows = rows_that_fit(facts, rows_at_once(self.keywords), available)
+        began = perf_counter()
+        _ = self.untouched
+        seconds = perf_counter() - began
+        n_screened = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
+        batches = [*self._batches(range(n_screened))]
+        rows = [len(batch) + N_UNTOUCHED for batch in batches]
+        passes = sum(rows) + 2 * self.n_verified
+        return Cost(n_screened, len(batches), passes * seconds, facts.peak_bytes(max(rows, default=0)))
+
+    def size(self, item: int) -> float:
+        """The change by which removals are ranked, 0 where it is noise."""
+        change = float(getattr(self.results[item], self.metric))
+        return change if abs(change) > self.floor(self.metric) else 0.0
+
+    def _gradients(self, parts: ModelParts) -> dict[LayerKey, Tensor]:
+        if self.target is None or not (self.is_judged or self.n_screened is not None):
+            return {}
+        return z_gradients(self.loaded.model, parts.attention, self.keywords, self.position, self.target)
+
+    def _screened(self, stand_ins: StandIns, gradients: Mapping[LayerKey, Tensor]) -> list[int]:
+        """The removals to compute, of all that are estimated."""
+        assert self.n_screened is not None
+        found = {item: first_order(removals, gradients, stand_ins) for item, removals in enumerate(self.plan)}
+        self.estimates = {item: estimate for item, estimate in found.items() if estimate is not None}
+        if not self.estimates:
+            raise MhaError(
+                "--screen finds no output projection of an attention, whose gradient it needs",
+                hint="leave out --screen",
+                code="no-attention",
+            )
+        return screened(self.estimates, self.n_screened)
+
+    def _follow_direct_paths(self, parts: ModelParts, stand_ins: StandIns) -> None:
+        if self.target is None:
+            return
+        paths = direct_paths(self.loaded, parts, self.untouched, self.target, self.position)
+        changes = {item: paths.change(removals, stand_ins, self.position) for item, removals in enumerate(self.plan)}
+        self.direct = {item: change for item, change in changes.items() if change is not None}
+        self.direct_paths = paths if self.direct else None
+
+    def _batches(self, items: Sequence[int], *, is_short: bool = False) -> Iterator[list[int]]:
+        """The items of the plan that run together: those that begin at the same layer. Where few tokens run, it costs more to
+        read the weights than to compute a layer again, and items of several layers fill a batch."""
+        n_items = max(1, min(self.most_rows, rows_at_once(self.keywords)) - N_UNTOUCHED)
+        for _, alike in groupby(items, key=lambda item: is_short or self.plan[item][0].layer):
+            while batch := list(islice(alike, n_items)):
                 yield batch
 
-    def _run_batch(self, items: Sequence[int], entries: Entries) -> None:
+    def _segment(self, parts: ModelParts) -> Segment:
+        """What has to run of the text. All of it, unless the model goes on from its cache to what the plain pass gives."""
+        whole = Segment(self.keywords, self.position, parts.entries)
+        first = min((removal.first for item in self.plan for removal in item), default=0)
+        later = later_segment(self.loaded.model, whole, min(first, self.position))
+        if later is None or float((later[1].hidden - self.untouched.hidden).abs().max()) > self._tolerance:
+            return whole
+        return later[0]
+
+    def _run_batch(self, items: Sequence[int], stand_ins: StandIns, segment: Segment) -> None:
         rows = [(), *(self.plan[item] for item in items), ()]
-        remover = Remover(rows)
-        keywords = {name: tensor.repeat(len(rows), 1) for name, tensor in self.keywords.items()}
-        model = self.loaded.model
-        with captured(model, remover, batch=len(rows)), entries.entered(self.plan[items[0]][0].layer, len(rows)):
-            seen = read_position(model, keywords, self.position)
+        remover = Remover(rows, stand_ins, start=segment.start)
+        model, before = self.loaded.model, segment.entries.before
+        first_layer = min((removal.layer for row in rows for removal in row), key=lambda layer: before.get(layer, 0))
+        with captured(model, remover, batch=len(rows)), segment.entries.entered(first_layer, len(rows)):
+            seen = segment.read(model, len(rows))
         if remover.n_removed != sum(map(len, rows)):
             raise MhaError(
                 "an attention gives no head outputs that could be replaced",
@@ -100,53 +188,71 @@ class EffectRun:
                 code="no-attention",
             )
         first = Reading(seen.hidden[:1], None if seen.logits is None else seen.logits[:1])
-        all_rows = changes(seen, first, *(self.target or (None, None)))
-        for row, item in enumerate(items, 1):
-            self.results[item] = row_of(all_rows, row)
-            self._hidden[item] = seen.hidden[row].float()
+        all_rows = changes(seen, first, self.target)
         self._emptied |= {items[row - 1] for row in remover.emptied}
+        edges = {row for row, removals in enumerate(rows) if removals and removals[0].keys is not None}
+        self.masked |= {items[row - 1] for row in edges - remover.seen}
         self._floors += [
             row_of(all_rows, -1),
-            row_of(changes(first, self.untouched, *(self.target or (None, None))), 0),
+            row_of(changes(first, self.untouched, self.target), 0),
         ]
         self._departed = max(self._departed, float((first.hidden - self.untouched.hidden).abs().max()))
         self.n_batches += 1
+        self._hidden |= {item: seen.hidden[row].to(model.dtype) for row, item in enumerate(items, 1)}
+        # the results come last: where a run is interrupted, they are read in another thread
+        self.results |= {item: row_of(all_rows, row) for row, item in enumerate(items, 1)}
 
-    def floor(self, name: str) -> float:
-        """A change below this is none: twice the largest that an untouched row showed, and no less than one rounding."""
-        spread = max(abs(float(getattr(floor, name))) for floor in self._floors)
-        logits = self.untouched.logits
-        scale = 1.0 if name == "d_output" or logits is None else float(logits.abs().max())
-        return max(2 * spread, torch.finfo(self.loaded.model.dtype).eps * scale)
+    @property
+    def floor(self) -> Floor:
+        """The changes below which there is none."""
+        return floor_of(self._floors, self.untouched, self.loaded.model.dtype)
 
-    def _verify(self) -> None:
+    def _verify(self, parts: ModelParts) -> None:
         """Computes the items with the largest changes, and as many others, a second time, and alone."""
         model = self.loaded.model
-        parts = find_parts(model, self.keywords)
         errors = []
-        is_same = torch.equal(self._unchanged(), self.untouched.hidden)
-        for item in self._chosen():
-            with removed_otherwise(model, self.plan[item], parts) as is_done:
+        is_same = torch.equal(parts.hidden, self.untouched.hidden)
+        for item in to_verify(self._sizes(), self.n_verified):
+            with removed_otherwise(model, self.plan[item], parts.attention, self.resampled) as is_done:
                 if is_done:
                     again = read_position(model, self.keywords, self.position).hidden[0]
                     errors.append(float((again - self._hidden[item]).abs().max()))
-        scale = float(self.untouched.hidden.abs().max())
-        tolerance = scale * TOLERANCES[self.loaded.dtype].runs
         worst = max([self._departed, *errors])  # a row that should be untouched is one more that must be right
-        self.verified = Verification(len(errors), worst, tolerance, is_same, is_same and worst <= tolerance)
+        is_right = is_same and worst <= self._tolerance
+        self.verified = Verification(len(errors), worst, self._tolerance, is_same, is_right)
 
-    def _unchanged(self) -> Tensor:
-        """The hidden state of a pass in which the output of every attention is replaced by its own numbers."""
-        with captured(self.loaded.model, lambda call: None if call.z is None else call.z.clone(), batch=1):
-            return read_position(self.loaded.model, self.keywords, self.position).hidden
+    @property
+    def _tolerance(self) -> float:
+        """How far outputs of two computations of the same may be apart."""
+        return float(self.untouched.hidden.abs().max()) * TOLERANCES[self.loaded.dtype].runs
 
-    def _chosen(self) -> list[int]:
-        """The items to compute a second time."""
-        able = [item for item in self.results if item not in self._emptied]
-        ranked = sorted(able, key=lambda item: -abs(float(getattr(self.results[item], self.metric))))
-        n_top = min(len(ranked), -(-self.n_verified // 2))
-        rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, self.n_verified - n_top))
-        return [*ranked[:n_top], *rest]
+    def _sizes(self) -> dict[int, float]:
+        """How large the changes are that can be computed a second time."""
+        able = (item for item in self.results if item not in self._emptied)
+        return {item: float(getattr(self.results[item], self.metric)) for item in able}
+
+
+Floor = Callable[[str], float]
+"""For a change by its name the size below which it is none."""
+
+
+def floor_of(spreads: Sequence[Changes], untouched: Reading, dtype: torch.dtype) -> Floor:
+    """Twice the largest change that an untouched row showed, and no less than one rounding."""
+
+    def floor(name: str) -> float:
+        spread = max(abs(float(getattr(each, name))) for each in spreads)
+        scale = 1.0 if name == "d_output" or untouched.logits is None else float(untouched.logits.abs().max())
+        return max(2 * spread, torch.finfo(dtype).eps * scale)
+
+    return floor
+
+
+def to_verify(sizes: Mapping[int, float], n: int) -> list[int]:
+    """The items to compute a second time: those with the largest changes, and as many others."""
+    ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
+    n_top = min(len(ranked), -(-n // 2))
+    rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))
+    return [*ranked[:n_top], *rest]
 
 
 def row_of(rows: Changes, row: int) -> Changes:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
+from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
-from mhacli.compute.checkpoint.prepare import ReadCheckpoint, read
+from mhacli.compute.checkpoint.prepare import ReadCheckpoint, inputs_of, make_texts, read
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.compute.effect.metric import Changes, rank_of
+from mhacli.compute.effect.metric import Changes, Target, makes_single_logits, rank_correlation, rank_of
+from mhacli.compute.effect.parts import find_parts
 from mhacli.compute.effect.removal import Removal
-from mhacli.compute.effect.run import EffectRun, Target
+from mhacli.compute.effect.run import Cost, EffectRun, Floor
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
 from mhacli.requests.effect import EffectRequest
-from mhacli.results.record.effect import Effect, EffectSummary
+from mhacli.requests.memory import EffectFacts
+from mhacli.results.diff.arrays import aligned
+from mhacli.results.diff.result import Match
+from mhacli.results.record.effect import Effect, EffectSummary, Screening
 from mhacli.results.record.record import InspectedLayer, Record
+from mhacli.results.record.tables import EffectTable
+from mhacli.spec.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
 
@@ -39,20 +49,31 @@ def prepare_effect(request: EffectRequest) -> tuple[EffectStudy, tuple[str, ...]
     run = CheckpointRun(base, checkpoint.inputs, wanted, request.model.device)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return EffectStudy(request, checkpoint, run), (*loaded.notes, *texts.notes)
+    return EffectStudy(request, checkpoint, run, _other_inputs(request, checkpoint)), (*loaded.notes, *texts.notes)
+
+
+def _other_inputs(request: EffectRequest, checkpoint: ReadCheckpoint) -> ModelInputs | None:
+    """The inputs of the text that heads are resampled from."""
+    if request.other is None:
+        return None
+    model = replace(request.model, texts=(request.other,), spans=())
+    texts = make_texts(model, checkpoint.tokenizer, checkpoint.loaded.config)
+    return inputs_of(checkpoint.loaded, texts, checkpoint.tokenizer, model)
 
 
 @dataclass
 class EffectStudy:
-    """Statistics of all heads, and what removing parts of them changes. `run` does both; `record` is what they come to."""
+    """Statistics of all heads, and what removing parts of them changes: `inspect`, then `run`. `record` is what they come to."""
 
     request: EffectRequest
     checkpoint: ReadCheckpoint
     inspected: CheckpointRun
+    other: ModelInputs | None
     effects: EffectRun = field(init=False)
 
-    def run(self, tell: Progress = no_progress) -> None:
-        """The pass that is inspected, then the removals. Raises `MhaError` for heads and tokens that do not exist."""
+    def inspect(self) -> Cost:
+        """The pass that is inspected, and what the removals will take. Raises `MhaError` for heads and tokens that do not exist,
+        and for removals that do not fit in memory."""
         self.inspected.run()
         position = self._position()
         self.effects = EffectRun(
@@ -61,11 +82,46 @@ class EffectStudy:
             self._plan(position),
             position,
             n_verified=self.request.n_verified,
+            n_screened=self.request.n_screened,
+            is_judged=self.request.judge,
+            resampled={} if self.other is None else self._resampled(self.other),
         )
+        cost = self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
         self.effects.target = self._target()
+        return cost
+
+    def run(self, tell: Progress = no_progress) -> None:
+        """The removals, after `inspect`."""
         self.effects.run(tell)
 
+    def _facts(self) -> EffectFacts:
+        model, facts = self.checkpoint.loaded.model, self.inspected.facts()
+        n_vocabulary = model.get_output_embeddings().weight.shape[0] if self._has_head else 0
+        n_logits = 1 if makes_single_logits(model) else facts.length
+        return EffectFacts(facts, self.inspected.n_layers, n_vocabulary, n_logits)
+
     # ------------------------------------------------------------------------------------------------ what is removed
+
+    def _resampled(self, other: ModelInputs) -> dict[LayerKey, Tensor]:
+        """The outputs z of all heads in the other text, at the positions that correspond to those of this one."""
+        mine = self.checkpoint.inputs
+        places = {"decoder": self._places(mine.sequences[0], other.sequences[0])}
+        if mine.context and other.context:
+            places["encoder"] = self._places(mine.context[0], other.context[0])
+        z = find_parts(self.checkpoint.loaded.model, other.keywords, 0).attention.z
+        return {key: rows[:, :, places["encoder" if key[0] == "encoder" else "decoder"]] for key, rows in z.items()}
+
+    def _places(self, mine: TokenSequence, other: TokenSequence) -> list[int]:
+        """For each token the position of the one that corresponds, at least where one is needed. Raises `UsageError`."""
+        places = corresponding(mine.tokens, other.tokens)
+        wanted = places if self.request.at is None else places[self.request.at : self.request.at + 1]
+        if -1 in wanted:
+            at = places.index(-1) if self.request.at is None else self.request.at
+            raise UsageError(
+                f"--with cannot be aligned: no token of it corresponds to {mine.tokens[at]!r} at position {at}",
+                hint="between equal tokens both texts need as many others; --at P takes a position that corresponds",
+            )
+        return places
 
     def _plan(self, position: int) -> list[tuple[Removal, ...]]:
         layers = self._layers()
@@ -161,6 +217,7 @@ class EffectStudy:
         asked = self.request
         if not self._has_head:
             given = "--target" if asked.target is not None else "--versus" if asked.versus is not None else None
+            given = "--screen" if asked.n_screened is not None else given
             if given is not None:
                 raise UsageError(
                     f"{given} needs a language head, which this checkpoint does not have",
@@ -174,7 +231,12 @@ class EffectStudy:
         assert logits is not None
         return Target(int(logits[0].argmax()), versus)
 
-    def _id(self, option: str, word: str) -> int:
+    def _id(self, option: str, word: str | int) -> int:
+        if isinstance(word, int):
+            n = self._facts().n_vocabulary
+            if not 0 <= word < n:
+                raise UsageError(out_of_range(option, word, n))
+            return word
         sequence = self.checkpoint.tokenizer.sequence(word, special=False)
         if not sequence.ids:
             raise UsageError(f"{option} {word!r} has no token")
@@ -191,42 +253,25 @@ class EffectStudy:
     def record(self) -> Record:
         """The record of the inspected pass, with the effects."""
         done = self.effects
-        effects = tuple(self._effect(item, done.plan[item], changes) for item, changes in sorted(done.results.items()))
+        effects = EffectTable(
+            effect_of(
+                done.plan[item],
+                changes,
+                done.floor,
+                direct=done.direct.get(item),
+                first_order=done.estimates.get(item),
+                spans=self.request.cut or (),
+                is_masked=item in done.masked,
+            )
+            for item, changes in sorted(dict(done.results).items())
+        )
         record, summary = self.inspected.record(), self._summary()
         check = replace(record.self_check, ok=record.self_check.ok and summary.verified.ok)
         return replace(record, self_check=check, effects=effects, effect=summary)
 
-    def _effect(self, item: int, removals: tuple[Removal, ...], found: Changes) -> Effect:
-        done, first = self.effects, removals[0]
-        is_edge, is_alone = first.keys is not None, len(removals) == 1
-
-        def above(name: str) -> float | None:
-            value = getattr(found, name)
-            return None if value is None else float(value) if abs(float(value)) > done.floor(name) else 0.0
-
-        return Effect(
-            layer=first.layer[1] if is_alone else None,
-            kind=first.layer[0],
-            head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
-            query=first.queries[0] if is_edge and is_alone else None,
-            key=first.keys[0] if first.keys and is_alone else None,
-            removed="spans" if self.request.cut else "edge" if is_edge else "head" if is_alone else "heads",
-            replace=first.replace,
-            at=first.at,
-            d_logit=above("d_logit"),
-            d_logprob=above("d_logprob"),
-            kl=above("kl"),
-            rank=None if found.rank is None else int(found.rank),
-            d_output=above("d_output") or 0.0,
-            heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
-            spans=self.request.cut or (),
-            layers=tuple(r.layer[1] for r in removals) if self.request.cut else (),
-        )
-
     def _summary(self) -> EffectSummary:
         done, target = self.effects, self.effects.target
         logits = done.untouched.logits
-        assert done.verified is not None
         logit = logprob = rank = None
         if target is not None and logits is not None:
             logit = float(logits[0, target.id] - (0.0 if target.versus is None else logits[0, target.versus]))
@@ -244,6 +289,23 @@ class EffectStudy:
             floor=done.floor(done.metric),
             n_passes=done.n_batches,
             verified=done.verified,
+            direct=None if done.direct_paths is None else done.direct_paths.sum,
+            resampled_from=self.request.other,
+            screening=self._screening(),
+            judgements=done.judgements,
+        )
+
+    def _screening(self) -> Screening | None:
+        """How well the estimates rank the removals that were computed."""
+        done, n = self.effects, self.request.n_screened
+        if n is None:
+            return None
+        floor = done.floor(done.metric)
+        pairs = [(abs(done.estimates[item]), abs(done.size(item))) for item in done.results]
+        estimated, found = zip(*((size if size > floor else 0.0, change) for size, change in pairs), strict=True)
+        n_largest = min(n, len(done.estimates))
+        return Screening(
+            len(done.estimates), n_largest, len(done.results) - n_largest, rank_correlation(estimated, found)
         )
 
     def _token(self, token: int) -> str:
@@ -251,5 +313,63 @@ class EffectStudy:
         return self.checkpoint.tokenizer.continued(empty, [token]).tokens[0]
 
 
+def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
+    """For each token the position of the one that corresponds among the others, −1 where none does: the same token, or one in as
+    long a part between two that are the same.
+
+    >>> corresponding("a cat sat here".split(), "a dog sat right here".split())
+    [0, 1, 2, 4]
+    >>> corresponding("a cat sat".split(), "a big dog sat".split())
+    [0, -1, 3]
+    """
+    places, begin = [-1] * len(tokens), Match(0, 0, 0)
+    for same in (*aligned(tokens, others)[0], Match(len(tokens), len(others), 0)):
+        if same.a - begin.a == same.b - begin.b:
+            places[begin.a : same.a] = range(begin.b, same.b)
+        places[same.a : same.a + same.length] = range(same.b, same.b + same.length)
+        begin = Match(same.a + same.length, same.b + same.length, 0)
+    return places
+
+
 def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
     return ", ".join(dict.fromkeys(str(n) for _, n in layers))
+
+
+def effect_of(
+    removals: tuple[Removal, ...],
+    found: Changes,
+    floor: Floor,
+    *,
+    direct: float | None = None,
+    first_order: float | None = None,
+    spans: tuple[str, ...] = (),
+    is_masked: bool = False,
+) -> Effect:
+    """What a record says of removals that were made together."""
+    first = removals[0]
+    is_edge, is_alone = first.keys is not None, len(removals) == 1
+
+    def above(name: str, value: Tensor | float | None) -> float | None:
+        return None if value is None else float(value) if abs(float(value)) > floor(name) else 0.0
+
+    return Effect(
+        layer=first.layer[1] if is_alone else None,
+        kind=first.layer[0],
+        head=first.heads[0] if is_alone and len(first.heads) == 1 else None,
+        query=first.queries[0] if is_edge and is_alone else None,
+        key=first.keys[0] if first.keys and is_alone else None,
+        removed="spans" if spans else "edge" if is_edge else "head" if is_alone else "heads",
+        replace=first.replace,
+        at=first.at,
+        d_logit=above("d_logit", found.d_logit),
+        d_logprob=above("d_logprob", found.d_logprob),
+        kl=above("kl", found.kl),
+        rank=None if found.rank is None else int(found.rank),
+        d_output=above("d_output", found.d_output) or 0.0,
+        heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
+        spans=spans,
+        layers=tuple(r.layer[1] for r in removals) if spans else (),
+        direct=above("d_logit", direct),
+        first_order=above("d_logit", first_order),
+        masked=is_masked,
+    )

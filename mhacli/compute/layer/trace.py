@@ -165,9 +165,9 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
     (q_content, q_position), (k_content, k_position) = made
     for name, kind, query_part, key_part in (
         ("content of the query · content of the key", "content", q_content, k_content),
-        ("content of the query · place of the key", "both", q_content, k_position),
-        ("place of the query · content of the key", "both", q_position, k_content),
-        ("place of the query · place of the key", "position", q_position, k_position),
+        ("content of the query · position of the key", "both", q_content, k_position),
+        ("position of the query · content of the key", "both", q_position, k_content),
+        ("position of the query · position of the key", "position", q_position, k_position),
     ):
         yield ScorePart(name, kind, finite(scale * float(query_part @ key_part)))  # type: ignore[arg-type]
 

@@ -77,7 +77,7 @@ def picked(colour: RGB, of_256: int, of_16: int) -> Color:
 
 
 GLYPHS = "·░▒▓█"
-"""Small to large, for screens without colour; a forbidden cell is a space."""
+"""Small to large, for screens without colour; a masked cell is a space."""
 NAN_SIGN = "?"
 """The sign of a cell whose weight is not a number."""
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
@@ -91,6 +91,7 @@ def shade(level: int) -> Style:
     return on_colour(ramp_paint(level))
 
 
+@lru_cache(maxsize=4096)
 def on_colour(colour: Color) -> Style:
     """The style of text on a background: black or white, whichever is easier to read on what the terminal makes of it."""
     own, of_256 = (is_dark(colour.downgrade(system).get_truecolor()) for system in _KNOWN)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from rich.cells import cell_len, set_cell_size
 from rich.rule import Rule
@@ -17,6 +18,7 @@ from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, Ch
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
+from mhacli.spec.tolerances import error_text
 from mhacli.spec.variants import positions_name
 from mhacli.text.escape import token_label, visible
 
@@ -37,7 +39,7 @@ def number_text(number: float | None) -> str:
     """A number in about seven columns, `nan` for one that is not finite."""
     if number is None or math.isnan(number):
         return "nan"
-    return f"{number:.4g}" if number == 0 or 1e-4 <= abs(number) < 1e5 else f"{number:.2e}"
+    return f"{number + 0.0:.4g}" if number == 0 or 1e-4 <= abs(number) < 1e5 else f"{number:.2e}"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -148,15 +150,44 @@ def count_of(n: int, noun: str, *, grouped: bool = False) -> str:
     return f"{number} {noun}" if n == 1 else f"{number} {noun}s"
 
 
-def configuration(record: Record, width: int) -> Text:
-    """What was computed, and where: one line, or broken between its parts where `width` is too small."""
+def configuration(record: Record, width: int, *more: str) -> Text:
+    """What was computed, where, and what is `more`: one line, or broken between its parts where `width` is too small."""
     c, e = record.config, record.environment
     parts = [f"mha {e.mha}", *_sizes(c), *_choices(record)]
     parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
     parts += [f"seed {c.seed}" if record.weights is None else f"weights {record.weights}", c.dtype]
     parts += [f"{e.device} (auto)" if e.device_asked == "auto" else e.device]
     parts += [count_of(e.threads, "thread"), f"torch {e.torch}"]
-    return Text("\n".join(filled([visible(part) for part in parts], width)), style="bold")
+    return Text("\n".join(filled([*map(visible, parts), *more], width)), style="bold")
+
+
+def texts_in_words(record: Record) -> list[str]:
+    """The files that were read, and how many tokens: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`."""
+    return [*map(visible, _files(record.command)), _lengths(record.sequences)] + (
+        [] if record.context is None else [f"context of {_lengths(record.context)}"]
+    )
+
+
+def _lengths(sequences: Sequence[TokenSequence]) -> str:
+    lengths = sorted({len(sequence.tokens) for sequence in sequences})
+    n_tokens = count_of(lengths[-1], "token", grouped=True)
+    of_each = n_tokens if len(lengths) == 1 else f"{lengths[0]:,} to {n_tokens}"
+    return of_each if len(sequences) == 1 else f"{count_of(len(sequences), 'sequence')} of {of_each}"
+
+
+def _files(command: Sequence[str]) -> Iterator[str]:
+    """The text files that a command names, as it names them."""
+    words = iter(command)
+    for word in words:
+        name, is_joined, path = word.partition("=")
+        if word == "--":
+            return
+        if name == "--file" and is_joined:
+            yield path
+        elif word in ("--file", "-f"):
+            yield from islice(words, 1)
+        elif word.startswith("-f") and not word.startswith("--"):
+            yield word.removeprefix("-f")
 
 
 def _sizes(c: Config) -> list[str]:
@@ -267,8 +298,8 @@ def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) ->
 
 
 def odd_numbers(step: Step, values: TensorSummary) -> list[str]:
-    """How many numbers are not finite, a text for each kind: `3 NaN`, `2 Inf`, `6 × −∞, not allowed`."""
-    infinite = f"{values.n_inf} × −∞, not allowed" if is_masked(step) else f"{values.n_inf} Inf"
+    """How many numbers are not finite, a text for each kind: `3 NaN`, `2 Inf`, `6 × −∞, masked`."""
+    infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
     return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
 
 
@@ -327,7 +358,14 @@ def agreement(check: Check) -> str:
     """A check of statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
     if check.error is None:
         return f"{visible(check.name)}: some numbers are NaN or infinite"
-    return f"{visible(check.name)} within {number_text(check.error)} (tolerance {number_text(check.tolerance)})"
+    return f"{visible(check.name)} within {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
+
+
+def checks_in_brief(checks: Sequence[Check]) -> str:
+    """Checks that all hold, in a few words: `24 checks, errors at most 4 % of their tolerances (--verbose)`."""
+    parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
+    most = f", errors at most {percent_text(max(parts))} of their tolerances" if parts else ""
+    return f"{count_of(len(checks), 'check')}{most} (--verbose)"
 
 
 def check_text(check: SelfCheck) -> str:
@@ -335,7 +373,7 @@ def check_text(check: SelfCheck) -> str:
     verdict = "ok" if check.ok else "FAILED"
     if check.max_abs_error is None:
         return f"{verdict}: some numbers are NaN or infinite"
-    return f"{verdict}: largest difference {number_text(check.max_abs_error)}, tolerance {number_text(check.tolerance)}"
+    return f"{verdict}: largest difference {error_text(check.max_abs_error)}, tolerance {error_text(check.tolerance)}"
 
 
 def _origin(record: Record) -> tuple[str, str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto`: the matrix, or what shows most where it does not fit."""
 Scale = Literal["linear", "log", "rank"]
-Figure = Literal["head", "grid", "walk"]
+Figure = Literal["head", "grid", "walk", "effects"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
 """Queries of a text: those of which the model made the next token, the last one, or places."""
 

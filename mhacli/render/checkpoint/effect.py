@@ -2,55 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-import numpy as np
+from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from mhacli.render.base.cells import CHANGES, cell, change_levels
-from mhacli.render.base.format import count_of, flowing, left_out, number_text, or_dash, plain_table, type_text
+from mhacli.render.base.cells import CHANGES, cell
+from mhacli.render.base.format import count_of, fitted, flowing, left_out, number_text, or_dash, plain_table, type_text
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.render.base.selection import short_name
-from mhacli.results.record.effect import Effect, EffectSummary
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import InspectedLayer, Record, texts_of
-from mhacli.text.escape import token_label
+from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
+from mhacli.results.columns import EFFECT_COLUMNS
+from mhacli.results.record.effect import Effect, EffectSummary, numbers_of
+from mhacli.results.record.record import Record, texts_of
+from mhacli.text.escape import token_label, visible
 
-_MAX_ROWS, _NUMBER, _MARK = 12, 6, 2
-"""The most rows of the table, and the columns of a cell of the map with and without its number."""
+_MAX_ROWS, NUMBER, MARK, _QUOTED = 7, 6, 2, 40
+"""The most rows of the table, the columns of a cell of the map with and without its number, and those of a text that is named."""
+_RELIABLE = 0.8
+"""A screening whose rank correlation is lower has missed heads that matter."""
+WORDS = ("removed", "from → to", "type")
+"""The columns of words."""
+_SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order", "later", "direct")
+"""What a narrow screen does without, the first of them first."""
+_GAP = 2
+"""The columns between those of the table."""
+_SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
+_SUPPORTS = "negative: what was removed supports the target"
+_SIGNED = ("d_logit", "direct", "later", "first_order", "d_logprob")
+"""What can be below 0."""
 
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The sections of a record with effects."""
     summary = record.effect
     assert summary is not None, "a record with effects says what was measured"
-    changes = [value for effect in record.effects if (value := change_of(effect, summary)) is not None]
-    largest = max(map(abs, changes), default=0.0)
+    shown = EffectMap.of(record)
     yield _question(record, summary, screen)
     if not summary.verified.ok:
         yield _proof(summary, screen)
         return
-    if any(effect.removed == "head" for effect in record.effects):
-        yield _head_map(record, summary, largest, screen)
-    for name, edges in _edges_by_head(record).items():
-        yield _coloured_text(record, name, edges, summary, largest, screen)
-    yield _scale(summary, largest, screen)
-    yield _table(record, summary, options)
+    if shown.rows:
+        yield _head_map(shown, screen)
+    for read in shown.texts:
+        yield _coloured_text(shown, read, screen)
+    yield scale_text(shown, screen, has_signs=bool(shown.texts) or not _is_numbered(shown, screen))
+    yield from _table(record, summary, options, screen)
     yield from _interaction(record, summary)
+    yield from _masked_words(record, screen)
+    yield from _direct_words(summary, screen)
+    yield from _rank_words(summary, screen)
     yield _proof(summary, screen)
 
 
-def effect_words(record: Record, screen: Screen) -> tuple[Text, Text]:
-    """What was measured and removed, and whether the removals are proven."""
-    assert record.effect is not None
-    return _question(record, record.effect, screen), _proof(record.effect, screen)
-
-
-def change_of(effect: Effect, summary: EffectSummary) -> float | None:
-    """The change by which removals are ranked."""
-    return effect.d_logit if summary.metric == "d_logit" else effect.d_output
+def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
+    """What was measured and removed, and whether the removals and the direct effects are proven."""
+    summary = record.effect
+    assert summary is not None
+    more = (*_direct_words(summary, screen), *_rank_words(summary, screen)) if summary.verified.ok else ()
+    return _question(record, summary, screen), *more, _proof(summary, screen)
 
 
 def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
@@ -61,29 +71,37 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
         parts = [Text(f"measured: the output vector {where}", style="bold")]
         return flowing([*parts, *_what_is_removed(record)], screen.width)
     target = f"“{token_label(summary.target)}”"
-    what = f"the logit of {target}"
-    if summary.versus is not None:
-        what += f" minus that of “{token_label(summary.versus)}”"
-    parts = [Text(f"measured: {what} {where}", style="bold"), Text(f"untouched {or_dash(summary.logit, number_text)}")]
+    parts = [
+        Text(f"measured: {_measured(summary)} {where}", style="bold"),
+        Text(f"untouched {or_dash(summary.logit, number_text)}"),
+    ]
     parts += [
         Text(f"log probability of {target} {or_dash(summary.logprob, number_text)}"),
-        Text(f"rank {summary.rank}"),
+        Text(f"rank {summary.rank}" + ", the likeliest" * (summary.rank == 0)),
     ]
     return flowing([*parts, *_what_is_removed(record)], screen.width)
 
 
+def _measured(summary: EffectSummary) -> str:
+    """The number that is measured where it is a logit, or a difference of two."""
+    minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
+    return f"the logit of “{token_label(summary.target or '')}”{minus}"
+
+
 def _what_is_removed(record: Record) -> list[Text]:
-    return [Text(words) for words in dict.fromkeys(map(_removed, record.effects))]
+    other = record.effect.resampled_from if record.effect else None
+    return [Text(words) for words in dict.fromkeys(_removed(effect, other) for effect in record.effects)]
 
 
-def _removed(effect: Effect) -> str:
-    """What a removal does, in words."""
+def _removed(effect: Effect, other: str | None) -> str:
+    """What a removal does, in words; `other` is the text that heads are resampled from."""
     if effect.removed == "edge":
         return "removed: one attention weight at a time, the rest of its row growing in proportion"
     if effect.removed == "spans":
         first, second = map(token_label, effect.spans)
         return f"removed: what “{second}” reads of “{first}” in {count_of(len(effect.layers), 'layer')}"
     by = "zeros" if effect.replace == "zero" else "its mean over the text"
+    by = by if effect.replace != "resample" else f"that in “{fitted(visible(other or ''), _QUOTED)}”"
     where = "at all positions" if effect.at is None else f"at position {effect.at}"
     return f"removed: the output of a head, replaced by {by} {where}"
 
@@ -91,141 +109,160 @@ def _removed(effect: Effect) -> str:
 # --------------------------------------------------------------------------------------------------------- the pictures
 
 
-def _head_map(record: Record, summary: EffectSummary, largest: float, screen: Screen) -> Text:
+def _head_map(shown: EffectMap, screen: Screen) -> Text:
     """A row per layer, a column per head; a head that was not removed is a space."""
-    effects = {(e.kind, e.layer, e.head): change_of(e, summary) for e in record.effects if e.removed == "head"}
-    layers = [layer for layer in record.layers if any(key[:2] == (layer.kind, layer.layer) for key in effects)]
-    n_heads = max(layer.n_heads for layer in layers)
-    names = [short_name(layer, record.layers) for layer in layers]
-    label = max(len("layer"), *map(len, names)) + 2
-    is_numbered = label + n_heads * _NUMBER <= screen.width
-    width = _NUMBER if is_numbered else _MARK
-    lines = [Text(f"{'head':>{label - 2}}  ", style="dim").append(_axis(n_heads, width), style="dim")]
-    for layer, name in zip(layers, names, strict=True):
-        line = Text(f"{name:>{label - 2}}  ")
-        values = [effects.get((layer.kind, layer.layer, head)) for head in range(layer.n_heads)]
-        numbers = np.array([np.nan if value is None else value for value in values])
-        for value, level in zip(values, change_levels(numbers, largest).astype(int).tolist(), strict=True):
-            word = _short(value) if is_numbered and value is not None else ""
-            line.append(*cell(level, width, colour=screen.colour, ramp=CHANGES, gap=1, word=word))
+    label, is_numbered = _label(shown), _is_numbered(shown, screen)
+    width = NUMBER if is_numbered else MARK
+    axis = head_axis(shown.n_columns, width)
+    above = f"{'':{label + len(axis) - len(axis.lstrip())}}head\n{'layer':>{label - 2}}  "
+    has_layers = any(row.name for row in shown.rows)  # a layer of our own has no name
+    lines = [Text((above if has_layers else f"{'head':>{label - 2}}  ") + axis, style="dim")]
+    for row in shown.rows:
+        line = Text(f"{row.name:>{label - 2}}  ")
+        for effect in row.heads:
+            word = shown.word(effect) if is_numbered else ""
+            line.append(*cell(shown.level(effect), width, colour=screen.colour, ramp=CHANGES, gap=1, word=word))
         lines.append(line)
     return Text("\n").join(lines)
 
 
-def _axis(n_heads: int, width: int) -> str:
-    if width == _NUMBER:
+def _label(shown: EffectMap) -> int:
+    """The columns of the names of rows."""
+    return max(len("layer"), *(len(row.name) for row in shown.rows)) + 2
+
+
+def _is_numbered(shown: EffectMap, screen: Screen) -> bool:
+    """Whether the cells of the map have room for their numbers; so they have where there is no map."""
+    return not shown.rows or _label(shown) + shown.n_columns * NUMBER <= screen.width
+
+
+def head_axis(n_heads: int, width: int) -> str:
+    """The numbers of the heads above their columns, every fifth where a column has no number."""
+    if width == NUMBER:
         return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
     return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()
 
 
-def _short(value: float) -> str:
-    """A change in five columns: `-1.20`, `.31`, `0`."""
-    if value == 0:
-        return "0"
-    words = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
-    return words.replace("0.", ".", 1) if abs(value) < 0.995 else words
-
-
-def _edges_by_head(record: Record) -> Mapping[str, list[Effect]]:
-    """The edges of each head, or of each layer where all its heads lose them together."""
-    grouped: dict[str, list[Effect]] = {}
-    for effect in record.effects:
-        if effect.removed == "edge":
-            grouped.setdefault(_name(effect, record), []).append(effect)
-    return grouped
-
-
-def _coloured_text(
-    record: Record, name: str, edges: Sequence[Effect], summary: EffectSummary, largest: float, screen: Screen
-) -> Text:
+def _coloured_text(shown: EffectMap, read: ReadText, screen: Screen) -> Text:
     """The tokens that a query reads, in the colours of what the loss of each changes."""
-    _, keys = texts_of(edges[0].kind, record.sequences, record.context)
-    values = np.array([change_of(edge, summary) for edge in edges], dtype=float)
     parts = []
-    for edge, level in zip(edges, change_levels(values, largest).astype(int).tolist(), strict=True):
-        token = token_label(keys[0].tokens[edge.key or 0])
-        sign, style = cell(level, 1, colour=screen.colour, ramp=CHANGES, word="" if not screen.colour else " ")
+    for edge, token in zip(read.edges, read.tokens, strict=True):
+        sign, style = cell(
+            shown.level(edge), 1, colour=screen.colour, ramp=CHANGES, word="" if not screen.colour else " "
+        )
         parts.append(Text(token, style=style) if screen.colour else Text(f"{sign}{token}"))
-    return Text(f"{name}  ", style="bold").append_text(flowing(parts, screen.width - len(name) - 2, " "))
+    indent = cell_len(read.name) + 2
+    lines = flowing(parts, screen.width - indent, " ").split("\n")
+    return Text(f"{read.name}  ", style="bold").append_text(Text("\n" + " " * indent).join(lines))
 
 
-def _scale(summary: EffectSummary, largest: float, screen: Screen) -> Text:
-    """The colours and signs of changes, and what they are of."""
-    has_signs = summary.metric == "d_logit"
+def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
+    """The range of changes, and what they are of; in colours, or with `has_signs` in the signs that stand for them without."""
     swatches = Text.assemble(*CHANGES.swatches(colour=screen.colour))
-    swatches = swatches if has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
-    low = f"−{number_text(largest)}" if has_signs else "0"
-    parts = [Text(f"{low} ").append_text(swatches).append(f" {number_text(largest)}")]
-    if summary.metric == "d_logit":
-        parts += [Text("change of the logit by the removal; negative: the head supports the target", style="dim")]
-    else:
-        parts += [Text("change of the output by the removal, relative to its length", style="dim")]
-    return flowing(parts, screen.width)
+    swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
+    is_drawn = screen.colour or has_signs
+    parts = [
+        Text(f"{shown.low} ").append_text(swatches if is_drawn else Text("…")).append(f" {number_text(shown.largest)}")
+    ]
+    words = [shown.meaning]
+    if shown.has_signs:
+        words = [f"change of {_measured(shown.summary)} at {shown.summary.position}", _SUPPORTS]
+        words += [_SIGNS] if has_signs and not screen.colour else []
+    return flowing([*parts, *(Text(word, style="dim") for word in words)], screen.width)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def _table(record: Record, summary: EffectSummary, options: ViewOptions) -> Table:
-    """A row per removal, the largest change first."""
+def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
+    """A row per removal, the largest change first. Columns that do not fit are left out whole, the least important first."""
     headings, rows = effect_rows(record, summary)
     shown = rows if options.everything else rows[:_MAX_ROWS]
-    n_words = len(headings) - _n_numbers(summary)
-    table = plain_table(*((name, place >= n_words) for place, name in enumerate(headings)))
-    for row in shown:
+    lines = _narrowed([headings, *shown], heading_of(summary.metric, summary), screen.width)
+    table = plain_table(*((name, name not in WORDS) for name in lines[0]))
+    for row in lines[1:]:
         table.add_row(*row)
-    if len(rows) > len(shown):
-        table.add_row(left_out(len(rows) - len(shown)))
-    return table
+    yield table
+    n_columns = len(headings) - len(lines[0])
+    rest = [left_out(len(rows) - len(shown))] if len(rows) > len(shown) else []
+    if n_columns:
+        rest.append(Text(f"{count_of(n_columns, 'more column')}: a wider screen, --csv", style="dim"))
+    if rest:
+        yield flowing(rest, screen.width)
 
 
-def _n_numbers(summary: EffectSummary) -> int:
-    return 5 if summary.metric == "d_logit" else 1
+def _narrowed(lines: list[tuple[str, ...]], kept: str, width: int) -> list[tuple[str, ...]]:
+    """The lines of a table without what does not fit: columns, but not `kept`; then the ends of words, but never of a number."""
+    for name in _SPARE:
+        places = [place for place, heading in enumerate(lines[0]) if heading.rstrip("?") == name != kept]
+        for place in places if sum(_widths(lines)) > width else ():
+            lines = [(*line[:place], *line[place + 1 :]) for line in lines]
+    excess = sum(widths := _widths(lines)) - width
+    if excess > 0:
+        wide = max((place for place, name in enumerate(lines[0]) if name in WORDS), key=widths.__getitem__)
+        room = max(len(lines[0][wide]), widths[wide] - _GAP - excess)
+        lines = [(*line[:wide], fitted(line[wide], room), *line[wide + 1 :]) for line in lines]
+    return lines
+
+
+def _widths(lines: list[tuple[str, ...]]) -> list[int]:
+    """How wide the columns of a table of these lines are."""
+    return [max(map(cell_len, column)) + _GAP for column in zip(*lines, strict=True)]
 
 
 def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings, and a row of words per removal, the largest change first."""
-    ranked = sorted(record.effects, key=lambda effect: -abs(change_of(effect, summary) or 0.0))
-    heads = {(head.layer, head.attention, head.head): head for head in record.heads}
+    ranked = sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
     has_edges, has_heads = (any(effect.removed == kind for effect in ranked) for kind in ("edge", "head"))
-    headings = ["removed", *["from → to"] * has_edges, *["type"] * has_heads]
-    headings += ["Δlogit", "Δlogprob", "KL", "rank"] if summary.metric == "d_logit" else []
+    numbers = numbers_of(record.effects)
     rows = []
     for effect in ranked:
-        row = [_name(effect, record)]
+        row = [removal_name(effect, record)]
         row += [_edge_text(record, effect)] if has_edges else []
-        row += [_type(record, effect, heads)] if has_heads else []
-        if summary.metric == "d_logit":
-            row += [or_dash(effect.d_logit, _signed), or_dash(effect.d_logprob, _signed)]
-            row += [or_dash(effect.kl, number_text), or_dash(effect.rank, str)]
-        rows.append((*row, number_text(effect.d_output)))
-    return (*headings, "Δoutput"), rows
+        row += [_type(record, effect)] if has_heads else []
+        rows.append((*row, *(number_words(effect, name, summary.floor) for name in numbers)))
+    headings = ["removed", *["edge"] * has_edges, *["type"] * has_heads, *numbers]
+    return tuple(heading_of(name, summary) for name in headings), rows
 
 
-def _signed(number: float) -> str:
+def heading_of(name: str, summary: EffectSummary) -> str:
+    """The heading of a column, with a question mark where the proof of its numbers fails."""
+    is_unproven = name in ("direct", "later") and summary.direct is not None and not summary.direct.ok
+    return EFFECT_COLUMNS[name].heading + "?" * is_unproven
+
+
+def number_words(effect: Effect, name: str, floor: float = 0.0) -> str:
+    """A number of an effect; a dash where there is none. A difference of two is 0 up to the noise `floor`, as each of them is."""
+    number = getattr(effect, name)
+    if name == "later" and number is not None and abs(number) <= floor:
+        number = 0.0
+    return or_dash(number, str if isinstance(number, int) else signed_text if name in _SIGNED else number_text)
+
+
+def removal_words(effect: Effect, record: Record) -> str:
+    """What was removed: `5.1 · induction`, or with the edge, `5.1 · 7 mat → 2 cat`."""
+    more = (_edge_text(record, effect), _type(record, effect))
+    return " · ".join([removal_name(effect, record), *filter(None, more)])
+
+
+def change_words(shown: EffectMap, effect: Effect) -> str:
+    """What was removed, and every number of it: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
+    names = numbers_of(shown.record.effects)
+    numbers = (f"{heading_of(name, shown.summary)} {number_words(effect, name, shown.summary.floor)}" for name in names)
+    return f"{removal_words(effect, shown.record)}: {', '.join(numbers)}"
+
+
+def signed_text(number: float) -> str:
+    """A change with its sign: `-0.2500`, `+1.2e-05`, `0`."""
     return "0" if number == 0 else f"{number:+.4f}" if abs(number) >= 1e-4 else f"{number:+.1e}"
 
 
-def _name(effect: Effect, record: Record) -> str:
-    """`5.1`, or what else was removed."""
-    if effect.removed == "heads":
-        return " + ".join(f"{layer}.{head}" for layer, head in effect.heads)
-    if effect.removed == "spans":
-        return f"{effect.spans[0]} → {effect.spans[1]}"
-    layer = _layer(record, effect)
-    name = short_name(layer, record.layers)
-    return f"{name}.{effect.head}" if effect.head is not None else f"layer {name}"
-
-
-def _layer(record: Record, effect: Effect) -> InspectedLayer:
-    return next(layer for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer))
-
-
-def _type(record: Record, effect: Effect, heads: Mapping[tuple[int, str, int], HeadStatistics]) -> str:
+def _type(record: Record, effect: Effect) -> str:
     if effect.removed != "head":
         return ""
-    layer = _layer(record, effect)
-    head = heads.get((layer.layer, layer.name, effect.head or 0))
+    layer = layer_of(record, effect)
+    place = (0, "") if layer is None else (layer.layer, layer.name)
+    head = next((h for h in record.heads if h.head == effect.head and (h.layer, h.attention) == place), None)
     return "" if head is None else type_text(head).partition(" (")[0]
 
 
@@ -234,18 +271,73 @@ def _edge_text(record: Record, effect: Effect) -> str:
         return ""
     queries, keys = texts_of(effect.kind, record.sequences, record.context)
     query, key = token_label(queries[0].tokens[effect.query]), token_label(keys[0].tokens[effect.key])
-    return f"{effect.query} {query} → {effect.key} {key}"
+    return f"{effect.query} {query} → {effect.key} {key}{' (masked)' if effect.masked else ''}"
 
 
 def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
     """What heads change together beyond the sum of what each changes alone."""
-    alone = {(e.layer, e.head): change_of(e, summary) or 0.0 for e in record.effects if e.removed == "head"}
+    alone = {(e.layer, e.head): summary.change_of(e) or 0.0 for e in record.effects if e.removed == "head"}
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
-            total, together = sum(alone[key] for key in effect.heads), change_of(effect, summary) or 0.0
+            total, together = sum(alone[key] for key in effect.heads), summary.change_of(effect) or 0.0
             yield Text(
-                f"together {_signed(together)}, the sum of each alone {_signed(total)}: interaction {_signed(together - total)}"
+                f"together {signed_text(together)}, the sum of each alone {signed_text(total)}: "
+                f"interaction {signed_text(together - total)}"
             )
+
+
+def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
+    """How many removals take away what is masked already."""
+    n = sum(effect.masked for effect in record.effects)
+    if n:
+        words = f"{n} of {count_of(len(record.effects), 'removal')} took away only what is masked already: exactly 0"
+        yield flowing([Text(words, style="dim")], screen.width)
+
+
+def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
+    """What the columns of direct effects mean, and the logit as the sum of all direct contributions."""
+    direct = summary.direct
+    if direct is None:
+        return
+    meaning = (
+        "direct: as if no later layer reacted",
+        "later = Δlogit − direct: what later layers do about it",
+    )
+    yield flowing([Text(part, style="dim") for part in meaning], screen.width)
+    terms = {"embedding": direct.embedding, "heads": direct.heads, "MLPs": direct.mlps, "biases": direct.biases}
+    total = " + ".join(f"{name} {number_text(value)}" for name, value in terms.items())
+    logit, residue = or_dash(summary.logit, number_text), number_text(direct.residue)
+    if direct.ok:
+        parts = [f"logit {logit} = {total}", f"residue {residue} (tolerance {number_text(direct.tolerance)})"]
+        yield flowing([Text(part, style="green") for part in parts], screen.width)
+    else:
+        parts = ["direct and later NOT verified: this model does more with its parts than to add them up"]
+        parts += [f"{total} leaves {residue} of the logit {logit}"]
+        yield flowing([Text(part, style="yellow") for part in parts], screen.width)
+
+
+def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
+    """How well estimates and pictures rank what was removed."""
+    screening = summary.screening
+    if screening is not None:
+        words = [
+            f"of {count_of(screening.n_heads, 'head')}, all estimated to first order, the {screening.n_largest} largest and "
+            f"{count_of(screening.n_others, 'other')} by chance were removed",
+            f"rank correlation of 1st order with Δlogit {or_dash(screening.correlation, _correlation)}",
+        ]
+        is_weak = screening.correlation is None or screening.correlation < _RELIABLE
+        words += ["1st order misses what matters here: run without --screen"] if is_weak else []
+        yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
+    if summary.judgements:
+        width = max(len(judged.picture) for judged in summary.judgements)
+        lines = [
+            f"{judged.picture:{width}}  {or_dash(judged.correlation, _correlation)}" for judged in summary.judgements
+        ]
+        yield Text("\n").join(map(Text, ("rank correlation with the size of the effect:", *lines)))
+
+
+def _correlation(number: float) -> str:
+    return f"{number:+.2f}"
 
 
 def _proof(summary: EffectSummary, screen: Screen) -> Text:
@@ -257,7 +349,7 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
             [Text("NOT verified: removals computed in another way differ", style="bold red"), floor], screen.width
         )
     if proof.n == 0:
-        words = Text("not verified: this family offers no second way to do these removals", style="yellow")
+        words = Text("not verified: no removal was computed in another way", style="yellow")
         return flowing([words, floor], screen.width)
     words = Text(
         f"verified: {count_of(proof.n, 'removal')} computed in another way within {number_text(proof.max_abs_error)} "

@@ -8,11 +8,21 @@ from functools import partial
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.format import agreement, bytes_text, count_of, count_text, flowing, number_text, seconds_text
+from mhacli.render.base.format import (
+    agreement,
+    bytes_text,
+    checks_in_brief,
+    count_of,
+    count_text,
+    flowing,
+    seconds_text,
+    texts_in_words,
+)
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, names_of, ranges
 from mhacli.results.record.head_statistics import Check
 from mhacli.results.record.record import Generated, InspectedLayer, Model, Record
+from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 _MAX_TOLD = 8
@@ -29,8 +39,7 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
     name = [Text(visible(model.path), style="bold")]
     name += [Text(f"revision {visible(model.revision)}")] if model.revision else []
     lines: list[RenderableType] = [
-        flowing(name, screen.width),
-        flowing([Text(part) for part in _sizes(record, model)], screen.width),
+        flowing([*name, *(Text(part) for part in _sizes(record, model))], screen.width),
         flowing([*_proof(record, model)], screen.width),
         flowing([Text(part, style="dim") for part in _how(record, model)], screen.width),
     ]
@@ -87,14 +96,15 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
     if model.identical_outputs is None:
         yield Text("outputs not compared with those without inspection", style="yellow")
     elif model.identical_outputs:
-        yield Text(f"outputs bit-identical with and without inspection{part}", style="green")
+        yield Text(f"outputs bit-identical without inspection{part}", style="green")
     else:
-        yield Text(f"outputs are NOT identical with and without inspection{part}", style="bold red")
+        yield Text(f"outputs are NOT identical without inspection{part}", style="bold red")
 
 
 def _how(record: Record, model: Model) -> Iterator[str]:
     """How the layers were seen and what departs from plain attention, each with the layers of which it is true."""
     layers = record.layers
+    yield from texts_in_words(record)
     yield from by_layers(layers, lambda layer: _SEEN.get(layer.captured_by, visible(layer.captured_by)))
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
@@ -154,20 +164,24 @@ def _reasons(layer: InspectedLayer) -> list[str]:
 def _failure(check: Check) -> str:
     if check.error is None:
         return "gives NaN or infinity"
-    return f"is off by {number_text(check.error)} (tolerance {number_text(check.tolerance)})"
+    return f"is off by {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
 
 
-def checks_view(record: Record, screen: Screen) -> Text:
-    """Whether everything holds, in one word, then each check by the layer with the largest error; what fails by name."""
-    names = dict.fromkeys(check.name for layer in record.layers for check in layer.survey.checks)
-    n_checks = sum(len(layer.survey.checks) for layer in record.layers)
+def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
+    """Whether everything holds, in a line; `in_detail` or where something does not, each check by the layer with the largest
+    error, and what fails by name."""
+    checks = [check for layer in record.layers for check in layer.survey.checks]
+    names = dict.fromkeys(check.name for check in checks)
+    is_changed = record.model is not None and record.model.identical_outputs is False
+    if record.self_check.ok and not is_changed and not in_detail:
+        return Text("self-check ok: ", style="bold green").append(checks_in_brief(checks), style="not bold default")
     verdict = (
-        Text(f"self-check ok: {n_checks} checks, {names_of(record.layers)}", style="bold green")
+        Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}", style="bold green")
         if record.self_check.ok
         else Text("self-check FAILED", style="bold red")
     )
     parts = [_worst(name, record.layers) for name in names]
-    if record.model is not None and record.model.identical_outputs is False:
+    if is_changed:
         parts.insert(0, Text("outputs differ from those without inspection", style="bold red"))
     return Text("\n").join([verdict, flowing(parts, screen.width)])
 

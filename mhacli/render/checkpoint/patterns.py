@@ -30,14 +30,11 @@ HINT = "--layer N --head H draws a pattern"
 def patterns_view(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The patterns that layers or heads were chosen for, with their common scale; a hint where none was."""
-    if options.view == "none" or not any(layer.has_pattern for layer in layers):
+    """The patterns that layers or heads were chosen for, on a common scale; without either the keys of chosen rows."""
+    if not _are_drawable(layers, options):
         return
-    is_about_spans = bool(layers and layers[0].record.spans)  # then layers are chosen for their masses
-    if options.heads is None and (options.layers is None or is_about_spans):
-        yield from (
-            [Text(HINT, style="dim")] if options.rows is None else top_keys_of_rows(layers, sequences, options, screen)
-        )
+    if not _is_chosen(layers, options):
+        yield from [] if options.rows is None else top_keys_of_rows(layers, sequences, options, screen)
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
@@ -51,10 +48,24 @@ def patterns_view(
     if note is not None:
         yield note
     scale = drawing_scale(heads, largest_of(heads), options, screen)
-    for group in groups:
-        yield from drawings(group, scale, options, screen)
     captions = [*_captions(groups, scale, options, screen)] if heads else []
-    yield from [Group(*captions)] if captions else []
+    yield Group(*(drawing for group in groups for drawing in drawings(group, scale, options, screen)), *captions)
+
+
+def pattern_hint(layers: Sequence[LayerView], options: ViewOptions) -> Iterator[Text]:
+    """How to see a pattern, where patterns are there and none is drawn."""
+    if _are_drawable(layers, options) and not _is_chosen(layers, options) and options.rows is None:
+        yield Text(HINT, style="dim")
+
+
+def _are_drawable(layers: Sequence[LayerView], options: ViewOptions) -> bool:
+    return options.view != "none" and any(layer.has_pattern for layer in layers)
+
+
+def _is_chosen(layers: Sequence[LayerView], options: ViewOptions) -> bool:
+    """Whether layers or heads were chosen for their patterns; a record with spans has layers chosen for their masses."""
+    is_about_spans = bool(layers and layers[0].record.spans)
+    return options.heads is not None or (options.layers is not None and not is_about_spans)
 
 
 def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions) -> Iterator[PatternGroup]:

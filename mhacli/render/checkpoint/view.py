@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, KIND_SIGNS
-from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
+from mhacli.render.base.format import count_of, filled, fitted, flowing, left_out, percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
 from mhacli.render.base.selection import (
     LayerView,
@@ -24,9 +24,8 @@ from mhacli.render.base.selection import (
     survey_of,
 )
 from mhacli.render.base.tokens import hidden, token_tables
-from mhacli.render.checkpoint.effect import effect_view
 from mhacli.render.checkpoint.header import checks_view, model_header
-from mhacli.render.checkpoint.patterns import patterns_view
+from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
@@ -34,7 +33,7 @@ from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Ki
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
-MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 10, 8, 6
+MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 6
 """The most heads in the table, of one layer and of several; patterns; and keys that are sinks."""
 _NO_NAME = ("mixed", "uniform")
 
@@ -43,8 +42,6 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     """Everything that is printed of a record of a checkpoint. Raises `UsageError` for a layer, head or sequence that the record
     does not have."""
     assert record.model is not None, "a record of a checkpoint has its model"
-    if record.effect is not None:
-        return Group(*effect_view(record, options, screen))
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
@@ -53,11 +50,11 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
     table = overview(record, listed, options, screen)
     if options.brief:
-        return Group(*remarks, table, Text(""), checks_view(record, screen))
+        return Group(*remarks, table, Text(""), checks_view(record, screen, in_detail=options.verbose))
     sections: list[RenderableType] = [
         model_header(record, record.model, screen, everything=options.everything),
-        grid(record, layers, screen),
-        Group(*remarks, table, *legend(record, listed, options, screen), _sinks(record, layers, heads, screen)),
+        Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
+        Group(*remarks, table, *legend(record, listed, options, screen), *pattern_hint(layers, options)),
         *_strong_places(layers, listed, options, screen),
         *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
     ]
@@ -66,7 +63,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     sections += patterns_view(layers, sequences.shown, options, screen)
     sections += _maps(layers, sequences.shown, options, screen)
     sections += _cells(layers, listed, sequences.shown, options, screen)
-    sections.append(checks_view(record, screen))
+    sections.append(checks_view(record, screen, in_detail=options.verbose))
     return Group(*[part for section in sections for part in (Text(""), section)][1:])
 
 
@@ -81,9 +78,7 @@ def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple
     named = [head for head in heads if head.kind not in _NO_NAME]
     if options.sort == "head" and n_layers > 1 and named:
         listed = in_order(named, "certainty")[:most]
-        description = (
-            f"{len(listed)} of {len(ordered)} heads, mixed and uniform ones left out, by their excess over uniform"
-        )
+        description = f"{len(listed)} of {len(ordered)} heads, by excess over uniform, mixed left out"
     else:
         listed, by = ordered[:most], "" if options.sort == "head" else f" by {options.sort}"
         description = f"the first {len(listed)} of {len(ordered)} heads{by}"
@@ -111,8 +106,10 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
         unit = "" if number else "layer.head "  # printed once
         parts.append(f"{name} in {count_of(len(places), 'head')}, at most {percent_text(most)} ({unit}{place})")
     parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
-    parts[0] = f"{what} {parts[0]}"
-    return flowing([Text(part, style="magenta") for part in parts], screen.width)
+    is_beside = cell_len(f"{what} {parts[0]}") <= screen.width
+    lines = [f"{what} {parts[0]}", *parts[1:]] if is_beside else parts
+    text = "\n".join([*([] if is_beside else [what]), *filled(lines, screen.width)])
+    return Text(text, style="magenta")
 
 
 def _of_layers(
@@ -235,7 +232,7 @@ def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, La
 
 
 def _axis(columns: range, label: int, width: int) -> Text:
-    """The numbers of the heads, those that fit."""
+    """What rows and columns are, and the numbers of the heads, those that fit."""
     axis = [" "] * (len(columns) * width + width)
     free = 0
     for place, head in enumerate(columns):
@@ -244,7 +241,7 @@ def _axis(columns: range, label: int, width: int) -> Text:
         if at >= free and (place == 0 or is_round):
             axis[at : at + len(number)] = number
             free = at + len(number) + 1
-    return Text(f"{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
+    return Text(f"{'':{label - 1}}  head\n{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
 
 
 def _row(layer: LayerView, name: str, columns: range, label: int, width: int) -> Text:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from mhacli.io.json_schema import plain
 from mhacli.render.diff.words import texts_of, verdict_text
 from mhacli.render.json import field
 from mhacli.results.diff.result import Differences, SiteDifference, TextDifference, TokenChange
@@ -55,6 +56,7 @@ def diff_document(
         ],
         "only_a": differences.only_a,
         "only_b": differences.only_b,
+        "effects": plain(differences.effects),
     }
 
 

@@ -28,7 +28,7 @@ from mhacli.render.base.cells import (
     ticks,
 )
 from mhacli.render.base.colours import NAN_SIGN
-from mhacli.render.base.format import fitted, number_text, title_rule, weight_text
+from mhacli.render.base.format import count_of, fitted, number_text, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
@@ -36,7 +36,8 @@ from mhacli.results.diff.result import Differences, LayerDifference, Match, Site
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
-_MAX_MAPS = 3
+_MAX_MAPS = 1
+"""The most heads that are drawn of themselves; --all draws all that changed."""
 _MAX_LINES, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 12, 7, "  "
 _WIDE, _NAMED, _NUMBERED, _MAX_CELL = 100, 5, 5, 8
 
@@ -67,7 +68,7 @@ def maps_view(
     """The chosen heads, or those that changed most: choices that `require_drawable` lets pass."""
     if options.view == "none":
         return
-    pairs = _pairs(differences, records, options)
+    pairs, n_hidden = _pairs(differences, records, options)
     if not pairs:
         if options.heads or options.layers or options.sequences:
             yield Text(f"no head is drawn: {_why_nothing(differences)}", style="yellow")
@@ -85,6 +86,8 @@ def maps_view(
         if panel is not None:
             body = _panels(panel, (next(cells), next(cells)), scales, screen=screen, precision=options.precision)
         yield Group(_title(pair, panel), body)
+    if n_hidden:
+        yield Text(f"⋮ {count_of(n_hidden, 'more head')} changed (--all, --head N)", style="dim")
     if drawn:
         yield _caption(
             maps, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=differences.has_same_tokens)
@@ -119,7 +122,9 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
         drawable_heads(record, options)
 
 
-def _pairs(differences: Differences, records: tuple[Record, Record], options: ViewOptions) -> list[_HeadPair]:
+def _pairs(
+    differences: Differences, records: tuple[Record, Record], options: ViewOptions
+) -> tuple[list[_HeadPair], int]:
     """The heads that were asked for, all of which both records hold the pattern; else those that changed, the largest changes
     first."""
     own_a, own_b = ({_key(head, record): head for head in drawable_heads(record, options)} for record in records)
@@ -132,9 +137,10 @@ def _pairs(differences: Differences, records: tuple[Record, Record], options: Vi
         for sequence in options.sequences or (one.sequence,)
     ]
     if options.heads is not None or options.layers is not None:
-        return known
+        return known, 0
     changed = sorted((pair for pair in known if pair.largest != 0), key=lambda pair: -_rank(pair))
-    return changed if options.everything else changed[:_MAX_MAPS]
+    shown = changed if options.everything else changed[:_MAX_MAPS]
+    return shown, len(changed) - len(shown)
 
 
 def _why_nothing(differences: Differences) -> str:

@@ -21,8 +21,10 @@ from mhacli.render.base.format import (
     weight_text,
 )
 from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.diff.effects import effects_view
 from mhacli.render.diff.maps import maps_view
 from mhacli.render.diff.words import layers_text, place_text, site_name, texts_of, verdict_text, views
+from mhacli.results.columns import DIFF_COLUMNS
 from mhacli.results.diff.compare import NAMES, SIZES, UNIT_OF, by_size
 from mhacli.results.diff.result import (
     Differences,
@@ -37,7 +39,7 @@ from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
-_MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 10, 4, 12, 40
+_MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 4, 4, 12, 40
 _CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
 _MOST_TOLD, _LEAST_ROOM = 3, 24
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
@@ -62,6 +64,7 @@ def diff_view(
         *_settings(differences.settings, screen, everything=options.everything),
         *_texts(differences, a, b, everything=options.everything),
         *sites_view(differences, a, b, screen, everything=options.everything),
+        *effects_view(differences.effects, records, screen, everything=options.everything),
         *_heads(differences, screen, everything=options.everything),
         *maps_view(differences, records, options=options, screen=screen),
         _tolerance(differences),
@@ -87,21 +90,24 @@ def _alike(differences: Differences, screen: Screen) -> Iterator[RenderableType]
 def _tolerance(differences: Differences) -> Text:
     """When numbers count as the same."""
     tolerance, dtype = differences.tolerance, differences.dtype
-    origin = "from --tolerance" if dtype is None else f"for {dtype}, the coarser of both; --tolerance sets another"
+    origin = "--tolerance" if dtype is None else f"{dtype}; --tolerance sets another"
     rule = (
         "numbers agree if they are equal bit for bit"
         if tolerance == 0
-        else f"numbers agree if |B − A| is at most {tolerance:.3g} × the largest number of the site in either record"
+        else f"numbers agree if |B − A| ≤ {tolerance:.3g} × the largest number of the site"
     )
-    return Text(f"{rule} ({origin}); numbers are compared as float64", style="dim")
+    return Text(f"{rule} ({origin})", style="dim")
 
 
 # ------------------------------------------------------------------------------------------------------------------ settings
 
 
 def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+    """What differs; the command lines where nothing else does, for they repeat the rest."""
     if not settings:
         return
+    if not everything:
+        settings = [one for one in settings if one.name != "command"] or settings
     shown = settings if everything else settings[:_MAX_SETTINGS]
     table = plain_table(width=screen.width)
     table.add_column("", no_wrap=True, max_width=28)
@@ -239,7 +245,11 @@ def _number(value: float | None) -> str:
 # ---------------------------------------------------------------------------------------------------------------- sites
 
 _STYLES = {"identical": "green", "within": "green", "beyond": "bold red", "shape": "bold red", "skipped": "dim"}
-_WORDS = {"identical": "same bits", "within": "within", "beyond": "DIFFERS", "shape": "OTHER SHAPE", "skipped": "–"}
+_WORDS = {
+    **{name: DIFF_COLUMNS[name].heading for name in ("identical", "within", "beyond")},
+    "shape": "OTHER SHAPE",
+    "skipped": "–",
+}
 _WIDE = 100
 
 
@@ -295,7 +305,7 @@ def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, ever
     if listed:
         parts.append(_sites_table(listed, layer, a, b, screen))
     if quiet:
-        names = ", ".join(site_name(site.site) for site in quiet)
+        names = site_name(quiet[0].site) if len(quiet) == 1 else f"{len(quiet)} more sites (--all)"
         parts.append(Text(f"same shape, numbers not saved: {names}", style="dim"))
     for name, sites in (("A", layer.only_a), ("B", layer.only_b)):
         if sites:
@@ -317,26 +327,22 @@ def _sites_table(
     sites: Sequence[SiteDifference], layer: LayerDifference, a: Record, b: Record, screen: Screen
 ) -> Table:
     is_wide = screen.width >= _WIDE
-    wide = (("numbers", True), ("others", True)) if is_wide else ()
-    table = plain_table(("site", False), *wide, ("largest", True), ("relative", True), ("", False))
+    numbers = ("numbers", "others", "largest", "relative")[0 if is_wide else 2 :]
+    names = numbers if any(site.n_cells for site in sites) else ()
+    table = plain_table(("site", False), *((DIFF_COLUMNS[name].heading, True) for name in names), ("", False))
     table.add_column("where", overflow="fold", ratio=1)
     own = views(layer, a, b)
     for site in sites:
         name = site_name(site.site)
         counts = (f"{site.n_cells:,}", f"{site.n_different:,}") if site.n_cells else ("", "")
+        cells = (*counts, *("" if number is None else number_text(number) for number in (site.largest, site.relative)))
         table.add_row(
             Text(name, style="bold" if site.departs else ""),
-            *(Text(count) for count in counts if is_wide),
-            Text(_largest(site)),
-            Text("" if site.relative is None else number_text(site.relative)),
+            *(Text(cell) for cell in cells[-len(names) :] if names),
             Text(_status(site), style=_STYLES[site.status]),
             Text(_remark(site, own), style="" if site.departs else "dim"),
         )
     return table
-
-
-def _largest(site: SiteDifference) -> str:
-    return "" if site.largest is None else number_text(site.largest)
 
 
 def _status(site: SiteDifference) -> str:

@@ -21,7 +21,7 @@ from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 
 _TOKEN_WIDTH = 16
-_MOST_NAMED = 2
+_MOST_NAMED, _MOST_FORMULAS = 2, 8
 _MASK = "allowed"
 
 
@@ -31,11 +31,23 @@ def verdict_text(differences: Differences, a: Record, b: Record) -> str:
         return differences.summary
     if differences.first is None:
         return _agreement(differences)
+    departed = [site for layer in differences.layers for site in layer.sites if site.departs]
+    if differences.first.where == "site" and all(site.has_other_formula for site in departed):
+        return _formulas_text(departed)
     return f"A and B differ; the first difference is in {_departure_text(differences, differences.first, a, b)}"
+
+
+def _formulas_text(sites: Sequence[SiteDifference]) -> str:
+    """What differs where no numbers were saved: `A and B differ in 2 formulas: k, scaled (…)`."""
+    names = [site_name(site.site) for site in sites]
+    listed = ", ".join(names[:_MOST_FORMULAS]) + ("" if len(names) <= _MOST_FORMULAS else ", …")
+    return f"A and B differ in {count_of(len(names), 'formula')}: {listed} (no numbers saved, so none compared)"
 
 
 def _departure_text(differences: Differences, departure: Departure, a: Record, b: Record) -> str:
     """Where they first differ, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
+    if departure.where == "effects" and differences.effects is not None:
+        return f"the effects: {differences.effects.summary}"
     if departure.site is not None:
         return _at_site(differences, departure.layer, departure.site, a, b)
     input_text = _input_text(differences, a, b) if departure.where == "tokens" else _ids_text(differences)
@@ -160,6 +172,8 @@ def _how_far(differences: Differences, layer: LayerDifference, site: SiteDiffere
     where = "" if site.at is None else place_text(site.at, *views(layer, a, b))
     if site.status == "shape":
         return site.why
+    if site.has_other_formula:
+        return "another formula; its numbers were not saved"
     if site.n_nonfinite:
         first = f", the first at {where}" if where else ""
         return f"{count_of(site.n_nonfinite, 'number')} finite in only one of the records{first}"

@@ -28,10 +28,10 @@ border-radius: 8px; font: 13px/1.45 system-ui, sans-serif; }
 .mha-repr .dim { color: #9ba8b7; } .mha-repr .ok { color: #7fd09b; } .mha-repr .sink { color: #ff86d6; }
 .mha-repr .warning { color: #e8b85c; } .mha-repr .failed { color: #ff8a80; } .mha-repr .name { color: #6cc5d1; }
 }
-.mha-repr p { margin: 0 0 4px; } .mha-repr > div { overflow-x: auto; }
-.mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
+.mha-repr.mha-repr.mha-repr p { margin: 0 0 4px; } .mha-repr > div { overflow-x: auto; }
+.mha-repr.mha-repr.mha-repr pre { margin: 8px 0; padding: 0; background: none; color: inherit;
 font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
-.mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px; color: inherit; background: none; }
+.mha-repr.mha-repr.mha-repr table { border-collapse: collapse; margin: 8px 0; font-size: 12px; color: inherit; background: none; }
 .mha-repr.mha-repr.mha-repr tr:nth-child(n) { background: none; color: inherit; }
 .mha-repr table th, .mha-repr table td { padding: 1px 6px; text-align: right; font-weight: 400; border: 0; white-space: nowrap; }
 .mha-repr table .word { text-align: left; } .mha-repr caption { text-align: left; caption-side: top; color: inherit; }

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 from rich.console import RenderableType
 
 from mhacli.render.base.cells import FORBIDDEN
+from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import configuration, type_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.base.selection import chosen_layers
+from mhacli.render.checkpoint.effect import WORDS, effect_rows, effect_words
+from mhacli.render.checkpoint.effect_map import EffectMap
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.view import grid, listed_heads
 from mhacli.render.display.fragment import COLUMNS, fragment, paragraphs, table, terminal_part
 from mhacli.render.display.matrix import matrix
 from mhacli.render.display.terminal import record_views
+from mhacli.render.figures.scales import hex_of, ink_on
 from mhacli.render.heads.drawable import SHORT, DrawableHead, drawable_heads, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.render.heads.table import legend_parts, overview_cells
 from mhacli.render.page.document import most_certain
+from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.run.view import self_check_line
 from mhacli.results.record.pattern import Pattern
@@ -33,6 +39,8 @@ _ELSEWHERE = "record.page() shows every head"
 def record_html(record: Record) -> str:
     """The overview of a record and the head whose type has the largest excess; of one without heads what the terminal shows."""
     options = ViewOptions(view="auto")
+    if record.effect is not None:
+        return fragment(_effect_parts(record))
     if not record.heads:
         return fragment([("its steps", terminal_part(record_views(record, options, _SCREEN)))])
     return fragment(_parts(record, options), elsewhere=_ELSEWHERE)
@@ -51,12 +59,37 @@ def _parts(record: Record, options: ViewOptions) -> Iterator[tuple[str, Html]]:
     yield "", tag("p", text(f"{_ELSEWHERE}, record.pattern(layer=…, head=…) one of them"), class_="dim")
 
 
+def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
+    yield "the configuration", paragraphs(_header(record))
+    yield "what was measured", joined(paragraphs(words) for words in effect_words(record, _WIDE))
+    if record.effect is None or not record.effect.verified.ok:
+        return
+    yield "the pictures of effects", joined(effect_pictures(EffectMap.of(record), _painted))
+    headings, rows = effect_rows(record, record.effect)
+    kinds = [{"class_": "word"} if name in WORDS else {} for name in headings]
+    cells = ([tag("td", text(word), **kind) for word, kind in zip(row, kinds, strict=True)] for row in rows)
+    names = [tag("th", text(name), **kind) for name, kind in zip(headings, kinds, strict=True)]
+    yield "the table of removals", table(islice(cells, _MOST_EFFECTS), names)
+    more = f"{len(rows) - _MOST_EFFECTS} more; " if len(rows) > _MOST_EFFECTS else ""
+    yield "", tag("p", text(f"{more}record.effects has every number of every removal"), class_="dim")
+
+
+_MOST_EFFECTS = 12
+"""The removals that are listed, the largest changes."""
+
+
+def _painted(level: int) -> Mapping[str, str]:
+    """The colours of a change, in the element itself."""
+    colour = change_colour(level - 255)
+    return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
+
+
 def _header(record: Record) -> RenderableType:
     return configuration(record, _WIDE.width) if record.model is None else model_header(record, record.model, _WIDE)
 
 
 def _checks(record: Record) -> RenderableType:
-    return self_check_line(record.self_check) if record.model is None else checks_view(record, _WIDE)
+    return self_check_line(record.self_check) if record.model is None else checks_view(record, _WIDE, in_detail=True)
 
 
 def _title(head: DrawableHead, count: int) -> str:

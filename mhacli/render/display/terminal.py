@@ -34,6 +34,10 @@ def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[R
         from mhacli.render.run.decode import decode_view
 
         yield decode_view(record, options, on)
+    elif record.effect is not None:
+        from mhacli.render.checkpoint.effect import effect_view
+
+        yield from effect_view(record, options, on)
     elif record.model is not None:
         from mhacli.render.checkpoint.view import layers_view
 

@@ -1,4 +1,4 @@
-"""The picture of a record as a whole SVG document: a head, a grid of heads, or the trace; and the same as PNG."""
+"""The picture of a record as a whole SVG document: a head, a grid of heads, the trace, or effects; and the same as PNG."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from mhacli.errors import MhaError, installing
 from mhacli.render.base.options import Figure, ViewOptions
+from mhacli.render.figures.effects import effects_figure
 from mhacli.render.figures.grid import grid_figure
 from mhacli.render.figures.head import head_figure
 from mhacli.render.figures.head_picture import metadata
@@ -32,12 +33,16 @@ def figure(record: Record, options: ViewOptions) -> str:
     """SVG text that needs nothing beside itself, the same bytes for the same record and options. Raises `UsageError` for choices
     that the record does not have or a picture cannot show, and `MhaError` where it holds nothing of what is to be drawn."""
     kind = options.figure or _usual(record, options)
+    if kind == "effects":
+        return _document(effects_figure(record), record)
     return _document({"head": head_figure, "grid": grid_figure, "walk": trace_figure}[kind](record, options), record)
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:
-    """What is drawn without --figure: the one head that was chosen, all in a grid, or the walkthrough of a record that is not
-    about heads."""
+    """What is drawn without --figure: effects, the one head that was chosen, all in a grid, or the walkthrough of a record that
+    is not about heads."""
+    if record.effect is not None and options.heads is None:
+        return "effects"
     if record.trace and not record.heads:
         return "walk"
     return "head" if len(drawable_heads(record, options)) == 1 else "grid"

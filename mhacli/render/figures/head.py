@@ -288,7 +288,7 @@ def cell_tooltip(picture: HeadPicture, row: int, column: int) -> str:
     text = "not a number" if math.isnan(weight) else f"{weight:.{DIGITS}g}"
     text += ", a sink, taken out" if column in picture.hidden_columns else ""
     names = f"{picture.query_name(row)} → {picture.shown.key_name(column)}"
-    return f"{names}: {'not allowed' if weight == FORBIDDEN else text}"
+    return f"{names}: {'masked' if weight == FORBIDDEN else text}"
 
 
 def map_frame(width: float, height: float) -> str:

@@ -232,7 +232,7 @@ def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) 
     if rows is not None:
         yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
     if shaded.is_exceeded:
-        yield "a row with a single cell that is allowed gives it everything: such rows do not set the scale"
+        yield "a row with a single visible cell gives it everything: such rows do not set the scale"
     if shaded.is_empty:
         yield "no cell that is drawn has any attention weight"
     if is_before_dropout(record):

@@ -114,7 +114,7 @@ def ink_on(colour: Sequence[int]) -> str:
 def scale_bar(shaded: Shading, precision: int, *, what: str, has_sinks: bool = False) -> Piece:
     """The legend of a picture: the ramp with its kind and range, and the colours that are none of it."""
     pieces = [_ramp(shaded, what)]
-    pieces += [_swatch(BLANK, "not allowed", "0")] if shaded.has_blank else []
+    pieces += [_swatch(BLANK, "masked", "0")] if shaded.has_blank else []
     pieces += [_swatch(UNKNOWN, "not a number", "?")] if shaded.has_unknown else []
     pieces += [_sink_ramp(precision)] if has_sinks else []
     return beside(pieces, 22)

@@ -137,7 +137,7 @@ def _cell(record: Record) -> str:
     assert cell is not None
     query = f"{token_text(view.sequences[cell.sequence], cell.query)} {cell.query}"
     key = f"{token_text(view.keys[cell.sequence], cell.key)} {cell.key}"
-    score = f"q·k {number_text(cell.qk)}, score {number_text(cell.score)}" if cell.allowed else "not allowed, score −∞"
+    score = f"q·k {number_text(cell.qk)}, score {number_text(cell.score)}" if cell.allowed else "masked, score −∞"
     return f"head {cell.head}: {query} → {key}: {score}, weight {number_text(cell.share)}"
 
 

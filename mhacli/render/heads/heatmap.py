@@ -35,18 +35,19 @@ _LABEL_WIDTH = 12
 @dataclass(frozen=True)
 class HeatScale:
     """The common scale of some heads: its kind and its top; a rank is among the `n_cells` open cells of each head of its own,
-    None where these are not as many."""
+    None where these are not as many. `is_exceeded`: some cells have more than the top, and are as bright as it."""
 
     kind: Scale
     largest: float
     n_cells: int | None = None
+    is_exceeded: bool = False
 
     @property
     def range(self) -> str:
         """`log, 0.0006 or less … 0.6`."""
         if self.kind == "rank" and self.n_cells is None:
             return "rank, the smallest … the largest of each head's own cells"
-        return f"{self.kind}, {range_text(self.kind, self.largest, self.n_cells or 0)}"
+        return f"{self.kind}, {range_text(self.kind, self.largest, self.n_cells or 0, is_exceeded=self.is_exceeded)}"
 
 
 def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
@@ -58,7 +59,9 @@ def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOption
     if any(head_map.block > 1 for head_map in maps):
         largest = largest_of_maps(maps)
     counts = {int(head_map.is_open.sum()) for head_map in maps}
-    return HeatScale(kind, largest, counts.pop() if len(counts) == 1 else None)
+    most = max((float(np.nanmax(head_map.weights, initial=0.0)) for head_map in maps), default=0.0)
+    is_exceeded = most > largest and weight_text(most, options.precision) != weight_text(largest, options.precision)
+    return HeatScale(kind, largest, counts.pop() if len(counts) == 1 else None, is_exceeded)
 
 
 def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadMap:
@@ -87,11 +90,13 @@ def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: S
 
 
 def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen, precision: int) -> Text:
-    """The scale in use: its range and kind, what the signs mean, and that all heads share it."""
-    reach = f"linear, 0 … {weight_text(scale.largest, precision)}" if scale.kind == "linear" else scale.range
-    caption = Text(f"scale {reach}{'' if scale.kind == 'rank' else ', the same for all heads'}: ")
+    """The scale in use: its range and kind, what the signs mean, and that several heads share it."""
+    reach = f"linear, 0 … {weight_text(scale.largest, precision)}" + " or more" * scale.is_exceeded
+    reach = reach if scale.kind == "linear" else scale.range
+    is_shared = scale.kind != "rank" and len(heads) > 1
+    caption = Text(f"scale {reach}{' for all heads' * is_shared}: ")
     caption = caption.append_tokens(WEIGHTS.swatches(colour=screen.colour))
-    caption.append(" from small to large, a blank is not allowed")
+    caption.append(" from small to large, a blank is masked")
     has_nan = any(np.isnan(head.record.arrays["pattern"]).any() for head in heads)
     return caption.append(f", {NAN_SIGN} is not a number") if has_nan else caption
 
@@ -230,4 +235,4 @@ def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Scre
         text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))
     elif head_map.sinks:
         text.append("; sink in %")
-    return text.append("; a blank is not allowed", style="dim")
+    return text.append("; a blank is masked", style="dim")

@@ -6,23 +6,27 @@ A matrix is a table with tokens on both axes, shaded, the maximum of each row ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, level_of, shade
-from mhacli.render.base.format import PADDING, fitted, title_rule, weight_text
+from mhacli.render.base.format import PADDING, filled, fitted, title_rule, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.heads.heatmap import HeatScale, heat_scale, heatmap
+from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
 MAX_ROWS = 24
@@ -35,6 +39,10 @@ _HIDDEN = "… {} …"
 _SINK_LOGIT = "s_aux"
 _BETWEEN, _RULE = 2, 3
 """Blanks between matrices that stand side by side; how much longer a line with a title is than it, at least."""
+
+
+_BOLD, _DIM, _DIM_ITALIC, _MAGENTA = (Style.parse(name) for name in ("bold", "dim", "dim italic", "magenta"))
+_TableCell = tuple[str, Style | None]
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
 def n_lines(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
     """How many lines the patterns take at most, their titles and headings included."""
     most = max((len(pattern.head.weights) for pattern in group.patterns), default=0)
-    return -(-len(group.patterns) // _n_beside(group, options, screen)) * (min(most, MAX_ROWS) + 3)
+    return -(-len(group.patterns) // _n_beside(group, options, screen)) * (min(most, MAX_ROWS) + 2)
 
 
 def _panel_width(n: int, screen: Screen) -> int:
@@ -147,14 +155,15 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
     table.add_column()
     width = _NAME if head.produced is None else _NAME_WITH_NEXT
     is_whole = options.everything or head.rows is not None
-    rows = balanced(len(head.weights), len(head.weights) if is_whole else MAX_TOKEN_ROWS)
+    weights, allowed = head.weights, head.allowed
+    rows = balanced(len(weights), len(weights) if is_whole else MAX_TOKEN_ROWS)
     for place, query in enumerate(rows.shown):
         if rows.hidden and place == rows.before:
             table.add_row("", Text(f"⋮ {rows.hidden} rows (--all)", style="dim"))
-        order = sorted(range(head.weights.shape[1]), key=lambda key: (-float(head.weights[query, key]), key))
-        keys = [key for key in order if head.allowed[query, key]][: options.top]
+        order = np.argsort(-weights[query], kind="stable")
+        keys = order[allowed[query, order]][: options.top].tolist()
         keys_text = ", ".join(
-            f"{head.key_name(k)} {head.key_index(k)} {weight_text(float(head.weights[query, k]), options.precision)}"
+            f"{head.key_name(k)} {head.key_index(k)} {weight_text(float(weights[query, k]), options.precision)}"
             for k in keys
         )
         sink = (
@@ -163,7 +172,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
             else ""
         )
         name = f"{fitted(head.query_name(query), width)} {head.query_index(query)} →"
-        table.add_row(name, Text((keys_text or "no key allowed") + sink))
+        table.add_row(name, Text((keys_text or "no visible key") + sink))
     return table
 
 
@@ -179,28 +188,31 @@ def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Scre
         panels = [Selection(tuple(range(a, b)), 0) for a, b in pairwise(starts)]
     else:
         panels = [balanced(n_keys, layout.room)]
-    return Group(*(_table(head, rows, keys, layout, largest, options, screen) for keys in panels))
+    return Group(*(_Table(head, rows, keys, layout, largest, options, screen) for keys in panels))
 
 
 def matrix_caption(groups: Sequence[PatternGroup], largest: float, options: ViewOptions, screen: Screen) -> Text:
     """The scale of matrices, and what their signs mean, of those that occur."""
-    small = weight_text(0.0, options.precision)
+    small, top = weight_text(0.0, options.precision), weight_text(largest, options.precision)
     widths = [_panel_width(_n_beside(group, options, screen), screen) for group in groups]
     drawn = [(p.head, w) for group, w in zip(groups, widths, strict=True) for p in group.patterns]
     drawn = [(head, width) for head, width in drawn if len(head.weights)]
     layouts, heads = [layout_of(head, options, width) for head, width in drawn], [head for head, _ in drawn]
+    most = max((float(np.nanmax(head.weights, initial=0.0)) for head in heads), default=0.0)
+    is_exceeded = most > largest and weight_text(most, options.precision) != top  # by a query without a choice
     parts = [
-        f"shade linear, 0 … {weight_text(largest, options.precision)}, the same for all heads",
+        "each row: a query's attention weights over the keys",
         "* the row's maximum",
-        f"0 not allowed, {small} small",
+        f"shade linear, 0 … {top}{' or more' * is_exceeded}" + " for all heads" * (len(heads) > 1),
+        f"0 masked, {small} small",
     ]
     parts += ["Σ sum of the row"] if any(layout.sum for layout in layouts) else []
     if any(head.has_learned_sink for head in heads):
         parts[-1] += f", less than 1 where the sink logit, which is no key, takes the rest: {_SINK_LOGIT}"
-    parts += ["H its entropy in nats"] if any(layout.has_entropy for layout in layouts) else []
+    parts += ["H entropy in nats"] if any(layout.has_entropy for layout in layouts) else []
     has_padding = any(len({len(s.tokens) for s in head.record.keys}) > 1 for head in heads)
     parts += [f"{PADDING} padding, masked"] if has_padding else []
-    return Text(" · ".join(parts), style="dim")
+    return Text("\n".join(filled(parts, screen.width)), style="dim")
 
 
 @dataclass(frozen=True)
@@ -320,98 +332,160 @@ def _gap(rows: Selection, width: int) -> str:
     return text if len(text) <= width else f"⋮ {rows.hidden}"
 
 
-def _table(
-    head: HeadPattern,
-    rows: Selection,
-    keys: Selection,
-    layout: MatrixLayout,
-    largest: float,
-    options: ViewOptions,
-    screen: Screen,
-) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
-    table.add_column(Text("query", style="dim"), no_wrap=True, max_width=layout.label)
-    for place, key in enumerate(keys.shown):
-        if keys.hidden and place == keys.before:
-            table.add_column(Text(_HIDDEN.format(keys.hidden), style="dim"), justify="center", no_wrap=True)
-        table.add_column(_key_header(head, key, layout.key), justify="right", no_wrap=True, min_width=layout.key)
-    signs = ["Σ"] if layout.sum else []
-    signs += [_SINK_LOGIT] if layout.sum and head.has_learned_sink else []
-    for sign in [*signs, *(["H"] if layout.has_entropy else [])]:
-        table.add_column(Text(sign, style="dim"), justify="right", no_wrap=True)
-    if layout.strongest:
-        strongest = "strongest" if layout.strongest >= len("strongest") else "max"
-        table.add_column(Text(strongest, style="dim"), no_wrap=True)
-    for place, query in enumerate(rows.shown):
-        if rows.hidden and place == rows.before:
-            table.add_row(Text(_gap(rows, layout.label), style="dim"))
-        table.add_row(*_row(head, query, keys, layout, largest, options, screen))
-    return table
+@dataclass(frozen=True)
+class _Column:
+    """A column of a matrix: what stands above it, its width in cells, and on which side its cells stand."""
+
+    heading: _TableCell
+    width: int
+    side: Literal["<", "^", ">"] = ">"
+
+    def holding(self, cells: Iterable[_TableCell]) -> _Column:
+        """As wide as the widest of them and its heading."""
+        return replace(self, width=max(cell_len(self.heading[0]), *(cell_len(text) for text, _ in cells)))
+
+    def padded(self, text: str) -> str:
+        """The text in the width of the column."""
+        blanks = self.width - (len(text) if text.isascii() else cell_len(text))
+        before = {"<": 0, "^": blanks // 2, ">": blanks}[self.side]
+        return " " * before + text + " " * (blanks - before)
 
 
-def _key_header(head: HeadPattern, key: int, width: int) -> Text:
-    return Text(fitted(head.key_name(key), width), style="dim" if head.is_padding(key) else "bold")
+@dataclass(frozen=True)
+class _Table:
+    """A table of the matrix. It makes its lines one by one, so that a long text needs no more memory than a short one."""
+
+    head: HeadPattern
+    rows: Selection
+    keys: Selection
+    layout: MatrixLayout
+    largest: float
+    options: ViewOptions
+    screen: Screen
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """The width is fixed."""
+        width = sum(column.width + 1 for column in self._columns()) - 1
+        return Measurement(width, width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """The heading, then a line for each query."""
+        columns = self._columns()
+        yield from _line(columns, [column.heading for column in columns])
+        weights, allowed = self.head.weights, self.head.allowed
+        for place, query in enumerate(self.rows.shown):
+            if self.rows.hidden and place == self.rows.before:
+                yield Segment(_gap(self.rows, self.layout.label), _DIM)
+                yield Segment.line()
+            cells = iter([*self._beside(query, weights[query], allowed[query])])
+            yield from _line(columns, [next(cells), *self._cells(query, weights[query], allowed[query]), *cells])
+
+    def _columns(self) -> list[_Column]:
+        """As wide as what stands in them."""
+        head, layout = self.head, self.layout
+        keys = [_Column(_key_heading(head, key, layout.key), layout.key) for key in self.keys.shown]
+        if self.keys.hidden:
+            keys.insert(self.keys.before, self._hidden_column())
+        signs = ["Σ"] if layout.sum else []
+        signs += [_SINK_LOGIT] if layout.sum and head.has_learned_sink else []
+        signs += ["H"] if layout.has_entropy else []
+        beside = [_Column((sign, _DIM), 0) for sign in signs]
+        if layout.strongest:
+            strongest = "strongest" if layout.strongest >= len("strongest") else "max"
+            beside.append(_Column((strongest, _DIM), 0, "<"))
+        weights, allowed = head.weights, head.allowed
+        rows = [[*self._beside(query, weights[query], allowed[query])] for query in self.rows.shown]
+        return [
+            _Column(("query", _DIM), 0, "<").holding(row[0] for row in rows),
+            *keys,
+            *(column.holding(row[number] for row in rows) for number, column in enumerate(beside, 1)),
+        ]
+
+    def _hidden_column(self) -> _Column:
+        weights, allowed = self.head.weights, self.head.allowed
+        cells = (self._hidden_weight(weights[query], allowed[query]) for query in self.rows.shown)
+        return _Column((_HIDDEN.format(self.keys.hidden), _DIM), 0, "^").holding(cells)
+
+    def _beside(self, query: int, weights: Array, allowed: Array) -> Iterator[_TableCell]:
+        """What a row has besides its keys: the query's name, then the columns on the right."""
+        head, layout, precision = self.head, self.layout, self.options.precision
+        yield fitted(head.row_label(query), layout.label), _BOLD
+        if layout.sum:
+            yield weight_text(float(weights.sum(dtype=np.float64)), precision), None
+            if head.has_learned_sink:
+                yield weight_text(head.learned_weight(query), precision), _MAGENTA
+        if layout.has_entropy:
+            yield f"{head.entropy[query]:.2f}", None
+        if layout.strongest:
+            yield _strongest_cell(head, _largest_key(weights, allowed), weights, allowed, layout, self.options)
+
+    def _cells(self, query: int, weights: Array, allowed: Array) -> Iterator[_TableCell]:
+        """The weights that the query gives to its keys; in place of the hidden ones their sum."""
+        largest_key = _largest_key(weights, allowed)
+        shown = list(self.keys.shown)
+        numbers = zip(shown, weights[shown].tolist(), allowed[shown].tolist(), strict=True)
+        for place, (key, weight, is_allowed) in enumerate(numbers):
+            if self.keys.hidden and place == self.keys.before:
+                yield self._hidden_weight(weights, allowed)
+            text, style = self._cell(weight, is_allowed)
+            yield text + ("*" if key == largest_key else " "), style if self.screen.colour else None
+
+    def _hidden_weight(self, weights: Array, allowed: Array) -> _TableCell:
+        """What a query gives to all hidden keys."""
+        before = self.keys.before
+        hidden = slice(self.keys.shown[before - 1] + 1, self.keys.shown[before])
+        mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), self.options.precision)
+        return mass if allowed[hidden].any() else "0", _DIM_ITALIC
+
+    def _cell(self, weight: float, is_allowed: bool) -> _TableCell:
+        """What stands in a cell, and its shade. Where the layout is short of room, a weight of 1 or more has a decimal less."""
+        if not is_allowed:
+            return "0", EMPTY
+        if weight == 0 and self.head.site == "dropped":
+            return "drop", EMPTY
+        text = weight_text(weight, self.options.precision)
+        if len(text) > self.layout.number:
+            text = weight_text(weight, self.options.precision - 1)
+        return text, None if math.isnan(weight) else shade(level_of(weight, self.largest))
 
 
-def _row(
-    head: HeadPattern,
-    query: int,
-    keys: Selection,
-    layout: MatrixLayout,
-    largest: float,
-    options: ViewOptions,
-    screen: Screen,
-) -> Iterator[Text]:
-    weights, allowed = head.weights[query], head.allowed[query]
-    strongest = int(weights.argmax()) if allowed.any() and not np.isnan(weights).any() else -1
-    yield Text(fitted(head.row_label(query), layout.label), style="bold")
-    for place, key in enumerate(keys.shown):
-        if keys.hidden and place == keys.before:
-            hidden = slice(keys.shown[place - 1] + 1, key)
-            mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), options.precision)
-            yield Text(mass if allowed[hidden].any() else "0", style="dim italic")
-        text, style = _cell(head, (query, key), layout, largest, options)
-        mark = "*" if key == strongest else " "
-        yield Text(text + mark, style=style if screen.colour else "")
-    if layout.sum:
-        yield Text(weight_text(float(weights.sum(dtype=np.float64)), options.precision))
-        if head.has_learned_sink:
-            yield Text(weight_text(head.learned_weight(query), options.precision), style="magenta")
-    if layout.has_entropy:
-        yield Text(f"{head.entropy[query]:.2f}")
-    if layout.strongest:
-        yield _strongest_cell(head, query, strongest, layout, options)
+def _line(columns: Sequence[_Column], cells: Sequence[_TableCell]) -> Iterator[Segment]:
+    """The cells, each as wide as its column, with a blank between them."""
+    plain = ""
+    for column, (text, style) in zip(columns, cells, strict=True):
+        if style is None:
+            plain += column.padded(text) + " "
+            continue
+        if plain:
+            yield Segment(plain)
+        yield Segment(column.padded(text), style)
+        plain = " "
+    yield Segment(plain[:-1] + "\n")
 
 
-def _strongest_cell(head: HeadPattern, query: int, key: int, layout: MatrixLayout, options: ViewOptions) -> Text:
+def _key_heading(head: HeadPattern, key: int, width: int) -> _TableCell:
+    return fitted(head.key_name(key), width), _DIM if head.is_padding(key) else _BOLD
+
+
+def _largest_key(weights: Array, allowed: Array) -> int:
+    """The key that gets most of a row; −1 where there is none."""
+    return int(weights.argmax()) if allowed.any() and not np.isnan(weights).any() else -1
+
+
+def _strongest_cell(
+    head: HeadPattern, key: int, weights: Array, allowed: Array, layout: MatrixLayout, options: ViewOptions
+) -> _TableCell:
     """The strongest key of a row, −1 where there is none, and its attention weight where there is room."""
-    named = _strongest_text(head, key, layout, "not a number" if head.allowed[query].any() else "none allowed")
-    if layout.weight and key >= 0:
-        named.append(" " * (layout.strongest - named.cell_len + 1))
-        named.append(f"{weight_text(float(head.weights[query, key]), options.precision):>{layout.weight}}")
-    return named
-
-
-def _strongest_text(head: HeadPattern, key: int, layout: MatrixLayout, none: str) -> Text:
-    """The key's position, and its name where there is room; `none` where there is no such key."""
-    index = str(head.key_index(key))
-    if layout.strongest < _STRONGEST_WIDTH:
-        return Text(index if key >= 0 else "–")
     if key < 0:
-        return Text(none, style="dim")
-    return Text(fitted(f"{index} {head.key_name(key)}", layout.strongest))
+        return _no_strongest(layout, "not a number" if allowed.any() else "none visible")
+    index = str(head.key_index(key))
+    is_narrow = layout.strongest < _STRONGEST_WIDTH
+    name = index if is_narrow else fitted(f"{index} {head.key_name(key)}", layout.strongest)
+    if layout.weight:
+        name += " " * (layout.strongest - cell_len(name) + 1)
+        name += f"{weight_text(float(weights[key]), options.precision):>{layout.weight}}"
+    return name, None
 
 
-def _cell(
-    head: HeadPattern, at: tuple[int, int], layout: MatrixLayout, largest: float, options: ViewOptions
-) -> tuple[str, Style | str]:
-    """What stands in a cell, and its shade. Where the layout is short of room, a weight of 1 or more has a decimal less."""
-    weight = float(head.weights[at])
-    if not head.allowed[at]:
-        return "0", EMPTY
-    if head.site == "dropped" and weight == 0:
-        return "drop", EMPTY
-    text = weight_text(weight, options.precision)
-    if len(text) > layout.number:
-        text = weight_text(weight, options.precision - 1)
-    return text, "" if math.isnan(weight) else shade(level_of(weight, largest))
+def _no_strongest(layout: MatrixLayout, reason: str) -> _TableCell:
+    return ("–", None) if layout.strongest < _STRONGEST_WIDTH else (reason, _DIM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import (
+    count_of,
     filled,
     fitted,
     left_out,
@@ -110,8 +112,8 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
     """What the headings that are shown mean, and which are not shown."""
     columns, hidden = _shown_columns(record, listed, options, screen)
     parts = legend_parts(columns, listed)
-    elsewhere = "--sort, --csv" if record.survey is not None or record.layers else "mha heads"
-    parts += [f"not shown: {' '.join(hidden)} (a wider screen, {elsewhere})"] if hidden else []
+    elsewhere = "with --sort, --csv" if record.survey is not None or record.layers else "in mha heads"
+    parts += [f"{count_of(len(hidden), 'more column')} on a wider screen or {elsewhere}"] if hidden else []
     for line in filled(parts, screen.width):
         yield Text(line, style="dim")
 
@@ -122,12 +124,17 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
     least = weight_text(CERTAIN_ENOUGH, 2)
     if any(map(_has_no_choice, listed)):
         parts.append("no type: no query sees more than one key, so every attention weight is 1")
+    formula = "(weight − uniform) ÷ (1 − uniform)"
     if any(head.kind not in ("uniform", "mixed") for head in listed):
-        parts.append(f"beside a type: its excess over uniform attention, {least} to 1")
+        parts.append(f"beside a type: its excess {formula}, {least} to 1")
     if any(head.kind == "uniform" for head in listed):
         parts.append("beside uniform: H/max")
-    if any(nearest_type(head) is not None for head in listed):
-        parts.append(f"beside mixed: the nearest type and its excess over uniform attention, below {least}")
+    nearest = [HEAD_TYPES[found[0]] for found in map(nearest_type, listed) if found is not None]
+    if nearest:
+        parts.append(f"beside mixed: nearest type, excess {formula} below {least}")
+    explained = {column.heading for column in columns}
+    abbreviated = [kind for kind in nearest if kind.short not in (*explained, kind.name)]
+    parts += dict.fromkeys(f"{kind.short} = {kind.name}" for kind in abbreviated)
     return parts
 
 
@@ -238,11 +245,12 @@ def _profile_columns(record: Record) -> list[OverviewColumn]:
     steps = survey_of(record).steps if record.survey is not None or record.layers else ()
     if not steps:
         return []
-    distances = " ".join(map(str, steps)) if len(steps) <= _FEW else f"0 1 2 4 … {steps[-1]:,}"
+    ends = [f"{end:,}" if end - before == 1 else f"{before + 1:,}–{end:,}" for before, end in pairwise((-1, *steps))]
+    distances = ", ".join(ends if len(ends) <= _FEW else ends[: _FEW - 1]) + f" … {ends[-1]}" * (len(ends) > _FEW)
     return [OverviewColumn(_PROFILE, "word", len(steps), legend=f"weight at distances {distances}")]
 
 
-_FEW = 5
+_FEW = 6
 
 
 def _fitting(columns: list[OverviewColumn], width: int, profile: int, sort: str) -> list[OverviewColumn]:
@@ -284,7 +292,8 @@ def _type_text(head: HeadStatistics) -> Text:
     if _has_no_choice(head):
         return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
-    return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style="dim")
+    beside = "dim" if head.kind in ("mixed", "uniform") else ""  # a faint colour is hard to read
+    return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style=beside)
 
 
 def _has_no_choice(head: HeadStatistics) -> bool:

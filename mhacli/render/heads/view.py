@@ -15,6 +15,7 @@ from mhacli.render.base.colours import EMPTY, NAN_SIGN, level_of, shade
 from mhacli.render.base.format import (
     agreement,
     bytes_text,
+    checks_in_brief,
     configuration,
     count_of,
     filled,
@@ -24,6 +25,7 @@ from mhacli.render.base.format import (
     plain_table,
     seconds_text,
     short_text,
+    texts_in_words,
     title_rule,
     token_text,
     weight_text,
@@ -53,17 +55,12 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         listed = tuple(head for head in listed if head.head in options.heads)
     table = overview(record, listed, options, screen)
     if options.brief:
-        return Group(table, Text(""), _checks(record, survey, screen))
+        return Group(table, Text(""), _checks(record, survey, options, screen))
     drawn = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     sequences = drawn.shown
     sections: list[RenderableType] = [
         Group(configuration(record, screen.width), _summary(record, survey, screen)),
         *(token_tables(record, drawn, options, screen) if options.tokens or options.verbose else ()),
-        Group(
-            table,
-            *legend(record, listed, options, screen),
-            sinks_line(record, listed, survey.sink_share, screen),
-        ),
         strong_places(record, listed, options, screen),
         *(
             pooled_map(record, place, b, options, screen)
@@ -76,7 +73,9 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         sections += [corner_view(record, survey.kept.corner, place, b, options, screen) for place, b in corners]
     if survey.kept.queries:
         sections += [strongest_keys(record, listed, b, options, screen) for b in sequences]
-    sections.append(_checks(record, survey, screen))
+    sinks = sinks_line(record, listed, survey.sink_share, screen)
+    sections.append(Group(table, *legend(record, listed, options, screen), sinks))
+    sections.append(_checks(record, survey, options, screen))
     spaced = [part for section in sections for part in (Text(""), section)]
     return Group(*spaced[1:])
 
@@ -86,19 +85,13 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """What was inspected, how, in which time, and what whole matrices would have taken."""
-    lengths = sorted({len(sequence.tokens) for sequence in record.sequences})
-    tokens = (
-        count_of(lengths[-1], "token", grouped=True)
-        if len(lengths) == 1
-        else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
-    )
     total = record.timings.get("total")
     parts = [
-        f"{count_of(len(record.sequences), 'sequence')} of {tokens}",
-        f"z and log-sum-exp: {visible(survey.kernel)}",
+        *texts_in_words(record),
+        f"kernel {visible(survey.kernel)}",
         *([] if total is None else [f"took {seconds_text(total.median_s)}"]),
-        f"memory: about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} beyond torch's own; full matrices "
-        f"{bytes_text(survey.full_bytes)}",
+        f"memory about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} beyond torch's own",
+        f"whole matrices would take {bytes_text(survey.full_bytes)}",
     ]
     return Text("\n".join(filled(parts, screen.width)), style="dim")
 
@@ -124,10 +117,12 @@ def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, s
     return Text("\n".join(lines), style="magenta" if texts else "dim")
 
 
-def _checks(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """Whether the statistics hold together, each check with its number."""
+def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
+    """Whether the statistics hold together; each check with its number where one fails or `verbose` asks."""
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
+    if ok and not options.verbose:
+        return verdict.append(checks_in_brief(survey.checks), style="not bold default")
     lines = "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
     return verdict.append(f"\n{lines}", style="not bold default")
 
@@ -227,7 +222,7 @@ class CornerCells:
     def caption(self, precision: int) -> str:
         """What shades and signs mean, of those that occur."""
         is_closed = bool(np.isnan(self.weights[~self.is_broken]).any())
-        signs = " · 0 not allowed" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
+        signs = " · 0 masked" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
         return f"shade linear, 0 … {weight_text(self.largest, precision)}{signs}"
 
 
@@ -337,7 +332,7 @@ def strongest_of(record: Record, place: int, sequence: int, number: int) -> Stro
         if key >= 0
     )
     if not named:
-        return Strongest((), "", "not a number" if any(map(math.isnan, weights)) else "no key allowed")
+        return Strongest((), "", "not a number" if any(map(math.isnan, weights)) else "no visible key")
     left = 1 - sum(weights)
     return Strongest(named, percent_text(left) if left > _ROUNDING else "")
 

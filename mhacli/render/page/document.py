@@ -25,7 +25,19 @@ from mhacli.render.base.selection import chosen_layers, names_of, ranges
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.view import key_name
-from mhacli.render.page.elements import WIDE, Html, content_policy, joined, lines_of, page_script, page_style, tag, text
+from mhacli.render.page.effects import effects
+from mhacli.render.page.elements import (
+    WIDE,
+    Html,
+    content_policy,
+    joined,
+    lines_of,
+    page_script,
+    page_style,
+    sentence,
+    tag,
+    text,
+)
 from mhacli.render.page.maps import EXACT, CellEncoding
 from mhacli.render.page.payload import (
     LIMIT_BYTES,
@@ -37,7 +49,7 @@ from mhacli.render.page.payload import (
     map_request,
     payload,
 )
-from mhacli.render.page.tables import effects, kept_cells, statistics
+from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import module_header
 from mhacli.results.record.record import Record
@@ -128,7 +140,8 @@ class _Frame:
         sections += [effects(self.record), self.statistics, *([self.cells] if self.cells else []), self.walk]
         sections += [*([_notes_section(sentences)] if sentences else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
-        script, style = page_script(), page_style(has_cells=bool(self.cells))
+        script = page_script()
+        style = page_style(has_cells=bool(self.cells), has_effects=self.record.effect is not None)
         body = joined(
             [*_top(self.record, self.title), tag("main", joined(sections)), content, tag("script", Html(script))]
         )
@@ -180,7 +193,7 @@ def _top(record: Record, title: str) -> list[Html]:
 
 
 def _nothing_section(why: str) -> Html:
-    return tag("section", tag("p", text(why), class_="warning"), id="nothing")
+    return tag("section", tag("p", sentence(why), class_="warning"), id="nothing")
 
 
 def _drawn_sections() -> list[Html]:
@@ -196,14 +209,14 @@ def _drawn_sections() -> list[Html]:
 
 
 def _notes_section(sentences: Sequence[str]) -> Html:
-    items = tag("ul", *(tag("li", text(sentence)) for sentence in sentences))
+    items = tag("ul", *(tag("li", sentence(line)) for line in sentences))
     return tag("section", tag("h2", text("how it was drawn")), items, id="notes")
 
 
 def _provenance(record: Record) -> Html:
     rows = (tag("tr", tag("th", text(word), scope="row"), tag("td", text(line))) for word, line in provenance(record))
     whole = tag("table", tag("caption", text("what made this page")), tag("tbody", *rows))
-    checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE), WIDE.width)]
+    checks = [] if record.model is None else [*lines_of(checks_view(record, WIDE, in_detail=True), WIDE.width)]
     words = (tag("p", line) for line in checks)
     return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *words, id="provenance")
 
@@ -309,7 +322,8 @@ def _scale(view: PageView, maps: PageMaps) -> str:
     if view.scale == "rank":
         return "scale at first: rank, the part of a head's visible cells that are smaller"
     words = range_text(view.scale, top, 0)
-    return f"scale at first: {view.scale}, {words}, the same for all heads; its top is the largest weight of a row with a choice"
+    shared = " for all heads" * (len(view.heads) > 1)
+    return f"scale at first: {view.scale}, {words}{shared}; its top is the largest weight of a row with a choice"
 
 
 def _sinks(record: Record, view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:

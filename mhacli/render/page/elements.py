@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from mhacli.render.base.colours import is_dark, ramp_colour
+from mhacli.render.base.colours import change_colour, is_dark, ramp_colour
 from mhacli.render.base.options import Screen
 
 Html = NewType("Html", str)
@@ -44,6 +44,14 @@ def tag(name: str, *inside: Html, **attributes: str) -> Html:
     named = ((key.rstrip("_").replace("_", "-"), escape(value, quote=True)) for key, value in attributes.items())
     own = "".join(f' {key}="{value}"' if value else f" {key}" for key, value in named)
     return Html(f"<{name}{own}>{''.join(inside)}</{name}>")
+
+
+def sentence(words: str) -> Html:
+    """Words in which each option of the command line is code, which no line breaks at its hyphens."""
+    return Html(_OPTION.sub(r"<code>\1</code>", text(words)))
+
+
+_OPTION = re.compile(r"(--[a-z][a-z-]*)")
 
 
 def joined(parts: Iterable[Html], between: str = "\n") -> Html:
@@ -93,7 +101,9 @@ def _class_names(style: Style) -> list[str]:
 
 N_SHADES = 16
 """Shades of the cells of tables: the policy allows no style of an element's own, so that each has a class."""
-_OF_CELLS = "30-kept.css"
+_OF_CELLS, _OF_EFFECTS = "30-kept.css", "32-effects.css"
+_CHANGES = 32
+"""Steps of the colours of changes, from much less to much more."""
 
 
 def page_script() -> str:
@@ -101,11 +111,23 @@ def page_script() -> str:
     return f'(() => {{\n"use strict";\n{_assets(".js")}}})();\n'
 
 
-def page_style(*, has_cells: bool = False) -> str:
-    """All styles in the order of their names; those of tables of single cells for a page that has such: a cell without a class
-    is darkest, `l1` … are brighter."""
+def page_style(*, has_cells: bool = False, has_effects: bool = False) -> str:
+    """All styles in the order of their names; those of tables of single cells, and of effects, for a page that has such: a cell
+    without a class is darkest, `l1` … are brighter; `c0` … are changes."""
     shades = map(_shade, range(N_SHADES)) if has_cells else ()
-    return "".join([_assets(".css", left_out="" if has_cells else _OF_CELLS), *shades])
+    changes = map(_change, range(_CHANGES + 1)) if has_effects else ()
+    left_out = [*([] if has_cells else [_OF_CELLS]), *([] if has_effects else [_OF_EFFECTS])]
+    return "".join([_assets(".css", left_out=left_out), *shades, *changes])
+
+
+def change_class(level: int) -> str:
+    """The class of a change at a level of 0 … 510."""
+    return f"c{round(level * _CHANGES / 510)}"
+
+
+def _change(number: int) -> str:
+    colour = change_colour(round(510 * number / _CHANGES) - 255)
+    return f"#effects .c{number} {{ background: #{bytes(colour).hex()}; color: {'#fff' if is_dark(colour) else '#000'}; }}\n"
 
 
 def _shade(number: int) -> str:
@@ -121,9 +143,9 @@ def content_policy(script: str, style: str) -> str:
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _assets(suffix: str, left_out: str = "") -> str:
+def _assets(suffix: str, left_out: Sequence[str] = ()) -> str:
     folder = files("mhacli.render.page").joinpath("assets")
-    named = (file for file in folder.iterdir() if file.name.endswith(suffix) and file.name != left_out)
+    named = (file for file in folder.iterdir() if file.name.endswith(suffix) and file.name not in left_out)
     assets = sorted(named, key=lambda file: file.name)
     return "".join(_compact(file.read_text(encoding="utf-8")) for file in assets)
 

@@ -52,7 +52,7 @@ class KeptKeys:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """All attention weights of some queries, `[query, key]`, encoded; `FORBIDDEN` where not allowed."""
+    """All attention weights of some queries, `[query, key]`, encoded; `FORBIDDEN` where masked."""
 
     places: tuple[int, ...]
     shares: str

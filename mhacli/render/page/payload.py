@@ -115,10 +115,10 @@ def _why_absent(head: DrawableHead, name: str) -> str:
     if "pattern" not in head.record.arrays:
         return "the record holds sums; mha run keeps single cells of texts that fit"
     if head.layer is None:
-        return "the record does not have it; --keep qk,scores,pattern,z,out,v keeps it"
+        return f"{name} was not kept; --keep qk,scores,pattern,z,out,v keeps it"
     if name == "v":
         return "the record of a checkpoint does not hold it"
-    return "the record does not have it; --keep qk,scores,pattern,z and --keep-limit make room"
+    return f"{name} was not kept; --keep qk,scores,pattern,z and --keep-limit make room"
 
 
 def _scoring(head: DrawableHead) -> Mapping[str, Any]:

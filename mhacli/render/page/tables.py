@@ -13,7 +13,6 @@ from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_heads, chosen_layers
-from mhacli.render.checkpoint.effect import effect_rows, effect_words
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.table import OverviewColumn, head_key, legend_parts, overview_cells
 from mhacli.render.heads.view import (
@@ -26,7 +25,7 @@ from mhacli.render.heads.view import (
     rest_name,
     strongest_of,
 )
-from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, lines_of, table, tag, text
+from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
 from mhacli.results.record.head_statistics import HEAD_TYPES, Corner, HeadStatistics, in_order
 from mhacli.results.record.record import Record
@@ -59,19 +58,6 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     title = tag("h2", text("statistics"))
     legend = tag("p", text(" · ".join(legend_parts(cells.columns, listed))), class_="dim")
     return tag("section", title, tag("div", whole, class_="scroll"), legend, id="statistics")
-
-
-def effects(record: Record) -> Html:
-    """A section with a row for each removal and its changes; nothing where nothing was removed."""
-    if record.effect is None:
-        return Html("")
-    headings, rows = effect_rows(record, record.effect)
-    words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
-    listed = [
-        table("what each removal changes, the largest change first", headings, [[*map(text, row)] for row in rows])
-    ]
-    body = listed if record.effect.verified.ok else []
-    return tag("section", tag("h2", text("effects")), *words, *body, id="effects")
 
 
 def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
@@ -323,7 +309,7 @@ def _corner_legend() -> Html:
     ramp = tag("span", class_="ramp", role="img", aria_label="dark to bright")
     pairs = (
         [text("0"), ramp, text(f"the largest weight of the table, {N_SHADES} shades")],
-        [tag("span", class_="swatch closed"), text("0 not allowed")],
+        [tag("span", class_="swatch closed"), text("0 masked")],
     )
     what = text(
         "the attention weight that a query, a row, gives to a key, a column: rounded, but not taken from the maps"
@@ -366,7 +352,7 @@ def _decimals(largest: float) -> int:
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], precision: int) -> Html:
-    """A cell: in one of the shades, not allowed, or not a number."""
+    """A cell: in one of the shades, masked, or not a number."""
     weight = float(cells.weights[at])
     if isnan(weight):
         return (

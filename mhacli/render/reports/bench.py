@@ -23,52 +23,36 @@ from rich.text import Text
 from mhacli.errors import MhaError, installing
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
-from mhacli.results.bench.comparison import BaselineComparison
-from mhacli.results.bench.intervals import CONFIDENCE, reached_confidence
+from mhacli.render.csv import cell_text
+from mhacli.results.bench.comparison import NOT_NOW, BaselineComparison, TimeChange
+from mhacli.results.bench.intervals import CONFIDENCE, ratio_text, reached_confidence
 from mhacli.results.bench.result import Benchmark, BenchRow, NoiseBaseline
 from mhacli.results.bench.workload import BACKENDS, Workload
+from mhacli.results.columns import BENCH_COLUMNS
 from mhacli.text.escape import visible
 
 _BAR = 8
 _SHORT_S = 1e-3
 _ALONE_SHOWN = 3
-"""Rows without a counterpart that are named; the others are counted."""
-_COLUMNS = {
-    "size": ("tokens", 0),
-    "backend": ("backend", 0),
-    "median": ("median", 0),
-    "quartiles": ("p25–p75", 104),
-    "min": ("min", 134),
-    "n": ("n", 134),
-    "first": ("first", 120),
-    "ratio": ("ratio", 0),
-    "interval": ("95 % interval", 104),
-    "bar": ("speed", 0),
-    "rate": ("", 88),
-    "intensity": ("FLOP/B", 160),
-    "share": ("peak", 0),
-    "memory": ("memory", 0),
-    "predicted": ("predicted", 120),
-    "error": ("error", 0),
-    "mean": ("mean error", 150),
-}
-"""Each column's heading, and the width of screen from which on there is room for it."""
-_MEANINGS = {
-    "quartiles": "p25–p75: quartiles of the rounds; 95 % interval: of the ratio",
-    "first": "first: the first call, with all that it compiles; predicted: memory by formula",
-    "n": "n: rounds",
-    "mean": "mean error: the mean difference from float64",
-    "intensity": "FLOP/B: operations per byte that must be moved",
-}
-"""What the columns of wide screens mean, each from the width of its column on."""
+"""So many rows without a counterpart are named; more are counted."""
+_COLUMNS = tuple(name for name in BENCH_COLUMNS if name not in ("noise", "change"))
+_LEAST_WIDTHS = {
+    "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "predicted": 120, "min": 134, "n": 134, "mean": 150,
+    "intensity": 160,
+}  # fmt: skip
+"""The width of screen from which on there is room for a column; for the others there always is."""
 _GIVING_WAY = (
     "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
 )  # fmt: skip
 """Columns in the order in which they are left out where others need the room: numbers are never cut."""
-_CHANGED = ("then", "now", "now / then", "95 % of both", "")
-_CHANGED_NARROW = ("now/then", "95 %", "")
+_CHANGED = ("then", "now", BENCH_COLUMNS["change"].heading, "95 % of both", "verdict")
+_CHANGED_NARROW = ("now/then", "95 %", "verdict")
 _NARROW = 60
 """The width of screen from which on both times stand beside their ratio."""
+_SIMILAR = (
+    "≈ not surely changed: the interval reaches into the noise, that of both runs and of the machine's speed; unclear: it lies "
+    "wholly above or below 1, but not beyond that noise"
+)
 _NAME = max(map(len, BACKENDS))
 
 
@@ -108,17 +92,20 @@ def _machine(benchmark: Benchmark, width: int) -> Text:
     return Text("\n").join(lines)
 
 
+def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
+    """The rows of each size in the order of their times, those without one last."""
+    for _, of_size in groupby(rows, key=lambda row: (row.batch, row.k_len)):
+        yield sorted(of_size, key=lambda row: row.median_s or math.inf)
+
+
 def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Screen) -> RenderableType:
     in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
-    headings = {name: heading for name, (heading, _) in _COLUMNS.items()} | {
-        "rate": "TFLOP/s" if in_tera else "GFLOP/s"
-    }
+    headings = {name: BENCH_COLUMNS[name].heading for name in _COLUMNS} | ({"rate": "TFLOP/s"} if in_tera else {})
     lines: list[tuple[dict[str, str], str | None]] = []
-    for _, of_size in groupby(rows, key=lambda row: (row.batch, row.k_len)):
-        ranked = sorted(of_size, key=lambda row: row.ratio or math.inf)
+    for ranked in _ranked_sizes(rows):
         control = benchmark.control(ranked[0])
         for place, row in enumerate(ranked):
-            cells = _cells(row, ranked[0].ratio, in_tera) | ({} if place == 0 else {"size": ""})
+            cells = _cells(row, in_tera) | ({} if place == 0 else {"size": ""})
             if _is_short(row.median_s, benchmark):
                 cells["median"] = f"~{cells['median']}"
             lines.append((cells, "bold" if row.is_fastest else None))
@@ -145,7 +132,7 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
 def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
     """The columns that there is room for: those that the screen suits, without the first to give way to wide words."""
     needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
-    wanted = [name for name, (_, least) in _COLUMNS.items() if width >= least]
+    wanted = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
     for name in _GIVING_WAY:
         if sum(needed[name] for name in wanted) - 1 <= width:
             break
@@ -153,14 +140,13 @@ def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
     return wanted
 
 
-def _cells(row: BenchRow, fastest: float | None, in_tera: bool) -> dict[str, str]:
+def _cells(row: BenchRow, in_tera: bool) -> dict[str, str]:
     """A row's words by column."""
     size = {"size": size_text(row), "backend": backend_text(row)}
     foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
     if row.median_s is None or row.ratio is None or row.tflops is None or row.share_of_peak is None:
         return size | foreseen | {"median": "–", "bar": row.status}
     scale, _ = seconds_unit(row.median_s)
-    speed = min(1.0, (fastest or row.ratio) / row.ratio)
     return size | foreseen | {
         "median": seconds_text(row.median_s),
         "quartiles": f"{(row.p25_s or 0) * scale:.3g}–{(row.p75_s or 0) * scale:.3g}",
@@ -169,7 +155,7 @@ def _cells(row: BenchRow, fastest: float | None, in_tera: bool) -> dict[str, str
         "first": seconds_text(row.first_s),
         "ratio": _sign(row) + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
         "interval": f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}",
-        "bar": "█" * max(1, round(_BAR * speed)),
+        "bar": "█" * max(1, round(_BAR / row.ratio)),
         "rate": f"{row.tflops * (1 if in_tera else 1e3):.3g}",
         "intensity": f"{row.flops / row.moved_bytes:.3g}",
         "share": f"{_percent(row.share_of_peak)} {'c' if row.limit == 'compute' else 'm'}",
@@ -180,17 +166,17 @@ def _cells(row: BenchRow, fastest: float | None, in_tera: bool) -> dict[str, str
 
 def _control_cells(control: NoiseBaseline) -> dict[str, str]:
     return {
-        "backend": f"{control.backend} again",
-        "median": seconds_text(control.median_s),
+        "backend": f"{BENCH_COLUMNS['noise'].heading} {control.backend}",
         "n": str(len(control.samples_s)),
-        "ratio": f"{ratio_text(control.ratio)} ",
-        "interval": f"{ratio_text(control.ratio_low)}–{ratio_text(control.ratio_high)}",
+        "ratio": f"{ratio_text(control.noise)} ",
+        "interval": f"{ratio_text(1 / control.noise)}–{ratio_text(control.noise)}",
     }
 
 
 def _sign(row: BenchRow) -> str:
-    """What keeps a ratio from being a rank: it is not known well enough, or it is like the noise."""
-    return "≈ " if row.is_similar else "" if row.is_sure else "? "
+    """What keeps a ratio from being a rank: it is like the noise, or the times are uncertain."""
+    signs = "≈" * row.is_similar + "?" * (not row.is_sure)
+    return f"{signs} " if signs else ""
 
 
 def _why(row: BenchRow) -> str:
@@ -222,11 +208,6 @@ def _says_so(row: BenchRow) -> bool:
     return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
 
 
-def ratio_text(ratio: float) -> str:
-    """A ratio in three digits."""
-    return f"{ratio:.2f}" if ratio < 99.5 else f"{ratio:.0f}"
-
-
 def _percent(share: float) -> str:
     """A share in two digits or more."""
     return (
@@ -252,23 +233,22 @@ def _error(error: float | None) -> str:
 
 def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) -> Text:
     """What columns and signs mean, for rows that were timed."""
-    hidden = [heading for heading, least in _COLUMNS.values() if heading and screen.width < least]
+    n_hidden = sum(screen.width < least for least in _LEAST_WIDTHS.values())
     lines = [
-        "median time of a call; the backends take turns in shuffled rounds",
-        "ratio: median of the ratios, round by round, to the backend that is timed twice (again)",
-        "≈ no difference from the fastest beyond the run-to-run noise, which the two times of one backend show",
-        "* certainly the fastest; speed: bars relative to the fastest of the size",
-        "peak: the least time for the work on this machine, in percent of the time taken; c: limited by a matrix product, "
-        "m: by a copy",
-        "memory: the most beyond the inputs"
-        + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
-        "error: the largest difference from float64",
-        *(meaning for name, meaning in _MEANINGS.items() if screen.width >= _COLUMNS[name][1]),
+        "ratio: median ÷ that of the fastest, the first row",
+        *(["* surely the fastest"] * any(row.is_fastest for row in rounds)),
+        *(["noise of: how far this backend, timed twice a round, differs from itself"] * bool(benchmark.controls)),
+        *(
+            ["≈ not surely slower: the interval of the ratio reaches into the noise"]
+            * any(row.is_similar for row in rounds)
+        ),
+        "peak: least time on this machine ÷ median; c, m: set by matrix product, copy",
+        "memory: beyond the inputs" + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
+        "error: the largest from float64",
         *(["tokens: batch × length"] if any(row.batch > 1 for row in rounds) else []),
-        *(["caches stay as warm as the call before left them"] if benchmark.environment.device == "cpu" else []),
-        *([f"{max(least for _, least in _COLUMNS.values())} columns show {', '.join(hidden)} too"] if hidden else []),
         *_doubts(benchmark, rounds),
         *_remarks(rounds),
+        *([f"{max(_LEAST_WIDTHS.values())} columns show {n_hidden} more: mha explain bench"] if n_hidden else []),
     ]
     return Text("\n".join(filled(lines, screen.width)), style="dim")
 
@@ -296,7 +276,7 @@ def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
     if sampled:
         yield f"error: of {min(sampled)} queries or more, and of their gradients, where all would take too long"
     if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
-        yield "above 100 %: faster than this machine's best at the start and the end, as from a cache"
+        yield "above 100 %: data from a cache, or the machine was busy while its best was measured"
 
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
@@ -319,16 +299,32 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
                 seconds_text(change.baseline_s), seconds_text(change.median_s),
                 ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
                 f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
-                "" if change.verdict == "similar" else change.verdict,
+                _verdict(change),
             )  # fmt: skip
             colour = {"slower": "red", "faster": "green"}.get(change.verdict)
             table.add_row(change.backend, *cells[-len(headings) :], style=colour)
         parts += [Text(size), table]
-    alone = comparison.unmatched
-    rest = [f"{count_of(len(alone) - _ALONE_SHOWN, 'more row')} in one run only"] if len(alone) > _ALONE_SHOWN else []
-    said = [*comparison.warnings, *comparison.broken, *alone[:_ALONE_SHOWN], *rest]
+    if any(change.verdict == "similar" for change in comparison.changes):
+        parts.append(Text(_SIMILAR, style="dim"))
+    said = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in said))
+
+
+def _verdict(change: TimeChange) -> str:
+    """Slower or faster; of a change that only the noise leaves open, that it is unclear."""
+    is_open = change.verdict == "similar" and not change.ratio_low <= 1 <= change.ratio_high
+    return "unclear" if is_open else "" if change.verdict == "similar" else change.verdict
+
+
+def _alone(comparison: BaselineComparison) -> Sequence[str]:
+    """The rows of one run alone, by name where they are few."""
+    alone, baseline = comparison.unmatched, comparison.baseline
+    if len(alone) <= _ALONE_SHOWN:
+        return alone
+    n_then = sum(line.endswith(NOT_NOW) for line in alone)
+    counts = ((n_then, f"of {baseline} not measured now"), (len(alone) - n_then, f"measured now, not in {baseline}"))
+    return [f"{count_of(n, 'row')} {what}" for n, what in counts if n]
 
 
 _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
@@ -336,7 +332,7 @@ _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bol
 
 def _conclusion(comparison: BaselineComparison) -> Text:
     style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule.outcome]
-    return Text(visible(comparison.summary), style=style)
+    return Text("\n".join(map(visible, comparison.conclusions)), style=style)
 
 
 def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
@@ -350,7 +346,7 @@ def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> 
 
 
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
-    """The rows as CSV with a header, RFC 4180: every number of a row but the samples; reasons are JSON strings."""
+    """The rows as CSV, RFC 4180: every number of a row but the samples, with the names of the JSON fields as headings."""
     paper = StringIO()
     documents = [row.document() for row in benchmark.rows]
     names = [name for name, value in documents[0].items() if not isinstance(value, (list, tuple))]
@@ -359,7 +355,7 @@ def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
     for document in documents:
         values = [document[name] for name in names]
         place = names.index("reason")
-        values[place] = None if values[place] is None else json.dumps(values[place])
+        values[place] = None if values[place] is None else cell_text(values[place])
         writer.writerow(values)
     yield paper.getvalue()
 
@@ -411,7 +407,11 @@ td.reason {{ text-align: left; white-space: normal; color: #555 }}
 </dl>
 </body></html>
 """
-_HEADINGS = ("tokens", "backend", "median", "p25", "p75", "ratio", "95 %", "TFLOP/s", "of peak", "memory", "max error")
+_HEADINGS = {
+    "tokens": "size", "backend": "backend", "median": "median", "p25": "quartiles", "p75": "quartiles", "ratio": "ratio",
+    "95 %": "interval", "TFLOP/s": "rate", "peak": "share", "memory": "memory", "error": "error",
+}  # fmt: skip
+"""The headings of the page's tables, and the columns whose explanation each shows where the pointer rests on it."""
 
 
 def require_plots() -> None:
@@ -538,8 +538,11 @@ def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
 
 
 def _table(family: str, rows: Sequence[BenchRow]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in _HEADINGS)
-    body = "\n".join(_line(row) for row in rows)
+    head = "".join(
+        f'<th title="{html.escape(BENCH_COLUMNS[name].explanation)}">{heading}</th>'
+        for heading, name in _HEADINGS.items()
+    )
+    body = "\n".join(_line(row) for ranked in _ranked_sizes(rows) for row in ranked)
     return f'<h2>{html.escape(family)}</h2>\n<div class="rows"><table><tr>{head}</tr>\n{body}\n</table></div>'
 
 
@@ -551,7 +554,7 @@ def _line(row: BenchRow) -> str:
         return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{said}</td></tr>'
     words = [
         *first, seconds_text(row.median_s), seconds_text(row.p25_s), seconds_text(row.p75_s),
-        ("≈ " if row.is_similar else "") + ratio_text(row.ratio or 0),
+        _sign(row) + ratio_text(row.ratio or 0),
         f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}", f"{row.tflops:.3g}",
         f"{row.share_of_peak:.0%}", "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
         "–" if row.max_error is None else f"{row.max_error:.0e}",

@@ -9,19 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.render.base.format import count_of, filled, fitted, flowing, number_text, seconds_text
+from mhacli.render.base.format import count_of, filled, fitted, flowing, seconds_text
 from mhacli.render.base.options import Screen
 from mhacli.results.check import Examination, Finding, FirstDifference, OutputComparison, ProbeResult
+from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 _LABEL, _LEAST_ROOM = 9, 11
 _IN_FULL, _MOST_FAILED, _MOST_OPEN, _MOST_PRINTED = 3, 8, 9, 3
 _RAISES = ("raises ", "could not run")
 _LEFT_OUT = "left out: "
-_NEXT = (
-    "--against TARGET compares it with code that you trust",
-    "--heads, --scale, --rope and --mask-means state what its code does not show",
-)
 
 Line = tuple[str, Text]
 """A label, such as `fix`, empty where the line goes on, and what is said under it."""
@@ -55,7 +52,9 @@ def _verdict(examination: Examination, on: Screen) -> Text:
     names = [Text(sign, style=style), Text(visible(examination.target), style="bold")]
     if examination.against is not None:
         names.append(Text(f"against {visible(examination.against)}", style="bold"))
-    lines = [flowing(names, on.width, "  "), Text(visible(_in_words(examination)))]
+    lines = [flowing(names, on.width, "  ")]
+    if examination.verdict != "unknown":  # which the last line explains
+        lines.append(Text(visible(_in_words(examination))))
     if examination.not_examined:
         lines.append(Text(f"not examined: {visible(examination.not_examined_text)}", style="yellow"))
     lines += [Text(f"note: {visible(note)}", style="yellow") for note in examination.notes]
@@ -67,8 +66,6 @@ def _in_words(examination: Examination) -> str:
         said = "; ".join(dict.fromkeys(finding.message for finding in examination.findings[:_IN_FULL]))
         n_more = len(examination.findings) - _IN_FULL
         return said + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
-    if examination.verdict == "unknown":
-        return examination.reason or "could not decide whether it is right"
     if examination.against is not None:
         return "both give the same output with the same weights"
     if examination.comparison is None:
@@ -106,8 +103,8 @@ def _evidence(finding: Finding) -> str:
     """What shows it; the numbers of the proof where it does not tell them itself."""
     if not finding.proven or finding.error is None or "exactly" in finding.evidence:
         return finding.evidence
-    within = "" if finding.tolerance is None else f", tolerance {number_text(finding.tolerance)}"
-    said = f"the reference with this mistake gives the same within {number_text(finding.error)}{within}"
+    within = "" if finding.tolerance is None else f", tolerance {error_text(finding.tolerance)}"
+    said = f"the reference with this mistake gives the same within {error_text(finding.error)}{within}"
     return f"{said}\n{finding.evidence}" if finding.evidence else said
 
 
@@ -218,8 +215,8 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
         yield from _first_difference_lines(examination.departure, examination, on)
     for number, line in enumerate(_printed(examination.printed)):
         yield ("" if number else "printed"), Text(line, style="dim")
-    if examination.verdict == "unknown":
-        yield "next", Text("\n".join(_NEXT if examination.against is None else _NEXT[1:]))
+    if examination.next_steps:
+        yield "next", Text("\n".join(map(visible, examination.next_steps)))
     yield from _cost(examination, on)
 
 
@@ -251,15 +248,16 @@ def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
 def _compared(found: OutputComparison, examination: Examination) -> str:
     """How far it is from what it was compared with; a reference that makes the mistakes that are proven is said to."""
     n_hypotheses = examination.n_hypotheses
-    mistaken = any(finding.proven for finding in examination.findings) and examination.against is None
+    n_mistakes = 0 if examination.against is not None else sum(finding.proven for finding in examination.findings)
+    mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
     other = "the reference" if found.against == "reference" else found.against
-    said = f"with {other}{' with the same mistake' if mistaken else ''}, in {found.dtype}, "
+    said = f"with {other}{mistaken}, in {found.dtype}, "
     said += f"{count_of(found.n_inputs, 'input')}: "
     if found.max_abs_difference is None:
         said += "the difference is not finite"
     else:
-        said += f"largest difference {number_text(found.max_abs_difference)}"
-    said += f", tolerance {number_text(found.tolerance)}"
+        said += f"largest difference {error_text(found.max_abs_difference)}"
+    said += f", tolerance {error_text(found.tolerance)}"
     tried = f"{n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried"
     return f"{said}; {tried}" if n_hypotheses else said
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from mhacli.io.files import format_size
 from mhacli.render.base.format import count_of, filled, plain_table
 from mhacli.render.base.options import Screen
+from mhacli.results.columns import DOCTOR_COLUMNS
 from mhacli.results.doctor import ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
 from mhacli.text.escape import visible
 
@@ -150,8 +151,8 @@ def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
     """The definition, on every device in every dtype."""
     if not rows:
         return []
-    numbers = ("error", "at most", "rows − 1", "at most", "forbidden", "no keys", "scores × 1000")
-    table = plain_table(("attend", False), *((name, True) for name in numbers))
+    names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
+    table = plain_table(("attend", False), *((DOCTOR_COLUMNS[name].heading, True) for name in names))
     several = len({one.device for one in rows}) > 1
     for one in rows:
         name = f"{one.device} {one.dtype}" if several else one.dtype
@@ -185,8 +186,8 @@ def _checks(checks: Sequence[HealthCheck], on: Screen, *, with_numbers: bool) ->
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
     if with_numbers:
-        table.add_column("found", justify="right", no_wrap=True)
-        table.add_column("at most", justify="right", no_wrap=True)
+        for name in ("found", "tolerance"):
+            table.add_column(DOCTOR_COLUMNS[name].heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for check in checks:
         style, word = _STYLES[check.status], _WORDS.get(check.status, check.status)

@@ -15,12 +15,19 @@ from mhacli.results.glossary import Group as TermGroup
 
 _TITLES: dict[TermGroup, str] = {
     "concept": "concepts",
-    "sign": "signs in tables",
-    "column": "columns of the table of heads",
+    "sign": "signs",
+    "column": "columns of heads",
     "head type": "types of heads",
-    "site": "sites: the tensors of the walkthrough",
+    "bench": "bench",
+    "decode": "decode",
+    "effect": "effect",
+    "diff": "diff",
+    "doctor": "doctor",
+    "site": "sites, the tensors of a layer",
     "mistake": "mistakes that mha check names",
 }
+_COUNTED: tuple[TermGroup, ...] = ("site", "mistake")
+"""Groups that the list of all terms counts and does not spell out: they would fill the screen."""
 
 
 def terms_view(terms: Sequence[Term]) -> RenderableType:
@@ -42,9 +49,15 @@ def _term(term: Term) -> list[RenderableType]:
 
 
 def list_view(terms: Sequence[Term], screen: Screen) -> RenderableType:
-    """The names of all terms, group by group."""
+    """The names of terms, group by group; of several groups the long ones are counted, so that one screen holds all."""
+    groups = [group for group in GROUPS if any(term.group == group for term in terms)]
     parts: list[RenderableType] = []
-    for group in GROUPS:
+    for group in groups:
         names = [term.name for term in terms if term.group == group]
-        parts += [Text(_TITLES[group], style="bold"), Text("\n".join(filled(names, screen.width))), Text("")]
+        if len(groups) > 1 and group in _COUNTED:
+            names = [f"{len(names)} names: mha explain {group}s"]
+        title, *rest = filled([f"{_TITLES[group]}: {names[0]}", *names[1:]], screen.width)
+        words = Text(title)
+        words.stylize("bold", 0, len(_TITLES[group]))
+        parts.append(Text("\n").join([words, *map(Text, rest)]))
     return Group(*parts, Text("mha explain TERM says what one of them means", style="dim"))

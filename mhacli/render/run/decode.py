@@ -28,7 +28,8 @@ from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
-from mhacli.results.bench.intervals import is_known, paired_ratio
+from mhacli.results.bench.intervals import is_known, paired_ratio, ratio_text
+from mhacli.results.columns import DECODE_COLUMNS
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
@@ -40,18 +41,8 @@ _OF_STEPS = Comparison(
 )
 _OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
-_COLUMNS = {
-    "length": ("length", 0),
-    "cache": ("cache", 0),
-    "step": ("a step", 0),
-    "faster": ("", 0),
-    "flops": ("FLOPs", _WIDE),
-    "step_bytes": ("moved", _WIDE),
-    "total": ("all steps", 64),
-    "total_bytes": ("moved in all", 72),
-    "holds": ("holds", 64),
-}
-"""Of the ways: each column's heading, and the width of screen from which on there is room for it."""
+_LEAST_WIDTHS = {"flops": _WIDE, "step_bytes": _WIDE, "total": 64, "total_bytes": 72, "holds": 64}
+"""Of the ways: the width of screen from which on there is room for a column; for the others there always is."""
 _KEPT = {
     "none": "nothing is kept: every step computes all keys and values again",
     "concat": "each step copies the kept keys and values into new tensors, with its own behind them",
@@ -83,11 +74,11 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         if cache is not None:
             sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
     sections += [
-        *([_ways(decoding.ways, screen)] if decoding.ways else []),
         costs_of(record, decoding),
+        *([_ways(decoding.ways, screen)] if decoding.ways else []),
         self_check_line(check, compared),
     ]
-    return Group(*(part for section in sections for part in (section, Text(""))))
+    return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
 
 
 def _introduction(record: Record, decoding: DecodeSummary) -> Text:
@@ -193,13 +184,13 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
     if is_long:
         rest = float(sum(weights[key] for key in strongest[_KEYS_SHOWN:]))
         words.append(f"{count_of(len(keys) - len(listed), 'key')} more {weight_text(rest, options.precision)}")
-    return words or ["no key allowed"]
+    return words or ["no visible key"]
 
 
 def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
-    wanted = [name for name, (_, width) in _COLUMNS.items() if screen.width >= width]
-    columns = ((_COLUMNS[name][0], name != "cache") for name in wanted)
+    wanted = [name for name in DECODE_COLUMNS if screen.width >= _LEAST_WIDTHS.get(name, 0)]
+    columns = ((DECODE_COLUMNS[name].heading, name != "cache") for name in wanted)
     table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
     again = {way.length: way.step.median_s for way in ways if way.cache == "none"}
     previous = None
@@ -207,16 +198,16 @@ def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
         row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
         table.add_row(*(row[name] for name in wanted))
         previous = way.length
-    caption = "a step: the last one of the length, median; ×: as fast as none, below 1 slower"
-    caption += "; all steps: the medians from 1 token to the length, added" if "total" in wanted else ""
-    caption += "; moved: keys and values read and written" if "total_bytes" in wanted else ""
+    caption = ["a step: the last one of the length", "speed-up: time of a step without a cache ÷ with this one"]
     partly_timed = [way.n_timed for way in ways if way.n_timed < way.length]
-    if "total" in wanted and partly_timed:
-        caption += f"; ≈ the sum over all steps, of which {max(partly_timed)} were timed"
+    if "total" in wanted:
+        caption.append("all steps: from 1 token to the length")
+        caption += [f"≈ {max(partly_timed)} steps timed, those between estimated"] if partly_timed else []
+    caption += ["moved: keys and values read and written"] if "total_bytes" in wanted else []
     rough = rough_note(way.step for way in ways)
-    caption += f"; the times are {rough}" if rough else ""
+    caption += [f"the times are {rough}"] if rough else []
     title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
-    return Group(title, table, Text(caption, style="dim"), *_gain(ways))
+    return Group(title, table, Text("\n".join(filled(caption, screen.width)), style="dim"), *_gain(ways))
 
 
 def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
@@ -231,15 +222,15 @@ def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
     if n_rounds != len(none.samples_s) or min(step.samples_s, default=0.0) <= 0:
         return
     ratio = paired_ratio(none.samples_s, step.samples_s)
-    bounds = f"95 % interval {ratio.low:.3g} to {ratio.high:.3g} ×"
+    bounds = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
     times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
     text = f"a step at {length:,} tokens: {times}"
     if not is_known(n_rounds):
         text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
     elif ratio.low <= 1 <= ratio.high:
-        text += f"; the difference is within the noise, {ratio.median:.3g} ×, {bounds}"
+        text += f"; no certain difference: {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"
     else:
-        text += f"; {visible(cache)} is {ratio.median:.3g} × as fast, {bounds}"
+        text += f"; {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"
     yield Text(text, style="bold")
 
 
@@ -250,7 +241,7 @@ def _way_words(way: CacheTiming, again_s: float | None) -> dict[str, str]:
         "length": f"{way.length:,}",
         "cache": visible(way.cache),
         "step": seconds_text(way.step.median_s),
-        "faster": "" if faster is None else f"{faster:.3g} ×" if faster < 1000 else f"{faster:,.0f} ×",
+        "faster": "" if faster is None else f"{ratio_text(faster)} ×",
         "flops": count_text(way.step_flops),
         "step_bytes": bytes_text(way.step_bytes),
         "total": ("≈ " if way.n_timed < way.length else "") + seconds_text(way.total_s),
@@ -292,7 +283,7 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
     n_layers = 0 if record.model is None else record.model.n_layers
     lines = [
         f"cache of all {count_of(n_layers, 'layer')}: {bytes_text(decoding.token_bytes)} for every token of every sequence",
-        _weights_line(decoding),
+        _weights_line(decoding, None if record.model is None else record.model.max_positions),
     ]
     if decoding.full_token_bytes != decoding.token_bytes:
         lines.append(
@@ -301,10 +292,13 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
     return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
 
 
-def _weights_line(decoding: DecodeSummary) -> str:
+def _weights_line(decoding: DecodeSummary, max_positions: int | None = None) -> str:
+    """From which length on the cache is the larger part, and whether the model has so many positions."""
+    is_beyond = max_positions is not None and decoding.crossing_len > max_positions
     return (
-        f"weights: {bytes_text(decoding.weight_bytes)} are read at every step; beyond T = {_tokens(decoding.crossing_len)}, "
-        "it reads more bytes of keys and values than of weights"
+        f"weights: every step reads all {bytes_text(decoding.weight_bytes)}; beyond T = {_tokens(decoding.crossing_len)} tokens "
+        + (f"(this model ends at {max_positions:,}) " if is_beyond else "")
+        + "it reads more keys and values than weights"
     )
 
 

@@ -1,4 +1,4 @@
-"""A mask alone: its rules, a picture of what each query may attend to, and the same as JSON, schema `mha.mask/1`."""
+"""A mask alone: its rules, a picture of what each query sees, and the same as JSON, schema `mha.mask/1`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mhacli.text.escape import visible
 MASK_SCHEMA = "mha.mask/1"
 _LABEL_WIDTH, _COUNT_WIDTH, _MAX_NAMED, _MAX_LINES = 12, 6, 32, 64
 _SEEN, _UNSEEN = "■", "·"
-_ALLOWED = "cyan"
+_VISIBLE = "cyan"
 _PARTLY = "░▒▓"
 
 
 def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
     """Rules, then a picture and the density for each sequence; long texts show blocks of cells."""
-    rules = [visible(rule) for rule in survey.rules] or ["every key is allowed"]
+    rules = [visible(rule) for rule in survey.rules] or ["every key is visible"]
     parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
     shown = balanced(len(survey.masks), MAX_SEQUENCES)
     for place, index in enumerate(shown.shown):
@@ -66,7 +66,7 @@ def _one(survey: MaskSummary, index: int, screen: Screen) -> Iterator[Renderable
     counts = mask.visible_per_query
     padded = ", padding counted" if q_len * k_len > n_real else ""
     yield Text(
-        f"density {100 * mask.density:.3g} %: {mask.n_visible:,} of {mask.n_cells:,} cells are allowed{padded} · a query sees "
+        f"density {100 * mask.density:.3g} %: {mask.n_visible:,} of {mask.n_cells:,} cells are visible{padded} · a query sees "
         f"{min(counts):,} to {max(counts):,} keys, mean {_mean(mask.n_visible / q_len)}",
         style="bold",
     )
@@ -91,9 +91,9 @@ def _named_cells(survey: MaskSummary, index: int, k_len: int, cell_width: int) -
     for row, blocks in enumerate(mask.block_counts):
         picture.append("\n").append_text(_label(sequence, row - first)).append(" ")
         for seen in blocks:
-            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style=_ALLOWED if seen else EMPTY)
+            picture.append(f"{_SEEN if seen else _UNSEEN:<{cell_width}}", style=_VISIBLE if seen else EMPTY)
         picture.append(f"  {mask.visible_per_query[row]:,}", style="dim")
-    return picture.append(f"\n{_SEEN} may attend, {_UNSEEN} may not", style="dim")
+    return picture.append(f"\n{_SEEN} visible, {_UNSEEN} masked", style="dim")
 
 
 def _label(sequence: TokenSequence, index: int) -> Text:
@@ -103,7 +103,7 @@ def _label(sequence: TokenSequence, index: int) -> Text:
 
 
 def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
-    """Marks for blocks of cells, the more of a block is allowed the fuller."""
+    """Marks for blocks of cells, the more of a block is visible the fuller."""
     q_len = len(mask.visible_per_query)
     n_rows, n_columns = len(mask.block_counts), len(mask.block_counts[0])
     merge = max(1, -(-n_columns // room), -(-n_rows // _MAX_LINES))
@@ -115,9 +115,9 @@ def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
         for left in range(0, n_columns, merge):
             seen = sum(sum(row[left : left + merge]) for row in mask.block_counts[top : top + merge])
             part = seen / (height * min(side, k_len - left * mask.block))
-            line.append(_mark(part), style=_ALLOWED if part else EMPTY)
+            line.append(_mark(part), style=_VISIBLE if part else EMPTY)
         lines.append(line)
-    lines.append(Text(f"{_SEEN} all of a block is allowed, {_PARTLY} some of it, {_UNSEEN} nothing", style="dim"))
+    lines.append(Text(f"{_SEEN} all of a block is visible, {_PARTLY} part of it, {_UNSEEN} nothing", style="dim"))
     return Text("\n").join(lines)
 
 

@@ -38,6 +38,7 @@ from mhacli.render.run.view import Comparison, axes_text, groups_table, self_che
 from mhacli.results.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
 from mhacli.spec.config import ROPE
 from mhacli.spec.tokens import TokenSequence
+from mhacli.spec.tolerances import error_text
 from mhacli.spec.variants import variants
 from mhacli.text.escape import visible
 
@@ -223,15 +224,15 @@ def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[Renderab
 
 def _score_line(cell: Cell) -> str:
     if not cell.allowed:
-        who = "score bias, −∞ here," if _is_forbidden_by_bias(cell) else "mask"
-        return f"the {who} forbids this cell: its score is −∞, its attention weight exactly 0"
+        why = ": the score bias is −∞ here" if _is_masked_by_bias(cell) else ""
+        return f"this cell is masked{why}; its score is −∞, its attention weight exactly 0"
     scaled = f"score = {number_text(cell.qk)} × scale {number_text(cell.scale)}"
     capped = "" if cell.softcap is None else f", then {cell.softcap:g} · tanh(score / {cell.softcap:g})"
     added = "".join(f", plus {visible(p.name)} = {number_text(p.value)}" for p in cell.parts if p.added)
-    return f"{scaled}{capped}{added} = {number_text(cell.score)}, and the mask allows it"
+    return f"{scaled}{capped}{added} = {number_text(cell.score)}, not masked"
 
 
-def _is_forbidden_by_bias(cell: Cell) -> bool:
+def _is_masked_by_bias(cell: Cell) -> bool:
     return any(part.kind == "given" and part.value is None for part in cell.parts)
 
 
@@ -244,12 +245,12 @@ def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
     for part in cell.parts:
         value = "−∞" if part.kind == "given" and part.value is None else number_text(part.value)
         table.add_row(visible(part.name), _KINDS[part.kind], value)
-    is_forbidden = _is_forbidden_by_bias(cell)
+    is_masked_by_bias = _is_masked_by_bias(cell)
     total = sum(part.value or 0.0 for part in cell.parts)
-    table.add_row("sum", "", "−∞" if is_forbidden else number_text(total), style="bold")
+    table.add_row("sum", "", "−∞" if is_masked_by_bias else number_text(total), style="bold")
     totals = {kind: sum(p.value or 0.0 for p in cell.parts if p.kind == kind) for kind in _KINDS}
     words = [f"{_KINDS[kind]} {number_text(total)}" for kind, total in totals.items() if total or kind in _ALWAYS]
-    masked = "" if cell.allowed or is_forbidden else " (before the mask, which makes the score −∞)"
+    masked = "" if cell.allowed or is_masked_by_bias else " (before the mask, which makes the score −∞)"
     return Group(table, Text(f"in all: {', '.join(words)}{masked}", style="italic"))
 
 
@@ -302,8 +303,9 @@ def _part_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]
         if cell.share == cell.pattern_row[cell.key]
         else f" (after dropout; before it {number_text(cell.pattern_row[cell.key])})"
     )
-    yield Text(f"weight × v, with weight {number_text(cell.share)}{dropped}, is what {key} adds to z:")
-    yield _vector("weight·v", tuple(None if x is None else weight * x for x in cell.v), screen)
+    term = f"{number_text(cell.share)}{dropped} × v[{cell.key}]"
+    yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
+    yield _vector("added", tuple(None if x is None else weight * x for x in cell.v), screen)
     yield _vector(f"z[{cell.query}]", cell.z, screen)
 
 
@@ -334,7 +336,7 @@ def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
     verdict = Text(
         "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"
     )
-    verdict.append(f" (tolerance {number_text(routes[0].tolerance)})", style="not bold default")
+    verdict.append(f" (tolerance {error_text(routes[0].tolerance)})", style="not bold default")
     return Group(table, verdict)
 
 

@@ -18,10 +18,10 @@ from mhacli.render.base.format import (
     configuration,
     count_of,
     filled,
-    number_text,
     plain_table,
     rough_note,
     seconds_text,
+    texts_in_words,
 )
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
 from mhacli.render.base.tokens import hidden, token_tables
@@ -42,10 +42,11 @@ from mhacli.render.heads.view import sinks_line
 from mhacli.results.record.head_statistics import SINK_SHARE
 from mhacli.results.record.record import Record, SelfCheck
 from mhacli.spec.facts import token_bytes
+from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
-PATTERN_LINES = 26
+PATTERN_LINES = 22
 """About as many lines as all patterns may take; of more heads than that allows, the first and last ones are drawn."""
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
@@ -60,18 +61,20 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
     table = overview(record, listed, options, screen, gap=(heads.before, heads.hidden))
     if options.brief:
         return Group(table, Text(""), self_check_line(record.self_check))
-    sections: list[RenderableType] = [Group(configuration(record, screen.width), *_random_rows(record))]
+    sections: list[RenderableType] = [
+        Group(configuration(record, screen.width, *texts_in_words(record)), *_random_rows(record))
+    ]
     if (options.tokens or options.verbose) and not record.config.random:
         sections += token_tables(record, sequences, options, screen)
     if options.shapes or options.verbose:
         sections.append(shape_trace(record, screen))
     sections += groups_table(record)
-    sections += _heads(record, sequences, heads, options, screen)
     sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
     sections.append(Group(table, *legend(record, listed, options, screen), *sinks))
     if options.timings or options.verbose:
         sections.append(timing_table(record, screen))
-    return Group(*_spaced([*sections, self_check_line(record.self_check)]))
+    sections.append(Group(*_heads(record, sequences, heads, options, screen), self_check_line(record.self_check)))
+    return Group(*_spaced(sections))
 
 
 class Comparison(NamedTuple):
@@ -93,7 +96,7 @@ def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text
         return verdict.append(f": {compared.has_none}", style="not bold default")
     within = "within" if check.ok else "only within"
     return verdict.append(
-        f": {compared.agrees} {within} {number_text(check.max_abs_error)} (tolerance {number_text(check.tolerance)})",
+        f": {compared.agrees} {within} {error_text(check.max_abs_error)} (tolerance {error_text(check.tolerance)})",
         style="not bold default",
     )
 

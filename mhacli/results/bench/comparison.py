@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,9 @@ FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
 _SAME_RATE = 1.1
 """Machines whose matrix products or copies differ by more than this factor are told apart."""
+
+NOT_NOW = ": not measured now"
+"""How the line of a row ends that only the baseline has."""
 
 _USELESS = 10
 """A timing that shows only slowdowns by this factor and more shows nothing."""
@@ -76,7 +80,9 @@ class BaselineComparison:
     rule: FailIfResult | None = None
 
     def ruled(self, limit: float) -> BaselineComparison:
-        """The same with what the rule `slower:LIMIT` says of it."""
+        """The same with what the rule `slower:LIMIT` says of it: nothing, where there is nothing to compare."""
+        if not (self.changes or self.broken):
+            return self
         slow = too_slow(self, limit)
         undecided = tuple(
             UndecidedRow(c.backend, c.name, c.ratio, c.ratio_low, c.ratio_high, c.shows_from(limit))
@@ -95,7 +101,14 @@ class BaselineComparison:
     @property
     def summary(self) -> str:
         """What the rule says in a sentence, or without a rule what has changed."""
-        return self._changes_summary() if self.rule is None else self._rule_summary(self.rule)
+        return "; ".join(self.conclusions)
+
+    @property
+    def conclusions(self) -> Sequence[str]:
+        """The parts of the summary that stand in lines of their own."""
+        if self.rule is None:
+            return [self._changes_summary()]
+        return self._undecided(self.rule) if self.rule.outcome == "inconclusive" else [self._rule_summary(self.rule)]
 
     def _changes_summary(self) -> str:
         if not self.changes:
@@ -113,8 +126,6 @@ class BaselineComparison:
         limit, n_timings = f"{rule.limit:g} × that in {self.baseline}", _timings(len(self.changes))
         if rule.outcome == "passed":
             return f"passed: none of {n_timings} is more than {limit}"
-        if rule.outcome == "inconclusive":
-            return self._inconclusive_text(rule, limit)
         slow = too_slow(self, rule.limit)
         if not slow:
             return f"slower: {'; '.join(self._broken_text())}"
@@ -122,13 +133,13 @@ class BaselineComparison:
         above = f"{len(slow)} of {n_timings} {_is(len(slow))} more than {limit}, beyond noise"
         return "; ".join([f"slower: {above}", f"the largest ratio is {_change_text(worst)}", *self._broken_text()])
 
-    def _inconclusive_text(self, rule: FailIfResult, limit: str) -> str:
+    def _undecided(self, rule: FailIfResult) -> Sequence[str]:
         """Which timing is the least certain, what slowdown it would have shown, and why one above the limit decides nothing."""
         widest = max(rule.undecided, key=lambda row: row.shows_from)
         count = f"{len(rule.undecided)} of {_timings(len(self.changes))}"
         parts = [
-            f"inconclusive: {count} may be more than {limit}, but none certainly is",
-            f"the least certain has a ratio of {_change_text(widest)}, {_shown_text(widest.shows_from)}",
+            f"inconclusive: {count} may be more than {rule.limit:g} × that in {self.baseline}, none certainly is",
+            f"widest: {_change_text(widest)}, {_shown_text(widest.shows_from)}",
         ]
         above = [change for change in self.changes if change.ratio_low > rule.limit]
         if above:
@@ -137,7 +148,7 @@ class BaselineComparison:
                 f"{len(above)} {'lies' if len(above) == 1 else 'lie'} wholly above the limit, but within the noise: one backend "
                 f"against itself, or the machine's own speed then and now, differed by up to {noise:.3g} ×"
             )
-        return "; ".join([*parts, "repeat it on a quieter machine, or with more rounds (--repeat, --budget)"])
+        return [*parts, "a quieter machine or more rounds (--repeat, --budget) narrow it"]
 
     def _broken_text(self) -> list[str]:
         """How many rows have a time in the baseline and none now; nothing where there is none."""
@@ -166,7 +177,7 @@ def _shown_text(ratio: float) -> str:
     if ratio >= _USELESS:
         return "too wide an interval for any conclusion"
     slowdown = f"{(ratio - 1) * 100:.0f} %" if 1 <= ratio < 2 else f"{ratio:.3g} ×"
-    return f"where the smallest slowdown it could have seen is {slowdown}"
+    return f"which would show a slowdown of {slowdown} or more"
 
 
 def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineComparison:
@@ -186,7 +197,7 @@ def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineCompariso
             changes.append(_change(row, row.interval, _timed(before), _noise(row, now, baseline)))
         elif before.interval is not None:
             broken.append(f"{row.backend}, {row.name}: {row.status} now ({row.reason})")
-    unmatched += [f"{row.backend}, {row.name}: not measured now" for row in then.values()]
+    unmatched += [f"{row.backend}, {row.name}{NOT_NOW}" for row in then.values()]
     return BaselineComparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)))
 
 
@@ -227,9 +238,9 @@ def _timed(row: BenchRow) -> Interval:
 
 def _noise(row: BenchRow, now: Benchmark, baseline: Benchmark) -> Interval:
     """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
-    ratios = [1.0]
-    for control in (now.control(row), baseline.control(row)):
-        ratios += [] if control is None else [control.interval.low, control.interval.high]
+    controls = [control for control in (now.control(row), baseline.control(row)) if control is not None]
+    noise = max((control.noise for control in controls), default=1.0)
+    ratios = [1 / noise, noise]
     ours, theirs = ({c.dtype: c for c in run.ceilings}.get(row.dtype) for run in (now, baseline))
     if ours is not None and theirs is not None:
         ratios += [theirs.matmul_tflops / ours.matmul_tflops, theirs.copy_gb_per_s / ours.copy_gb_per_s]
@@ -261,4 +272,9 @@ def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
 def _rate(what: str, ratio: float, dtype: str) -> list[str]:
     if 1 / _SAME_RATE <= ratio <= _SAME_RATE:
         return []
-    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: a busier or other machine"]
+    why = (
+        "the machine was busier then, or it is another one; take the baseline again"
+        if ratio > 1
+        else "the machine is busier now, or it is another one"
+    )
+    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: {why}"]

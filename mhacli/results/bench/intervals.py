@@ -14,7 +14,7 @@ MIN_ROUNDS = 6
 
 
 class Interval(NamedTuple):
-    """A median, and between which numbers it lies."""
+    """A median, or a ratio of two, and between which numbers it lies."""
 
     median: float
     low: float
@@ -55,8 +55,21 @@ def is_known(n_samples: int) -> bool:
 
 
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
-    """The median of the ratios, round by round, and its interval: what slows a whole round down cancels."""
-    return median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
+    """The ratio of two medians of the same rounds, and its interval, in which what slows a whole round down cancels.
+
+    The interval is that of the median of the ratios round by round, made wider where the ratio of the medians lies outside.
+
+    >>> paired_ratio([2.0, 6.0, 3.0], [1.0, 2.0, 3.0])
+    Interval(median=1.5, low=1.0, high=3.0)
+    """
+    rounds = median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
+    ratio = statistics.median(samples) / statistics.median(reference)
+    return Interval(ratio, min(rounds.low, ratio), max(rounds.high, ratio))
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio in three digits: `0.98`, `3.40`, `24.6`, `1,234`."""
+    return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from mhacli.errors import MhaError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import decode, load_json
-from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known, paired_ratio
+from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known, paired_ratio, ratio_text
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 from mhacli.results.display import Shown
 from mhacli.results.record.record import Environment
@@ -62,9 +62,9 @@ class BenchRow(Workload):
     """One backend at one size. Times are None where `status` is not ok, and `reason` says why.
 
     `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
-    `n_calls` calls make one sample. `low` and `high` are the 95 % interval of a median, or of the ratio to the control.
-    `is_similar`: its ratio to the fastest row, round by round, overlaps the control's, and so may be noise. Without `is_sure`,
-    too few rounds or others on the same CPUs keep the row from being marked as the fastest.
+    `n_calls` calls make one sample. `ratio` is its median ÷ that of the fastest row of its size; `low` and `high` are the 95 %
+    interval of a median, or of the ratio. `is_similar`: the interval of its ratio reaches into the control's `noise`. Without
+    `is_sure`, too few rounds or others on the same CPUs keep the row from being marked as the fastest.
     """
 
     backend: str
@@ -117,7 +117,7 @@ class BenchRow(Workload):
 
     @property
     def ratio_interval(self) -> Interval | None:
-        """The ratio to the control's backend with its interval."""
+        """The ratio to the fastest row with its interval."""
         return _interval(self.ratio, self.ratio_low, self.ratio_high)
 
     @property
@@ -164,6 +164,15 @@ class NoiseBaseline(Workload):
         """The ratio with its interval."""
         return Interval(self.ratio, self.ratio_low, self.ratio_high)
 
+    @property
+    def noise(self) -> float:
+        """The largest ratio that is noise: how far the interval reaches from 1, whichever of the two timings was the slower."""
+        return max(1.0, self.ratio_high, 1 / max(self.ratio_low, _LEAST))
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values, with what follows from them."""
+        return dataclasses.asdict(self) | {"noise": self.noise}
+
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
@@ -199,34 +208,37 @@ class Benchmark(Shown):
 
     def _sentence(self, rows: Sequence[_Ranked]) -> str:
         """How the fastest backend of a size compares with `explicit`, which is the plain formula, or else with the slowest."""
-        (first, _), *others = sorted(rows, key=lambda ranked: ranked.ratio.median)
+        (first, _), *others = sorted(rows, key=lambda ranked: ranked.row.median_s or 0.0)
         size = first.length_text
         if not others:
             return f"{first.backend} takes {_time_text(first)} at {size}; no other backend was timed"
         other = next((ranked.row for ranked in others if ranked.row.backend == "explicit"), others[-1].row)
-        ratio = _pair_ratio(other, first)
+        ratio, noise = _pair_ratio(other, first), self._noise(first)
         times = f"{_time_text(other)} against {_time_text(first)}"
         is_enough = is_known(len(first.samples_s))
-        bounds = f", 95 % interval {_factor_text(ratio.low)} to {_factor_text(ratio.high)} ×" if is_enough else ""
-        evidence = times + bounds
-        if other.is_similar or ratio.low <= 1:
+        interval = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
+        evidence = f"{times}, {interval}" if is_enough else times
+        if ratio.median <= noise:
             return (
                 f"{first.backend} and {other.backend} differ by no more than the noise at {size}: ratio "
-                f"{_factor_text(ratio.median)} ({evidence}), noise up to {_factor_text(self._noise_high(first))} ×"
+                f"{ratio_text(ratio.median)} ({evidence}), noise up to {ratio_text(noise)} ×"
             )
-        faster = f"{_factor_text(ratio.median)} × faster than {other.backend} at {size}"
+        faster = f"{ratio_text(ratio.median)} × faster than {other.backend} at {size}"
         if not is_enough:
             return f"{first.backend} was {faster} ({evidence}), but that is not certain: {self.doubt(first)}"
+        if ratio.low <= noise:
+            reach = f"the interval reaches into the noise, which goes up to {ratio_text(noise)} ×"
+            return f"{first.backend} was {faster} ({evidence}), but that is not certain: {reach}"
         if not first.is_sure:
             return (
                 f"{first.backend} was {faster}, beyond noise ({evidence}); the times are uncertain: {self.doubt(first)}"
             )
         return f"{first.backend} is {faster}, beyond noise ({evidence})"
 
-    def _noise_high(self, row: BenchRow) -> float:
+    def _noise(self, row: BenchRow) -> float:
         """The largest ratio that the control of a row's size shows to be noise."""
         control = self.control(row)
-        return 1.0 if control is None else max(1.0, control.ratio_high)
+        return 1.0 if control is None else control.noise
 
     def doubt(self, row: BenchRow) -> str:
         """Why a row is not `is_sure`."""
@@ -238,9 +250,12 @@ class Benchmark(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values; non-finite numbers do not occur."""
-        fields = dataclasses.asdict(dataclasses.replace(self, rows=()))
-        rows = [row.document() for row in self.rows]
-        return {"schema": SCHEMA, "summary": list(self.summary)} | fields | {"rows": rows}
+        fields = dataclasses.asdict(dataclasses.replace(self, rows=(), controls=()))
+        measured = {
+            "rows": [row.document() for row in self.rows],
+            "controls": [control.document() for control in self.controls],
+        }
+        return {"schema": SCHEMA, "summary": list(self.summary)} | fields | measured
 
     def to_json(self) -> str:
         """The document, a row per line."""
@@ -256,16 +271,15 @@ class Benchmark(Shown):
 
 def read_benchmark(path: str) -> Benchmark:
     """The run in a JSON file. Raises `MhaError` for a file that cannot be read, or is of another schema."""
-    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    data = read_whole(path, MAX_FILE_BYTES)
+    try:
+        document = load_json(data, "it")
+    except MhaError as fault:
+        raise _not_a_benchmark(path, fault.message) from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         has = "no schema" if schema is None else f"the schema {repr(schema)[:80]}"
-        raise MhaError(
-            f"{path} is not a benchmark: it has {has}, not {SCHEMA!r}",
-            hint="mha bench --save-baseline FILE writes one",
-            code="bad-file",
-            path=path,
-        )
+        raise _not_a_benchmark(path, f"it has {has}, not {SCHEMA!r}")
     benchmark = decode(Benchmark, document, path)
     for place, row in enumerate(benchmark.rows):
         times = (row.median_s, row.median_low_s, row.median_high_s)
@@ -282,13 +296,18 @@ def read_benchmark(path: str) -> Benchmark:
     return benchmark
 
 
+def _not_a_benchmark(path: str, why: str) -> MhaError:
+    hint = "mha bench --save-baseline FILE writes one"
+    return MhaError(f"{path} is not a benchmark: {why}", hint=hint, code="bad-file", path=path)
+
+
 def workload_of(row: Workload) -> Workload:
     """The size of a row, without what was measured."""
     return Workload(**{f.name: getattr(row, f.name) for f in dataclasses.fields(Workload)})
 
 
 class _Ranked(NamedTuple):
-    """A row that was timed, with its ratio to the control's backend."""
+    """A row that was timed, with its ratio to the fastest of its size."""
 
     row: BenchRow
     ratio: Interval
@@ -304,7 +323,7 @@ def _longest(rows: Sequence[_Ranked]) -> list[_Ranked]:
 
 
 def _pair_ratio(slow: BenchRow, fast: BenchRow) -> Interval:
-    """The ratio of two rows' times, round by round; of their intervals where a file lacks the rounds."""
+    """The ratio of two rows' medians with its interval; that of their own intervals where a file lacks the rounds."""
     if slow.samples_s and len(slow.samples_s) == len(fast.samples_s):
         return paired_ratio(slow.samples_s, fast.samples_s)
     ours, theirs = slow.interval, fast.interval
@@ -316,10 +335,6 @@ def _pair_ratio(slow: BenchRow, fast: BenchRow) -> Interval:
 def _time_text(row: BenchRow) -> str:
     seconds = row.median_s or 0.0
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _factor_text(factor: float) -> str:
-    return f"{factor:.2f}" if factor < 1.995 else f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
 
 
 def _interval(median: float | None, low: float | None, high: float | None) -> Interval | None:

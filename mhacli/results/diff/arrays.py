@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -35,6 +35,8 @@ _ONLY_WHERE_ALLOWED = ("qk", "scores")
 _EXACT = ("ids", "visible", "allowed")
 _INDICES = ("strongest_key", "top_keys")
 """Keys by their columns. Of two keys that get nearly the same rounding names one, so that these never depart by themselves."""
+_WEIGHTS = ("pattern", "map", "entropy", "top_shares")
+"""Of these at least one says whether the weights that the indices order differ by more than rounding."""
 
 
 def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
@@ -68,8 +70,17 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
         largest=tally.largest if is_measured and math.isfinite(tally.largest) else None,
         magnitude=tally.magnitude if is_measured else None,
         at=tally.first_nonfinite or tally.at,
-        why="rounding alone can exchange keys of nearly equal weight" if name in _INDICES and tally.n_different else "",
+        why="rounding exchanges keys of like weight" if name in _INDICES and tally.n_different else "",
         heads=tally.by_head(),
+    )
+
+
+def judged_indices(sites: Sequence[SiteDifference]) -> tuple[SiteDifference, ...]:
+    """The sites of a layer. Where the weights depart, so do the keys that are others: rounding is not why."""
+    if not any(site.departs for site in sites if site.site in _WEIGHTS):
+        return tuple(sites)
+    return tuple(
+        replace(site, status="beyond", why="") if site.site in _INDICES and site.n_different else site for site in sites
     )
 
 
@@ -301,6 +312,15 @@ class NotComparable:
     departs: bool = True
 
 
+_COUNTED = {"batch": "sequences", "head": "heads", "kv_head": "kv heads", "query": "queries", "key": "keys"}
+"""Axes whose length is a number of things, and what those are called."""
+
+
+def sizes_text(axis: str, a: int, b: int) -> str:
+    """Two lengths of an axis: `4 kv heads against 2`, `d_head 16 against 32`."""
+    return f"{a} {_COUNTED[axis]} against {b}" if axis in _COUNTED else f"{axis} {a} against {b}"
+
+
 def unlike_axes(a: Sequence[str], b: Sequence[str]) -> NotComparable | None:
     """Why arrays of these axes cannot be compared, None where they can. Positions are the same for all sequences, or each has its
     own: that follows from padding and documents, and is no difference by itself."""
@@ -337,12 +357,12 @@ class Pair:
         shapes = [side.record.arrays[name].shape for side in (self.a, self.b)]
         for axis, n_a, n_b in zip(axes, *shapes, strict=True):
             if axis not in _BY_TOKENS and axis not in ("batch", "head") and n_a != n_b:
-                return NotComparable(f"{axis} {n_a} against {n_b}")
+                return NotComparable(sizes_text(axis, n_a, n_b))
         is_for_all = name in FOR_ALL_HEADS and all(shape[axes.index("head")] == 1 for shape in shapes)
         if "head" in axes and not is_for_all:
             n_a, n_b = (side.record.config.n_heads for side in (self.a, self.b))
             if n_a != n_b:
-                return NotComparable(f"{n_a} heads against {n_b}")
+                return NotComparable(sizes_text("head", n_a, n_b))
             if not {*self.a.heads} & {*self.b.heads}:
                 return NotComparable("the records hold different heads", departs=False)
         return None

@@ -17,8 +17,11 @@ from mhacli.results.diff.arrays import (
     aligned,
     aligned_texts,
     compared_site,
+    judged_indices,
+    sizes_text,
     unlike_axes,
 )
+from mhacli.results.diff.effects import compared_effects
 from mhacli.results.diff.result import (
     PATTERN_SITES,
     Differences,
@@ -81,7 +84,7 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
         replace(layer, heads=changed, n_heads=max([len(both), *_head_counts(layer)]))
         for layer, changed, both in zip(compared, changes, heads, strict=True)
     )
-    return replace(found, layers=tuple(layers_with_heads))
+    return replace(found, layers=tuple(layers_with_heads), effects=compared_effects(a, b, texts, allowed))
 
 
 def _coarser_dtype(a: Record, b: Record) -> str:
@@ -154,7 +157,7 @@ def _compared_layer(pair: _LayerPair, found: Differences, *, with_trace: bool) -
     a, b = pair.records
     names = [name for name in ORDER if name in a.arrays and name in b.arrays]
     alone = [tuple(name for name in ORDER if name in x.arrays and name not in y.arrays) for x, y in ((a, b), (b, a))]
-    sites = tuple(compared_site(name, pair.cells, found.tolerance) for name in names)
+    sites = judged_indices([compared_site(name, pair.cells, found.tolerance) for name in names])
     if with_trace:
         steps = compared_steps(a, b, found.tolerance, known=names, has_same_tokens=found.has_same_tokens)
         sites = tuple(_in_order(sites, steps))
@@ -237,11 +240,28 @@ def _said(record: Record) -> Mapping[str, str]:
         said |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
     if record.survey is not None:
         said["kernel"] = record.survey.kernel
+    said |= _of_effects(record)
     e = record.environment
     said |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
     said |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
     said["self-check"] = "ok" if record.self_check.ok else "FAILED"
     return {name: _word(value) for name, value in said.items()}
+
+
+def _of_effects(record: Record) -> Mapping[str, object]:
+    """What was measured of effects, and what was removed."""
+    if record.effect is None:
+        return {}
+    summary, effects = record.effect, record.effects
+    token = record.sequences[0].tokens[summary.position]
+    said = {"measured": "the logit" if summary.metric == "d_logit" else "the output vector"}
+    said |= {"position": f"{summary.position} {token}", "target": summary.target, "versus": summary.versus}  # type: ignore[dict-item]
+    kinds: Mapping[str, Sequence[object]] = {
+        "removed": [effect.removed for effect in effects],
+        "replaced by": [effect.replace for effect in effects],
+        "removed at": ["all positions" if effect.at is None else effect.at for effect in effects],
+    }
+    return said | {name: tuple(dict.fromkeys(values)) for name, values in kinds.items()}
 
 
 def _shared(record: Record) -> Mapping[str, str]:
@@ -360,7 +380,8 @@ def compared_steps(
     for one, other in _pairs(a.trace, b.trace):
         if one is not None and other is not None:
             is_counted = has_same_tokens and one.site not in known
-            rows.append(_compared_step(one, other, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted))
+            row = _compared_step(one, other, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted)
+            rows.append(_by_formula(row) if is_all and has_same_tokens else row)
         elif is_all and (step := one or other) is not None:
             rows.append(_alone(step, is_of_a=other is None))
     return tuple(rows)
@@ -385,6 +406,12 @@ def _pairs(a: Sequence[Step], b: Sequence[Step]) -> Iterator[tuple[Step | None, 
         yield from zip(a[match.a : i], b[match.b : j], strict=True)
     yield from ((step, None) for step in a[i:])
     yield from ((None, step) for step in b[j:])
+
+
+def _by_formula(row: SiteDifference) -> SiteDifference:
+    """A step of somebody's own code of which no numbers can be compared: another formula makes another step."""
+    is_other = row.seen == "shape" and row.status == "identical" and any(one.name == "formula" for one in row.told)
+    return replace(row, status="beyond") if is_other else row
 
 
 def _alone(step: Step, *, is_of_a: bool) -> SiteDifference:
@@ -419,7 +446,7 @@ def _unlike(a: Step, b: Step, has_same_tokens: bool) -> NotComparable | None:
         return NotComparable(f"{len(a.shape)} axes against {len(b.shape)}")
     sizes = zip(a.axes, a.shape, b.shape, strict=False)
     parts = [
-        f"{axis} {n_a} against {n_b}"
+        sizes_text(axis, n_a, n_b)
         for axis, n_a, n_b in sizes
         if n_a != n_b and (has_same_tokens or axis not in _TOKEN_AXES)
     ]

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import Kind
 
 SiteStatus = Literal["identical", "within", "beyond", "shape", "skipped"]
 """Of what both records hold: the same numbers to the last bit, within the tolerance, beyond it, of another shape, or not
-comparable for a reason that is no fault of theirs (`why`)."""
+comparable for a reason that is no fault of theirs (`why`). Of a step without numbers another formula is `beyond`."""
 ComparedBy = Literal["array", "numbers", "extremes", "shape"]
 """What was compared: an array that both keep, the numbers that a trace tells of a small tensor, the extremes and moments that it
 tells of any, or the shape alone."""
@@ -171,6 +172,11 @@ class SiteDifference:
         return self.status == "identical" and self.seen in ("array", "numbers")
 
     @property
+    def has_other_formula(self) -> bool:
+        """Whether it is a step without numbers that another formula makes."""
+        return self.seen == "shape" and self.status == "beyond"
+
+    @property
     def departs(self) -> bool:
         """Whether the records differ here."""
         return self.status in ("beyond", "shape")
@@ -223,10 +229,37 @@ class LayerDifference:
 
 
 @dataclass(frozen=True)
-class Departure:
-    """Where two records first depart: at the `tokens`, at their `ids`, or at a `site` of a layer."""
+class EffectChange:
+    """A removal of both records that does not change the output alike; `change` is B − A."""
 
-    where: Literal["tokens", "ids", "site"]
+    a: Effect
+    b: Effect
+    change: float
+
+
+@dataclass(frozen=True)
+class EffectDifference:
+    """How the effects of two records differ in `metric`: the removals, of `n_compared` that both have, whose effects differ by
+    more than `tolerance`, the largest difference first; and those that one alone has."""
+
+    metric: Literal["d_logit", "d_output"]
+    tolerance: float
+    n_compared: int
+    changes: tuple[EffectChange, ...]
+    only_a: tuple[Effect, ...] = ()
+    only_b: tuple[Effect, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """How many effects changed: `3 of 72 effects changed`."""
+        return f"{len(self.changes) or 'none'} of {self.n_compared} effect{'s' * (self.n_compared != 1)} changed"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where two records first depart: at the `tokens`, at their `ids`, at a `site` of a layer, or in `effects` alone."""
+
+    where: Literal["tokens", "ids", "site", "effects"]
     layer: str = ""
     site: SiteDifference | None = None
 
@@ -235,7 +268,8 @@ class Departure:
 class Differences:
     """Everything that two records do not have in common. `tolerance` is relative; `dtype` the number format that it follows from,
     None where it was asked for. `alike` are pairs of a name and a word that hold of both. `only_a` and `only_b` are the labels of
-    layers that one alone holds; `n_sequences` counts those of either."""
+    layers that one alone holds; `n_sequences` counts those of either. `effects` is None where not both have some
+    that are proven."""
 
     tolerance: float
     dtype: str | None
@@ -246,6 +280,7 @@ class Differences:
     layers: tuple[LayerDifference, ...]
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
+    effects: EffectDifference | None = None
 
     @property
     def has_same_tokens(self) -> bool:
@@ -269,7 +304,7 @@ class Differences:
             return Departure("tokens")
         if any(text.n_other_ids for text in self.texts):
             return Departure("ids")
-        return self.first_site
+        return self.first_site or (Departure("effects") if self.effects and self.effects.changes else None)
 
     @property
     def compared(self) -> tuple[tuple[str, SiteDifference], ...]:
@@ -290,12 +325,16 @@ class Differences:
         n_changed = sum(len(layer.changed_heads(self.tolerance)) for layer in self.layers)
         changed = f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"
         parts = [changed] if n_heads else []
+        parts += [self.effects.summary] if self.effects and self.effects.n_compared else []
         if self.first is None:
             n_sites = len(self.compared)
             return "; ".join(
                 [f"no difference in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else "no difference", *parts]
             )
-        return "; ".join([*parts, f"the first difference is in {_place(self.first)}"])
+        parts.append(f"the first difference is in {_place(self.first)}")
+        if self.first.site is None and self.first_site is not None:
+            parts.append(f"the first numbers that differ are in {_place(self.first_site)}")
+        return "; ".join(parts)
 
     @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
@@ -308,5 +347,5 @@ class Differences:
 
 def _place(departure: Departure) -> str:
     if departure.site is None:
-        return "the tokens" if departure.where == "tokens" else "the ids of the tokens"
+        return {"tokens": "the tokens", "ids": "the ids of the tokens"}.get(departure.where, "the effects")
     return f"{departure.layer} {'the mask' if departure.site.site == 'allowed' else departure.site.site}".strip()

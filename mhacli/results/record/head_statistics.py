@@ -12,6 +12,7 @@ from mhacli.errors import UsageError
 
 if TYPE_CHECKING:
     from mhacli.spec.conditions import Pattern
+    from mhacli.spec.config import Reducer
 
 
 Kind = Literal[
@@ -204,16 +205,16 @@ STATISTICS = (
     ),
     Statistic(
         field="effective_keys", unit="count", heading="eff.keys", priority=2, name="effective keys",
-        legend="effective keys, exp(H)",
+        legend="effective keys, mean of exp(H)",
         explanation="How many keys a query attends to in effect: so many keys with equal weights would have the same entropy. "
-        "Averaged over the queries.",
-        formula="exp(H), the perplexity of the row", source="Hill 1973 (order 1)",
+        "It is averaged over the queries, so it is at least exp of the column H, which is the mean entropy.",
+        formula="mean over i of exp(H_i), H_i the entropy of query i", source="Hill 1973 (order 1)",
     ),
     Statistic(
         field="participation", unit="count", heading="1/Σp²", priority=7, name="participation ratio",
-        explanation="Another effective number of keys, in which small weights count less than in exp(H). Averaged over the "
+        explanation="Another effective number of keys, in which small weights count less than in eff.keys. Averaged over the "
         "queries.",
-        formula="1 / Σ p²", source="Hill 1973 (order 2)",
+        formula="mean over i of 1 / Σ_j p[i, j]²", source="Hill 1973 (order 2)",
     ),
     Statistic(
         field="distance", unit="tokens", heading="|i−j|", priority=1, name="mean distance",
@@ -492,7 +493,8 @@ class Kept:
 @dataclass(frozen=True)
 class HeadsRequest:
     """What to find out beyond the config: which `heads` (None: all), the user's `patterns`, how many first tokens are
-    counted together and from which part of all attention any key is a sink, and what to keep cell by cell."""
+    counted together and from which part of all attention any key is a sink, what to keep cell by cell, and which `reducer` makes
+    the statistics."""
 
     heads: tuple[int, ...] | None = None
     patterns: tuple[Pattern, ...] = ()
@@ -500,6 +502,7 @@ class HeadsRequest:
     sink_share: float = SINK_SHARE
     kept: Kept = Kept()
     allow_nonfinite: bool = False
+    reducer: Reducer = "auto"
     command: tuple[str, ...] = ()
 
 
@@ -531,7 +534,7 @@ def summary_shapes(
 
     Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token), `max_score`,
     `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean weight that the queries of a block give a block of
-    keys. `profile`: the part of all attention at distances up to each of `steps`. `corner` (NaN where not allowed), and the
+    keys. `profile`: the part of all attention at distances up to each of `steps`. `corner` (NaN where masked), and the
     `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept. Of a
     checkpoint also `span_mass`, the mean weight that the queries of a span give another span, where there are spans, and the
     matrices and `strongest_key` of a run, with which mask they were `allowed`, where they were kept.

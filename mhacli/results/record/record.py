@@ -18,10 +18,10 @@ from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
 from mhacli.results.display import Page, Shown, page_of
 from mhacli.results.record.arrays import Array, Prefixed
-from mhacli.results.record.effect import Effect, EffectSummary
+from mhacli.results.record.effect import EffectSummary
 from mhacli.results.record.head_statistics import HeadsSummary
 from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
-from mhacli.results.record.tables import HeadTable
+from mhacli.results.record.tables import EffectTable, HeadTable
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
 from mhacli.spec.tokens import AttentionKind, TokenSequence
@@ -69,19 +69,21 @@ class Record(Shown):
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
     module: UserModule | None = None
-    effects: tuple[Effect, ...] = ()
+    effects: EffectTable = field(default_factory=EffectTable)
     effect: EffectSummary | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     def __post_init__(self) -> None:
-        """Makes a table of heads that are given as a tuple."""
+        """Makes tables of heads and effects that are given as tuples."""
         object.__setattr__(self, "heads", HeadTable(self.heads))
+        object.__setattr__(self, "effects", EffectTable(self.effects))
 
     def __repr__(self) -> str:
         """What was inspected, in a line."""
         model = "" if self.model is None else f" of {visible(self.model.path)}, {len(self.layers)} layers"
         n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
         parts = [f"{len(self.heads)} heads", f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens"]
+        parts += [f"{len(self.effects)} effects"] if self.effects else []
         return f"<Record{model}: {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
 
     @property
@@ -428,7 +430,7 @@ class RouteCheck:
 class ScorePart:
     """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
 
-    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is not allowed. What is `added` comes
+    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is masked. What is `added` comes
     after scale and softcap.
     """
 
@@ -442,7 +444,7 @@ class ScorePart:
 class Cell:
     """One number followed all the way: how a query of a head came to give a key its weight.
 
-    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where not allowed),
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked),
     `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query. `qk` is the
     dot product as it was scaled, after any rotation; `parts` are the terms of the score.
     """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, installing
+from mhacli.results.columns import EFFECT_NUMBERS
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import STATISTICS, HeadStatistics
 
 if TYPE_CHECKING:
@@ -74,6 +77,39 @@ def require_library(name: str, method: str) -> None:
     if find_spec(name) is None:
         hint = f"{installing(name)} installs it; the extra tables has all four libraries for tables"
         raise MhaError(f"{method} needs {name}, which is not installed", hint=hint, code="missing-extra")
+
+
+class EffectTable(tuple[Effect, ...], Table):
+    """What each removal changes: a tuple, and a table with one line for each removal.
+
+    Columns have the names of the JSON fields, then come the other numbers of `mha explain`, if any. Heads, spans and layers that
+    were removed together are JSON lists, for a table has no other.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """How many removals it has, and how to make a table of them."""
+        return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        hints = get_type_hints(Effect)
+        names = dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])
+        return {
+            name: Column(_kind_of(hints.get(name, float)), [_cell(getattr(own, name)) for own in self])
+            for name in names
+        }
+
+
+def _kind_of(hint: Any) -> type:
+    """The type of a column's values: of an optional number its own, of words and lists text."""
+    numbers = {int, float, bool} & {hint, *get_args(hint)}
+    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, tuple) else value
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):

@@ -149,9 +149,10 @@ class HeadGrid(Pane, can_focus=True):
         """The title, the heads' numbers, and the layers."""
         n_heads, self._budget = len(self.head_table.places), _CELLS_AT_ONCE
         layout = self.layout_for(width, height)
-        title = count_of(n_heads, "head") + (
-            f" in {count_of(len(self.head_table.rows), 'layer')}" if layout.label else ""
-        )
+        title = count_of(n_heads, "head")
+        if layout.label:
+            are_columns = layout.side_by_side >= len(layout.columns)
+            title += f"{' (columns)' * are_columns} in {count_of(len(self.head_table.rows), 'layer')} (rows)"
         for shown, every, word in (
             (layout.rows, self.head_table.rows, "rows"),
             (layout.columns, self.head_table.columns, "columns"),

@@ -138,7 +138,7 @@ class Matrix(Pane, can_focus=True):
         title = "matrix" if block == 1 else f"matrix · {block} × {block} tokens a cell"
         if zoom.factor > 1:
             weight = float(shades.map.weights[self.row // zoom.factor, self.column // zoom.factor])
-            title += f", here {'not allowed' if weight == FORBIDDEN else weight_text(weight, 4)}"
+            title += f", here {'masked' if weight == FORBIDDEN else weight_text(weight, 4)}"
         if window.n_rows < shape[0]:
             title += f" · rows {window.top}–{window.top + window.n_rows - 1} of {shape[0]}"
         if window.n_columns < shape[1]:
@@ -258,7 +258,7 @@ def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
 
 
 def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    """An attention weight, with a sign of its shade where there is room and no colour; `0` where it is not allowed, `–` where it
+    """An attention weight, with a sign of its shade where there is room and no colour; `0` where it is masked, `–` where it
     was taken out. Brackets are the cursor, or where there is no room for them its style."""
     nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
     number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(weight, zoom.decimals)

@@ -372,7 +372,7 @@ class TopKeys(ScrolledPane):
 
     def _why_none(self, noun: str) -> str:
         assert self.picture is not None
-        return f"no {noun} but sinks" if self.picture.is_taken[self.row].any() else f"no {noun} allowed"
+        return f"no {noun} but sinks" if self.picture.is_taken[self.row].any() else f"no visible {noun}"
 
     @property
     def _largest(self) -> float:

@@ -1294,7 +1294,7 @@ def refusal(
 def test_a_parameter_that_nobody_knows_is_asked_for_by_name() -> None:
     error = refusal(WantsNumber, SIZED)
     assert error.message == "WantsNumber needs a value for fudge, which mha cannot guess from the name"
-    assert error.hint == "give it with --call-arg fudge=VALUE"
+    assert error.hint == "give it, for example --call-arg fudge=1"
 
 
 def test_all_parameters_that_nobody_knows_are_asked_for_at_once() -> None:
@@ -1303,7 +1303,7 @@ def test_all_parameters_that_nobody_knows_are_asked_for_at_once() -> None:
 
     error = refusal(wants)
     assert error.message.startswith("wants needs a value for wibble and wobble, ")
-    assert error.hint == "give them with --call-arg wibble=VALUE --call-arg wobble=VALUE"
+    assert error.hint == "give them, for example --call-arg wibble=1 --call-arg wobble=1"
 
 
 def test_a_call_argument_that_there_is_no_parameter_for_is_refused() -> None:
@@ -1343,7 +1343,7 @@ def test_the_commonest_error_is_told_in_four_lines_with_the_number_of_the_others
     assert re.search(r": x \[\d, \d+, 32\] and \d+ more: ValueError: \d is very very ", message)
     assert re.search(r"… \(line \d+: raise ValueError\(f.{30,40}\); and 2 other errors$", message)
     assert len(textwrap.wrap(f"mha: error: {message}", 80)) <= 4
-    assert hint == "mha guessed d_model=32, n_heads=4: --arg NAME=VALUE sets them"
+    assert hint == "mha guessed d_model=32, n_heads=4; give others, in the form --arg d_model=32 --arg n_heads=4"
     assert refusal(Varied, SIZED).hint is None
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from mhacli.adapters.usercode.target import find_target, is_module_instance, req
 from mhacli.errors import MhaError, UsageError
 
 Write = Callable[..., Path]
+PYTHON = shlex.quote(sys.executable)
 
 
 @pytest.fixture
@@ -339,8 +341,9 @@ def test_a_module_that_is_not_there_is_named_with_those_that_are_like_it(write: 
         ("if True:\nx = 1\n", "IndentationError: expected an indented block after 'if' statement on line 1",
          "mine.py:2 says: x = 1"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3", "mine.py:2 says: sys.exit(3)"),
-        ("import nothing_such\n", "ModuleNotFoundError: No module named 'nothing_such'",
-         "mine.py:1 says: import nothing_such"),
+        ("import nothing.such\n", "ModuleNotFoundError: No module named 'nothing'",
+         f"mine.py:1 says: import nothing.such; {PYTHON} -m pip install nothing installs it for mha; for a module of your own "
+         "set PYTHONPATH to the folder that holds it"),
         ("class E(BaseException): pass\nraise E\n", "E", "mine.py:2 says: raise E"),
         ("raise ValueError('one\\ntwo')", "ValueError: one", "mine.py:1 says: raise ValueError('one\\ntwo')"),
         ("class E(Exception):\n    def __str__(self): return 1 / 0\nraise E", "E", "mine.py:3 says: raise E"),

@@ -268,14 +268,14 @@ SAME = {
     ),
     (
         "mask-after-softmax: masked weights become −∞ after the softmax",
-        "mask-sign: forbidden scores are set to +∞",
+        "mask-sign: masked scores are set to +∞",
     ): "both leave NaN alone where anything is forbidden",
 }
 """Mistakes that nobody can tell apart by numbers, as long as rows attend to themselves and the scale is the usual one."""
 SAME_ALWAYS = {
     (
-        "mask-multiplied: forbidden scores become 0 before the softmax",
-        "mask-sentinel-too-small: forbidden scores are set to 0, or next to it such as 1e-9",
+        "mask-multiplied: masked scores become 0 before the softmax",
+        "mask-sentinel-too-small: masked scores are set to 0, or next to it such as 1e-9",
     ): "a score times 0 is 0",
 }
 """Those that the source alone tells apart."""
@@ -413,7 +413,7 @@ TWINS = (
     Twin("scale-after-softmax", "the softmax is over unscaled scores, and its result is scaled", "causal"),
     Twin("softcap-ignored", "the scores are not capped", "softcap"),
     Twin("softcap-not-scaled-back", "tanh(score / c) stands without the factor c", "softcap"),
-    Twin("softcap-after-mask", "forbidden scores are capped like the others", "softcap"),
+    Twin("softcap-after-mask", "masked scores are capped like the others", "softcap"),
     Twin("causal-hides-self", "a token does not see itself, only earlier ones", "last"),
     Twin("causal-shows-next", "a token also sees the next one", "last"),
     Twin("causal-transposed", "a token sees itself and later ones only", "last"),
@@ -421,16 +421,16 @@ TWINS = (
     Twin("causal-lost-with-padding", "a mask that is given takes the place of the causal one", "causal padding"),
     Twin("mask-inverted", "the causal triangle is read the other way round", "causal"),
     Twin("mask-inverted", "real tokens are hidden and padding is seen", "padding"),
-    Twin("mask-multiplied-before-softmax", "forbidden scores become 0 before the softmax", "causal"),
-    Twin("mask-multiplied-before-softmax", "forbidden scores become 0 before the softmax", "padding"),
-    Twin("mask-added-as-zeros-and-ones", "1 is added to allowed scores and nothing to the others", "causal padding"),
+    Twin("mask-multiplied-before-softmax", "masked scores become 0 before the softmax", "causal"),
+    Twin("mask-multiplied-before-softmax", "masked scores become 0 before the softmax", "padding"),
+    Twin("mask-added-as-zeros-and-ones", "1 is added to visible scores and nothing to the others", "causal padding"),
     Twin("mask-times-infinity", "mask · −∞ is added to the scores", "causal"),
     Twin(
         "mask-after-softmax",
         "masked weights are set to 0 after the softmax, and the rest is not renormalised",
         "causal",
     ),
-    Twin("sentinel-too-small", "forbidden scores are set to -10000", "large"),
+    Twin("sentinel-too-small", "masked scores are set to -10000", "large"),
     Twin(
         "mask-repeated-in-another-order",
         "the mask is repeated for the heads in the other order than the scores",

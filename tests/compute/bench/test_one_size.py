@@ -24,10 +24,10 @@ from mhacli.compute.bench import run as contest
 from mhacli.compute.bench import run as study
 from mhacli.compute.bench import timing as ceilings
 from mhacli.compute.bench.run import BenchOptions, MemoryUse, SizeBenchmark, bench
-from mhacli.compute.bench.timing import Timed, WallClock, measure_peak
+from mhacli.compute.bench.timing import InterleavedSamples, Timed, WallClock, measure_peak
 from mhacli.errors import MhaError
 from mhacli.results.bench.result import BenchRow, MachinePeak, read_benchmark
-from mhacli.results.bench.workload import Direction, Sweep, Workload
+from mhacli.results.bench.workload import Direction, Sweep, Workload, expected_flops
 
 
 @pytest.fixture(autouse=True)
@@ -397,6 +397,22 @@ def test_a_backend_is_similar_where_its_ratio_lies_within_the_noise_of_the_contr
     assert rows["flash"].is_fastest is not is_similar
 
 
+@pytest.mark.parametrize("again", [1.4, 1 / 1.4])
+def test_whichever_of_the_two_timings_was_slower_the_noise_is_the_same(
+    again: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = InterleavedSamples(
+        {"flash": (1.0,) * 8, "math": (1.3,) * 8, "explicit": (1.5,) * 8},
+        "flash",
+        (again,) * 8,
+        {"flash": 1, "math": 1, "explicit": 1},
+    )
+    monkeypatch.setattr(contest, "time_in_turns", lambda *args, **how: rounds)
+    rows, control = held(Stage(), list(rounds.samples), monkeypatch)
+    assert control.noise == pytest.approx(1.4)
+    assert {name: row.is_similar for name, row in rows.items()} == {"flash": False, "math": True, "explicit": False}
+
+
 def test_noise_of_the_control_hides_a_rival_of_the_fastest_and_not_of_the_control_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -457,10 +473,14 @@ def test_a_whole_run_of_small_sizes_comes_back_from_its_file(tmp_path: Path) -> 
         directions=("forward",),
     )  # fmt: skip
     told: list[tuple[float, str]] = []
+    announced: list[tuple[float, int]] = []
     options = BenchOptions(repeat=2, seed=7, command=("mha", "bench", "--x"))
     before = dict(os.environ)
-    found = bench(sweep, "cpu", options, lambda share, doing: told.append((share, doing)))
+    found = bench(
+        sweep, "cpu", options, lambda share, doing: told.append((share, doing)), lambda *of: announced.append(of)
+    )
     assert dict(os.environ) == before
+    assert [n_sizes for _, n_sizes in announced] == [4]
     assert [(row.backend, row.n_kv_heads, row.q_len) for row in found.rows] == [
         (backend, kv_heads, length) for kv_heads in (6, 3) for length in (5, 13) for backend in sweep.backends
     ]
@@ -502,6 +522,19 @@ def test_a_product_that_a_busy_moment_slowed_is_measured_again_before_a_backend_
     monkeypatch.setattr(study, "_fresh_processes_on", lambda device: study.nullcontext())
     (row,) = bench(Sweep(backends=("explicit",), lengths=(5,)), "cpu", BenchOptions(repeat=1)).rows
     assert row.status == "ok"
+
+
+def test_by_hand_how_long_a_size_will_take() -> None:
+    work = replace(SIZE, q_len=16, k_len=16)
+    second = MachinePeak("float32", expected_flops("explicit", work) / 1e12, 1.0)  # a second, and 2.5 of a backend
+    two = ("explicit", "sdpa")
+    assert study.expected_s(work, two, second, BenchOptions()) == pytest.approx(2 * (0.3 + 6 * 2.5) + 6 * 3 * 2.5)
+    assert study.expected_s(work, two, second, BenchOptions(repeat=2)) == pytest.approx(
+        2 * (0.3 + 6 * 2.5) + 2 * 3 * 2.5
+    )
+    assert study.expected_s(work, two, second, BenchOptions(call_limit_s=0.5)) == 0.0
+    quick = replace(second, matmul_tflops=second.matmul_tflops * 1e6)
+    assert study.expected_s(work, two, quick, BenchOptions(budget_s=4.0)) == pytest.approx(2 * 0.3 + 4.0, abs=1e-3)
 
 
 def test_the_rate_that_a_backend_reached_counts_where_the_product_was_slower() -> None:

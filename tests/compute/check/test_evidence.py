@@ -86,7 +86,7 @@ def test_a_mistake_is_found_at_its_line(name):
     ("name", "site", "shared"),
     [
         ("TranslationAttention", "pattern", "scores"),
-        ("MelodyAttention", "scaled", "qk"),
+        ("MelodyAttention", "scores", "qk"),
         ("MapAttention", "out", "concat"),
     ],
 )

@@ -71,6 +71,16 @@ class KeysTwice(Right):
         return 2 * self.cut(self.wk(x))  # k
 
 
+class KeysExchanged(Right):
+    """Transposed at a line of its own."""
+
+    def keys(self, x):
+        return self.cut(self.wk(x)).flip(1)  # k
+
+    def scored(self, q, k):
+        return q @ k.transpose(-1, -2)
+
+
 class KeysAsValues(Right):
     def values(self, x):
         return self.cut(self.wk(x))  # v
@@ -194,8 +204,8 @@ def compared(file):
 
 
 WRONG = {
-    "Uncut": "q", "KeysTwice": "k", "KeysAsValues": "v", "Negative": "scores", "ByWidth": "scores", "Hidden": "scores",
-    "OverQueries": "pattern", "Doubled": "pattern", "Unjoined": "concat", "Residual": "out",
+    "Uncut": "q", "KeysTwice": "k", "KeysExchanged": "k", "KeysAsValues": "v", "Negative": "scores", "ByWidth": "scores",
+    "Hidden": "scores", "OverQueries": "pattern", "Doubled": "pattern", "Unjoined": "concat", "Residual": "out",
     "BeforeOverQueries": "pattern", "LoopedOverQueries": "pattern", "KernelUnscaled": "z", "KernelOfKeys": "v",
 }  # fmt: skip
 
@@ -254,7 +264,7 @@ def test_its_own_arguments_come_before_those_of_the_first(compared):
 def test_a_hint_about_the_other_speaks_of_its_own_options(compared):
     with pytest.raises(MhaError) as raised:
         compared("Right", "Uncut", own=[("d_modle", "24")])
-    assert "--against-arg d_model=" in raised.value.hint
+    assert "--against-arg d_model?" in raised.value.hint
 
 
 @pytest.mark.parametrize(

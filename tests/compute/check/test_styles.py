@@ -326,7 +326,7 @@ def test_the_reason_for_not_knowing_names_the_parameters_that_no_attention_has(m
     assert found.verdict == "unknown"
     assert found.reason
     assert "\n" not in found.reason
-    assert "--against TARGET" in found.reason
+    assert "--against TARGET" in found.next_steps[0]
     assert "proj_l, proj_w" in found.reason
 
 

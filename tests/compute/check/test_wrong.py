@@ -56,14 +56,18 @@ def test_most_lines_are_those_of_the_mistake() -> None:
     assert len(near) >= 0.9 * len(TOLD), names(set(TOLD) - set(near))
 
 
+def shape_of(expression: str) -> str:
+    """An expression without its names, which are the author's own."""
+    return re.sub(r"(self\.)?[A-Za-z_]\w*", "name", expression.partition("#")[0])
+
+
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
 def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: Wrong) -> None:
     for finding in examined(case).findings:
         entry = next(entry for entry in MISTAKES if entry.message == finding.message)
-        assert (
-            finding.fix == (entry.fix_in_torch if "scaled_dot_product_attention" in finding.source else "") or entry.fix
-        )
+        in_torch = entry.fix_in_torch if "scaled_dot_product_attention" in finding.source else ""
+        assert shape_of(finding.fix) == shape_of(in_torch or entry.fix)
         assert finding.evidence
         if finding.proven:
             assert finding.error is not None

@@ -182,10 +182,11 @@ def refusal(run: CheckpointRun, prompt_len: int = 0) -> MhaError:
 
 
 def test_attention_that_sees_later_tokens_is_refused() -> None:
-    fault = refusal(run_of("bert"))
-    assert fault.message == (
-        "mha decode needs attention that sees no later token, but encoder.layer.1.attention.self sees all keys"
-    )
+    run = run_of("bert")
+    fault = refusal(run)
+    path = run.loaded.source
+    assert fault.message == f"{path} is an encoder: its tokens see later ones, so it has no cache"
+    assert fault.hint == f"mha run TEXT --model {path} shows its attention"
     assert fault.code == "not-causal"
 
 

@@ -108,7 +108,7 @@ def test_a_model_that_was_really_trained_is_healthy() -> None:
     report = examined(str(Path(spec.origin).parent / "model"))
     assert report.verdict == "healthy"
     assert named(report, "causality").message == "an encoder, whose tokens see later ones"
-    assert named(report, "bos").message == "a text begins with '[CLS]' once at most"
+    assert named(report, "bos").message == "a text begins with '[CLS]' at most once"
 
 
 def test_a_checkpoint_without_tokenizer_reads_random_ids(tmp_path: Path) -> None:
@@ -435,6 +435,12 @@ def test_the_beginning_of_chats_and_texts_once_is_right(checkpoints: Checkpoints
     found = named(examined(checkpoints.of("llama")), "bos")
     assert (found.status, found.value, found.tolerance) == ("pass", 1, 1)
     assert check_begin(None).message == "there is no tokenizer"
+
+
+@pytest.mark.full
+def test_a_beginning_that_is_never_written_is_right_too(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    found = named(examined(with_tokenizer(checkpoints.of("llama"), tmp_path, "$A", SAID)), "bos")
+    assert (found.status, found.value, found.message) == ("pass", 0, "no text or chat begins with '<s>'")
 
 
 # ----------------------------------------------------------------------------------------------------------------- parts

@@ -197,6 +197,17 @@ def test_a_card_that_this_torch_cannot_use_is_to_be_taken_care_of(monkeypatch: p
     assert doctorsettings._build([]).status == "pass"
 
 
+@pytest.mark.parametrize(("fault", "status"), [(None, "pass"), ("it is raining", "care")])
+def test_a_kernel_for_statistics_that_cannot_run_on_a_device_is_to_be_taken_care_of(
+    fault: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctorsettings, "kernel_fault", lambda device, dtype: fault)
+    check = doctorsettings._reducer([Device("cuda:0", "a card", None, None)])
+    assert check.status == status
+    assert (fault is None) or fault in check.message
+    assert doctorsettings._reducer([Device("cpu", "a processor", None, None)]).status == "n/a"
+
+
 def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(MhaError, match=r"^--device cuda:9: there is no such device here, only cpu"):
         doctorsettings.devices("cuda:9", doctorsurvey.cpu())

@@ -650,13 +650,13 @@ def test_the_checks_notice_a_kernel_that_is_wrong(spoil, failing, monkeypatch):
 
 @pytest.mark.parametrize(("name", "failing"), [("mass", {0}), ("received", {1}), ("map", {2})])
 def test_the_checks_notice_sums_that_do_not_add_up(name, failing, monkeypatch):
-    summarise = looks.summarise
+    summarise = looks.summarise_by
 
     def wrong(*given, **chosen):
         found = summarise(*given, **chosen)
         return replace(found, **{name: getattr(found, name) * (1 + 1e-8)})
 
-    monkeypatch.setattr(looks, "summarise", wrong)
+    monkeypatch.setattr(looks, "summarise_by", wrong)
     record = looked(*small(causal=True))
     assert {index for index, check in enumerate(record.survey.checks) if not check.ok} == failing
     assert not record.self_check.ok

@@ -199,9 +199,9 @@ def test_at_place_0_the_parts_of_a_learned_table_are_products_with_its_first_row
     names = list(values(cell))
     assert names == [
         "content of the query · content of the key",
-        "content of the query · place of the key",
-        "place of the query · content of the key",
-        "place of the query · place of the key",
+        "content of the query · position of the key",
+        "position of the query · content of the key",
+        "position of the query · position of the key",
     ]
     assert all(abs(value) > 1e-6 for value in values(cell).values())
 

@@ -50,6 +50,7 @@ def test_a_share_is_within_half_of_its_last_digit(share, precision):
         (None, "nan"),
         (float("nan"), "nan"),
         (0.0, "0"),
+        (-0.0, "0"),
         (1.0, "1"),
         (-2.34567, "-2.346"),
         (12345.6, "1.235e+04"),

@@ -25,6 +25,7 @@ from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import ranges
 from mhacli.render.checkpoint.patterns import in_words, words_with
 from mhacli.render.checkpoint.view import layers_view
+from mhacli.render.csv import cell_text
 from mhacli.results.record import storage
 from mhacli.results.record.head_statistics import HEAD_OUTPUTS, HEAD_TYPES, ROW_SUMS
 from mhacli.results.record.record import Generated, SpanTokens
@@ -129,17 +130,17 @@ def test_the_header_says_what_the_model_is():
 @pytest.mark.parametrize(
     ("identical", "compared", "said"),
     [
-        (True, 15, "outputs bit-identical with and without inspection"),
-        (True, 8, "outputs bit-identical with and without inspection (first 8 tokens)"),
-        (False, 15, "outputs are NOT identical with and without inspection"),
+        (True, 15, "outputs bit-identical without inspection"),
+        (True, 8, "outputs bit-identical without inspection (first 8 tokens)"),
+        (False, 15, "outputs are NOT identical without inspection"),
         (None, 0, "outputs not compared with those without inspection"),
     ],
 )
 def test_the_proof_says_whether_looking_changed_anything(identical, compared, said):
     record = RECORDS["run"]
     model = replace(record.model, identical_outputs=identical, compared_len=compared)
-    text = flat(view(replace(record, model=model), 200))
-    assert f"path inspected: sdpa (unchanged) · {said} seen in" in text
+    text = flat(view(replace(record, model=model), 200, verbose=True))
+    assert f"path inspected: sdpa (unchanged) · {said} 15 tokens · seen in" in text
     assert f"{HEAD_OUTPUTS} within 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
 
 
@@ -164,12 +165,12 @@ def test_layers_that_are_not_verified_are_named_with_number_and_reason():
     lines = view(RECORDS["bad"], 200)
     (line,) = [line for line in lines if line.startswith("! ")]
     assert line == (
-        f"! layer 1 NOT verified: '{HEAD_OUTPUTS}' is off by 0.125 (tolerance 2.00e-06); "
+        f"! layer 1 NOT verified: '{HEAD_OUTPUTS}' is off by 1.25e-01 (tolerance 2.00e-06); "
         r"the keyword \x1b[2J[foo] is not understood"
     )
     assert any(re.match(r"\s+1! ", line) for line in lines)
     assert "self-check FAILED" in lines
-    assert f"{HEAD_OUTPUTS} within 0.125 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(lines)
+    assert f"{HEAD_OUTPUTS} within 1.25e-01 (tolerance 2.00e-06), layer 1: FAILED in layer 1" in flat(lines)
     assert "layer 1 · head 0 · NOT verified" in flat(view(RECORDS["bad"], layers=((None, 1),)))
 
 
@@ -183,7 +184,10 @@ def test_so_many_doubtful_layers_that_they_would_fill_the_screen_are_counted():
 
 
 def test_every_check_is_told_where_it_is_worst():
-    lines = view(RECORDS["run"], 200)
+    assert re.fullmatch(
+        r"self-check ok: 6 checks, errors at most [\d.]+ % of their tolerances \(--verbose\)", view(RECORDS["run"])[-1]
+    )
+    lines = view(RECORDS["run"], 200, verbose=True)
     assert lines[-2] == "self-check ok: 6 checks, layers 0–2"
     assert f"{ROW_SUMS} within 3.00e-08 (tolerance 2.00e-06), layer 2" in flat(lines[-1:])
     changed = replace(RECORDS["run"], model=replace(RECORDS["run"].model, identical_outputs=False))
@@ -333,25 +337,37 @@ def test_of_many_heads_the_surest_are_listed_and_the_rest_counted():
     record = RECORDS["heads"]
     lines = view(record, 120)
     named = [head for head in record.heads if head.kind not in ("mixed", "uniform")]
-    expected = sorted(named, key=lambda head: -head.certainty)[:10]
+    expected = sorted(named, key=lambda head: -head.certainty)[:8]
     assert [(layer, h) for layer, h, _, _ in table_rows(lines)] == [(str(head.layer), head.head) for head in expected]
-    assert (
-        "10 of 48 heads, mixed and uniform ones left out, by their excess over uniform (--all, --layer N, --sort)"
-        in flat(lines)
-    )
-    by_entropy = sorted(record.heads, key=lambda head: head.entropy)[:10]
+    assert "8 of 48 heads, by excess over uniform, mixed left out (--all, --layer N, --sort)" in flat(lines)
+    by_entropy = sorted(record.heads, key=lambda head: head.entropy)[:8]
     lines = view(record, 120, sort="entropy:up")
     assert [(layer, h) for layer, h, _, _ in table_rows(lines)] == [(str(x.layer), x.head) for x in by_entropy]
-    assert "the first 10 of 48 heads by entropy:up (--all" in flat(lines)
+    assert "the first 8 of 48 heads by entropy:up (--all" in flat(lines)
     assert len(table_rows(view(record, 120, everything=True))) == 48
+
+
+def test_the_last_screen_holds_the_table_of_heads():
+    lines = view(RECORDS["heads"], 80)
+    first = next(i for i, line in enumerate(lines) if re.search(r"head +head type", line))
+    n_next, prompt = 4, 1  # what `mha run` suggests to type stands below
+    assert len(lines) - first + n_next + prompt <= 24
+    assert len(lines) + n_next <= 45
+
+
+def test_the_map_of_heads_names_its_rows_and_columns():
+    lines = view(RECORDS["heads"], 80)
+    top = next(i for i, line in enumerate(lines) if re.match(" *layer +0 +1", line))
+    assert lines[top - 1].split() == ["head"]
+    assert lines[top - 1].index("head") == lines[top].index("0")
 
 
 def test_where_no_head_has_a_kind_the_first_are_listed():
     record = RECORDS["heads"]
     record = replace(record, heads=tuple(replace(head, kind="mixed") for head in record.heads))
     lines = view(record, 120)
-    assert "the first 10 of 48 heads (--all" in flat(lines)
-    assert [(layer, h) for layer, h, _, _ in table_rows(lines)] == [("0", h) for h in range(10)]
+    assert "the first 8 of 48 heads (--all" in flat(lines)
+    assert [(layer, h) for layer, h, _, _ in table_rows(lines)] == [("0", h) for h in range(8)]
 
 
 def test_uniform_attention_stands_below_once_for_all_layers_that_share_it():
@@ -492,7 +508,9 @@ def titles(lines):
 def matrix_rows(lines, title):
     start = next(i for i, line in enumerate(lines) if line.startswith(title))
     return lines[
-        start + 2 : start + 2 + next(i for i, line in enumerate(lines[start + 2 :]) if not line.strip() or "─" in line)
+        start + 2 : start
+        + 2
+        + next(i for i, line in enumerate(lines[start + 2 :]) if not line.strip() or re.search("─|each row:", line))
     ]
 
 
@@ -530,7 +548,7 @@ def test_all_drawn_heads_share_one_scale_of_the_rows_that_are_drawn():
             record.of_layer(i).arrays["pattern"][0, h, list(rows or range(1, 15))].max() for i in (0, 2) for h in (0, 1)
         )
         assert text.count("shade linear") == 1
-        assert f"shade linear, 0 … {weight_text(largest, 2)}, the same for all heads" in text
+        assert f"shade linear, 0 … {weight_text(largest, 2)}{' or more' * (rows is None)} for all heads" in text
 
 
 def test_layers_that_are_chosen_show_their_first_and_last_heads_and_heads_those_of_some_layers():
@@ -723,7 +741,7 @@ def test_csv_has_a_line_for_every_cell_of_every_layer(name):
                         assert [int(row[key]) for key in ("sequence", "head", "query", "key")] == [b, h, i, j]
                         assert np.float32(row["pattern"]) == one.arrays["pattern"][cell]
                         assert row["allowed"] == str(int(one.arrays["allowed"][b, 0, *cell[2:]]))
-                        assert json.loads(row["key_token"]) == one.keys[b].tokens[j]
+                        assert row["key_token"] == cell_text(one.keys[b].tokens[j])
     assert next(rows, None) is None
 
 

@@ -188,8 +188,8 @@ def test_more_heads_than_fit_are_counted_and_all_shows_them() -> None:
     b = replace(a, heads=tuple(replace(head, sink=0.5) for head in a.heads))
     a = replace(a, heads=tuple(replace(head, sink=head.head / 100) for head in a.heads))
     shown = [line.split()[1] for line in view(a, b) if re.match(r"head \d+ ", line)]
-    assert shown == [str(n) for n in range(10)]
-    assert "⋮ 3 heads more (--all)" in view(a, b)
+    assert shown == [str(n) for n in range(4)]
+    assert "⋮ 9 heads more (--all)" in view(a, b)
     assert len([line for line in view(a, b, everything=True) if re.match(r"head \d+ ", line)]) == 13
 
 
@@ -523,9 +523,9 @@ def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them
     step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
     a, b = (replace(a, trace=(one, *a.trace[1:])) for one in (step, replace(step, formula="two", shape=(1, 3, 5, 6))))
     lines = view(a, b, 200)
-    assert lines[2] == f"{DIFFER}\\x1b[2Jevil (key 5 against 6)"
+    assert lines[2] == f"{DIFFER}\\x1b[2Jevil (5 keys against 6)"
     row = next(line for line in lines if line.startswith("\\x1b[2Jevil "))
-    assert row.endswith("OTHER SHAPE  key 5 against 6; formula: one \\u202e against two")
+    assert row.endswith("OTHER SHAPE  5 keys against 6; formula: one \\u202e against two")
 
 
 CONTEXT = [text_of(("on", "it"))]
@@ -579,3 +579,37 @@ def test_the_document_names_tokens_that_are_others() -> None:
     document = json.loads("".join(json_pieces(found, (A, b), ("a", "b"), ())))
     (change,) = document["texts"][0]["changes"]
     assert (change["change"], change["a"], change["b"]) == ("replaced", ["cat"], ["big", "dog"])
+
+
+# --------------------------------------------------------------------------------------------------------- the first screen
+
+
+def test_of_itself_the_head_that_changed_most_is_drawn_and_the_others_are_counted() -> None:
+    b = with_cell(with_cell(A, "pattern", (0, 2, 3, 1), 0.875), "pattern", (0, 0, 1, 0), 0.5)
+    titles = lambda lines: [line.split(" · ")[0] for line in lines if " · largest change " in line]  # noqa: E731
+    lines = view(A, b)
+    assert titles(lines) == ["head 2"]
+    assert [line for line in lines if line.startswith("⋮ 1 more head ")]
+    everything = view(A, b, everything=True)
+    assert titles(everything) == ["head 2", "head 0"]
+    assert not [line for line in everything if line.startswith("⋮")]
+
+
+def test_command_lines_are_shown_where_nothing_else_differs_or_all_is_asked_for() -> None:
+    b = replace(A, command=("mha", "run", "x", "--other"))
+    other_seed = replace(b, config=replace(b.config, seed=77))
+    assert any("--other" in line for line in view(A, b))
+    assert not any("--other" in line for line in view(A, other_seed))
+    assert any("--other" in line for line in view(A, other_seed, everything=True))
+
+
+def test_steps_without_numbers_differ_by_their_formulas_and_the_table_has_no_empty_columns() -> None:
+    module = UserModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
+    steps = [replace(step, operation="matmul", values=None) for step in A.trace]
+    a = replace(A, module=module, arrays={}, heads=(), trace=tuple(steps))
+    others = [replace(step, formula="another") if n in (1, 2) else step for n, step in enumerate(steps)]
+    lines = view(a, replace(a, trace=tuple(others)), 120)
+    both = f"{steps[1].site}, {steps[2].site}"
+    assert lines[2] == f"A and B differ in 2 formulas: {both} (no numbers saved, so none compared)"
+    assert ["site", "where"] in [line.split() for line in lines]
+    assert sum("DIFFERS" in line for line in lines) == 2

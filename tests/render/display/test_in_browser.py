@@ -75,13 +75,13 @@ def test_without_its_style_sheet_the_output_has_the_colours_of_the_page(
 
 
 @pytest.mark.parametrize(("scheme", "stripes"), [("light", "#111"), ("dark", "white")])
-def test_the_stripes_of_a_notebooks_tables_do_not_reach_the_output(
+def test_a_notebooks_rules_for_tables_and_text_do_not_reach_the_output(
     browser: Any, tmp_path: Path, scheme: str, stripes: str
 ) -> None:
-    rules = f".jp tbody tr:nth-child(odd), .jp tr:nth-child(even) {{ background: {stripes}; }}"
+    rules = f".jp tbody tr:nth-child(odd), .jp tr:nth-child(even), .jp pre {{ background: {stripes}; }}"
     html = f'<div class="jp">{layered()._repr_html_()}<style>{rules}</style></div>'
     tab, _, _ = opened(browser, tmp_path / "striped.html", html, scheme=scheme)
-    pairs = [pair for pair in tab.locator("td, th").evaluate_all(COLOURS) if pair[0] != pair[1]]
+    pairs = [pair for pair in tab.locator("td, th, pre, pre span").evaluate_all(COLOURS) if pair[0] != pair[1]]
     assert min(contrast(*pair) for pair in pairs) > 4
     tab.context.close()
 

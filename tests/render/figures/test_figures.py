@@ -85,7 +85,7 @@ def test_a_cell_tells_its_tokens_and_the_number_of_the_record():
         query, key = divmod(place, 5)
         names, told = one.said.split(": ")
         assert names == f"{FIVE[query]} → {FIVE[key]}"
-        assert told == "not allowed" if not allowed[query, key] else abs(float(told) - shares[query, key]) < 1e-6
+        assert told == "masked" if not allowed[query, key] else abs(float(told) - shares[query, key]) < 1e-6
 
 
 def test_the_names_of_queries_stand_at_the_middle_of_their_rows():
@@ -202,7 +202,7 @@ def test_the_scale_bar_tells_its_kind_and_range(scale, told):
     expected = told.format(top=f"{top:.4g}", low=f"{top / 1000:.4g}")
     svg = figure(record, replace(HEAD, map_scale=scale))
     assert f"attention weight: {expected}" + (" or more" if scale != "rank" else "") in texts(svg)
-    assert "not allowed" in texts(svg)
+    assert "masked" in texts(svg)
 
 
 def test_a_share_that_reads_like_the_top_of_the_scale_does_not_exceed_it():
@@ -320,7 +320,7 @@ def test_a_grid_shows_every_head_on_the_same_scale():
     for one in shares:
         told = []
         for i, j in np.ndindex(5, 5):
-            share = f"{one[i, j]:.6g}" if j <= i else "not allowed"
+            share = f"{one[i, j]:.6g}" if j <= i else "masked"
             told.append((f"{FIVE[i]} → {FIVE[j]}: {share}", viridis(one[i, j] / top) if j <= i else BLANK))
         expected.add(tuple(sorted(told)))
     assert groups == expected
@@ -680,7 +680,7 @@ def test_the_diagram_knows_every_site():
     assert set(SITE_POSITIONS) == set(SITES)
 
 
-@pytest.mark.parametrize(("site", "told"), [("scores", "6 × −∞, not allowed"), ("qk", "6 Inf")])
+@pytest.mark.parametrize(("site", "told"), [("scores", "6 × −∞, masked"), ("qk", "6 Inf")])
 def test_masked_scores_are_told_as_not_allowed_and_nothing_else(site, told):
     record = walked(make_record(THREE))
     values = replace(record.trace[-1].values, n_nan=0, n_inf=6)

@@ -167,7 +167,9 @@ def test_rows_that_were_asked_for_are_never_pooled():
 
 def test_the_scale_of_a_heatmap_is_linear_for_short_texts_log_for_long_ones_and_ends_at_the_largest_mean():
     short, long = (with_pattern(make_record(numbered(n), causal=True), random_pattern(n)) for n in (40, 300))
-    assert heat_scale([head_of(short)], 0.75, ViewOptions(), PLAIN) == HeatScale("linear", 0.75, 40 * 41 // 2)
+    n_cells = 40 * 41 // 2
+    assert heat_scale([head_of(short)], 0.75, ViewOptions(), PLAIN) == HeatScale("linear", 0.75, n_cells, True)
+    assert heat_scale([head_of(short)], 1.0, ViewOptions(), PLAIN) == HeatScale("linear", 1.0, n_cells)
     found = heat_scale([head_of(long)], 0.75, ViewOptions(), PLAIN)
     means = block_means(random_pattern(300), 8)
     assert (found.kind, found.n_cells) == ("log", 38 * 39 // 2)
@@ -205,28 +207,32 @@ def test_what_is_not_a_number_is_neither_small_nor_forbidden(count, colour):
     record = replace(record, arrays={**record.arrays, "pattern": pattern})
     assert "?" in "".join(lines_of(record, colour=colour))
     caption = scale_caption([head_of(record)], HeatScale("linear", 0.5), Screen(200, colour), 2).plain
-    assert caption.endswith(" from small to large, a blank is not allowed, ? is not a number")
+    assert caption.endswith(" from small to large, a blank is masked, ? is not a number")
 
 
 @pytest.mark.parametrize(
     ("scale", "said"),
     [
-        (HeatScale("linear", 0.75), "linear, 0 … .75, the same for all heads"),
-        (HeatScale("log", 0.75), "log, 0.00075 or less … 0.75, the same for all heads"),
+        (HeatScale("linear", 0.75), "linear, 0 … .75 for all heads"),
+        (HeatScale("log", 0.75), "log, 0.00075 or less … 0.75 for all heads"),
         (HeatScale("rank", 0.75, 12), "rank, the smallest … the largest of 12 cells"),
     ],
 )
 def test_the_caption_tells_range_kind_and_signs(scale, said):
-    assert scale_caption([head_of(make_record())], scale, PLAIN, 2).plain == (
-        f"scale {said}: {GLYPHS} from small to large, a blank is not allowed"
-    )
+    assert scale_caption(
+        [head_of(make_record()), HeadPattern(make_record(), 0, 1, "pattern")], scale, PLAIN, 2
+    ).plain == (f"scale {said}: {GLYPHS} from small to large, a blank is masked")
+
+
+def test_of_one_head_the_caption_compares_it_with_no_other():
+    assert "all heads" not in scale_caption([head_of(make_record())], HeatScale("linear", 0.75), PLAIN, 2).plain
 
 
 def test_the_caption_shows_the_colours_from_end_to_end():
     caption = scale_caption([head_of(make_record())], HeatScale("linear", 1.0), COLOUR, 3)
     shades = [span.style.bgcolor.triplet for span in caption.spans]
     assert (shades[0], shades[-1], len(shades)) == (ColorTriplet(*RAMP[0]), ColorTriplet(*RAMP[-1]), 16)
-    assert "0 … 1.000," in caption.plain
+    assert "0 … 1.000:" in caption.plain
 
 
 def test_colours_reach_the_screen():

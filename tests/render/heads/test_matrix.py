@@ -51,6 +51,12 @@ def test_a_small_pattern_is_drawn_whole():
     ]
 
 
+def test_numbers_stand_below_each_other_whether_marked_or_not():
+    record = with_pattern(make_record(), [[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]])
+    lines = lines_of(record)[1:]
+    assert len({tuple(place for place, sign in enumerate(line) if sign == ".") for line in lines}) == 1
+
+
 def test_where_room_is_short_the_entropy_goes_and_ones_have_a_decimal_less():
     record = with_pattern(make_record(causal=True), [[1, 0, 0], [0.25, 0.75, 0], [0.2, 0.304, 0.496]])
     widths = {
@@ -111,7 +117,7 @@ def test_a_query_without_keys_says_so():
     pattern[0, :, 1] = 0
     record = replace(record, arrays={**record.arrays, "allowed": allowed, "pattern": pattern})
     assert lines_of(record)[2].split()[:5] == ["cat", "0", "0", "0", ".00"]
-    assert lines_of(record, verbose=True)[2].split()[-2:] == ["none", "allowed"]
+    assert lines_of(record, verbose=True)[2].split()[-2:] == ["none", "visible"]
 
 
 # --------------------------------------------------------------------------------------------- what does not fit a screen

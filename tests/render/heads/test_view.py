@@ -118,7 +118,7 @@ def test_every_head_has_a_row_with_its_kind(name, width, records):
 
 
 def test_markup_in_tokens_patterns_and_names_is_printed_as_it_is(records):
-    text = " ".join(view(records["hostile"], 200, maps=(0,), everything=True))
+    text = " ".join(view(records["hostile"], 200, maps=(0,), everything=True, verbose=True))
     for piece in (
         "[bold]b[/b",
         r"\x1b[31mred",
@@ -202,11 +202,11 @@ def test_the_legend_explains_the_headings_and_the_patterns(records):
         "first 4 = on the first 4 tokens",
     ):
         assert piece in text
-    assert "not shown" not in text
+    assert "more columns" not in text
     narrow = " ".join(" ".join(view(records["small"], 60)).split())
     assert "p1 = weight where k == q - 1" in narrow
     assert "±8 = " not in narrow
-    assert "not shown: H" in narrow
+    assert re.search(r"\d+ more columns on a wider screen or with --sort, --csv", narrow)
 
 
 def test_what_was_looked_at_is_told(records):
@@ -313,7 +313,7 @@ def test_by_hand_the_cells_of_a_corner(records):
             cells = ["0" if math.isnan(share) else weight_text(share, 3) for share in shares]
             assert lines[start + 3 + row].split() == [tokens[2 + row], str(2 + row), *cells]
         largest = weight_text(np.nanmax(record.arrays["corner"][0, place]), 3)
-        assert lines[start + 6].startswith(f"shade linear, 0 … {largest} · 0 not allowed")
+        assert lines[start + 6].startswith(f"shade linear, 0 … {largest} · 0 masked")
 
 
 def test_a_corner_of_another_text_has_its_own_names(records):
@@ -367,7 +367,7 @@ def test_shares_that_are_no_numbers_are_neither_forbidden_nor_nothing():
     lines = drawn(heads_view(record, ViewOptions(), Screen(120, False)), 120)
     corner = lines[next(n for n, line in enumerate(lines) if "head 1 · cells" in line) :]
     assert next(line for line in corner if line.startswith("cat 1")).split() == ["cat", "1", *"?????"]
-    assert any("0 not allowed · ? not a number" in line for line in corner)
+    assert any("0 masked · ? not a number" in line for line in corner)
     assert [line.split() for line in corner if "not a number" in line][1:] == [["head", "1", "not", "a", "number"]]
 
 
@@ -564,9 +564,13 @@ def test_colour_is_used_only_when_it_is_on(name, records):
 
 def test_every_check_is_told_with_its_number_and_tolerance(records):
     record = records["small"]
-    text = " ".join(" ".join(view(record, 80)).split())
+    text = " ".join(" ".join(view(record, 80, verbose=True)).split())
     for check in record.survey.checks:
         assert f"{check.name} within " in text
+    largest = max(check.error / check.tolerance for check in record.survey.checks)
+    n = len(record.survey.checks)
+    brief = f"self-check ok: {n} checks, errors at most {percent_text(largest)} of their tolerances (--verbose)"
+    assert view(record, 80)[-1] == brief
     failed = replace(record, self_check=SelfCheck(None, 1e-6, False))
     assert "self-check FAILED" in "\n".join(view(failed))
 
@@ -692,3 +696,28 @@ def test_the_legend_explains_what_stands_beside_the_types_that_are_listed(record
         text = " ".join(view(replace(record, heads=heads), 200))
         assert re.findall("beside (?:a type|uniform|mixed)", text) == expected
         assert ("(prev .20)" in text) == (expected == ["beside mixed"])
+
+
+def test_the_legend_says_what_a_short_name_of_a_type_stands_for_where_no_heading_does(records):
+    record = records["small"]
+    patterns = record.heads[0].patterns
+    uniform = Averages(previous=0.25, at_offset=0.25, near=0.25, patterns=patterns)
+    for near, short, expected in (
+        ("at_offset", "pos", ["pos = positional"]),
+        ("previous", "prev", []),
+        ("near", "local", []),
+    ):
+        heads = tuple(
+            HeadStatistics(
+                head=head.head,
+                kind="mixed",
+                certainty=0.5,
+                uniform=uniform,
+                patterns=patterns,
+                **{near: 0.25 + 0.75 * 0.2},
+            )
+            for head in record.heads
+        )
+        text = " ".join(view(replace(record, heads=heads), 200))
+        assert re.findall(r"(?:pos|prev|local) = \w+al", text) == expected
+        assert f"({short} .20)" in text

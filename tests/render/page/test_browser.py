@@ -179,12 +179,12 @@ def test_a_forbidden_cell_is_told_and_hatched_and_no_number_is_told_as_that(open
 
     opened = open_page(with_pattern(of_text(), spoil))
     opened.move_to(1, 4)
-    assert opened.readout == "query 1 “cat” → key 4 “a”: not allowed by the mask"
+    assert opened.readout == "query 1 “cat” → key 4 “a”: masked"
     opened.move_to(4, 1)
     assert opened.readout == "query 4 “a” → key 1 “cat”: not a number"
     assert opened.colour_of(4, 1) == (240, 90, 20, 255)
     legend = opened.tab.locator("#legend").inner_text()
-    assert "not allowed" in legend
+    assert "masked" in legend
     assert "not a number" in legend
 
 
@@ -855,7 +855,19 @@ def test_what_the_record_does_not_have_is_said_with_how_to_keep_it(open_page: Op
     product, score, weight, output = story_of(open_page(replace(record, arrays=kept), at="#head=0&query=3&key=1"))
     for step in (product, score, weight, output):
         assert "--keep qk,scores,pattern,z,out,v keeps it" in step
+    assert "v was not kept" in output
     assert "number " in weight
+
+
+def test_an_option_stands_on_one_line_with_its_value_however_narrow_the_window(open_page: Open) -> None:
+    record = scored()
+    kept = {name: array for name, array in record.arrays.items() if name != "v"}
+    opened = open_page(replace(record, arrays=kept), at="#head=0&query=3&key=1")
+    option = opened.tab.locator("#story code")
+    assert option.inner_text() == "--keep qk,scores,pattern,z,out,v"
+    for width in (1200, 420):
+        opened.tab.set_viewport_size({"width": width, "height": 800})
+        assert option.evaluate("element => element.getClientRects().length") == 1
 
 
 def test_softcap_and_bias_stand_in_their_order(open_page: Open) -> None:
@@ -874,7 +886,7 @@ def test_columns_types_and_words_explain_themselves_where_the_pointer_rests(open
     opened = open_page(layered(text_of(TEXT), n_layers=1, n_heads=2))
     titles = opened.tab.locator("#statistics thead th[title]")
     assert titles.count() >= 10
-    assert "perplexity" in (opened.tab.locator("#statistics th", has_text="eff.keys").get_attribute("title") or "")
+    assert "entropy" in (opened.tab.locator("#statistics th", has_text="eff.keys").get_attribute("title") or "")
     assert opened.tab.locator("#facts .chip").get_attribute("title")
     assert opened.tab.locator("#legend .term").first.get_attribute("title")
 

@@ -249,7 +249,7 @@ def test_a_query_without_keys_is_told_from_one_whose_shares_are_no_numbers():
     record.arrays["top_shares"][0, :, 0] = [[0.0] * 4, [np.nan] * 4]
     record.arrays["top_keys"][0, 0, 1, 2:] = -1
     first, second = tables(record, "asked")
-    assert [words_of(row) for row in first["rows"][1:]] == [["head 0", "no key allowed"], ["head 1", "not a number"]]
+    assert [words_of(row) for row in first["rows"][1:]] == [["head 0", "no visible key"], ["head 1", "not a number"]]
     assert words_of(second["rows"][1])[3:5] == ["", ""]
 
 

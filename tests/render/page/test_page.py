@@ -22,7 +22,7 @@ from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.heads.drawable import drawable_heads
 from mhacli.render.page.document import page, quantised_text
-from mhacli.render.page.elements import tag, text
+from mhacli.render.page.elements import sentence, tag, text
 from mhacli.render.page.maps import EXACT, coded, decoded
 from mhacli.render.page.payload import CellEncoding, exact_maps, fitting_maps, map_request
 from mhacli.results.record import storage
@@ -94,7 +94,7 @@ def mask_of(found, index):
 
 
 def shares_of(found, index):
-    """The shares of a map as a reader of the schema gets them: −1 where not allowed."""
+    """The shares of a map as a reader of the schema gets them: −1 where masked."""
     own, allowed = found["maps"][index], mask_of(found, index)
     kind = {"f32": "<f4", "u8": "u1"}[own["code"]]
     numbers = unpacked(own["cells"], kind).reshape(allowed.shape)
@@ -764,6 +764,11 @@ def test_what_a_record_does_not_have_is_named_with_what_keeps_it():
     }
 
 
+def test_an_option_in_a_sentence_is_code_and_nothing_else_is():
+    assert sentence("<b> & --keep-limit makes room") == "&lt;b&gt; &amp; <code>--keep-limit</code> makes room"
+    assert sentence("a -- b, --y, non-finite") == "a -- b, <code>--y</code>, non-finite"
+
+
 def test_what_makes_a_score_is_that_of_the_layer():
     record = make_record(LONG)
     plain = content(record)[0]["layers"][0]
@@ -779,4 +784,4 @@ def test_words_and_the_types_that_occur_come_with_their_explanations():
     assert terms["attention weight"].startswith("How much of its attention")
     for head in record.heads:
         assert terms[HEAD_TYPES[head.kind].name] == HEAD_TYPES[head.kind].explanation
-    assert "the perplexity of the row" in page(record, ViewOptions())
+    assert "mean over i of exp(H_i)" in page(record, ViewOptions())

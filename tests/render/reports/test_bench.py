@@ -16,16 +16,20 @@ from support.records import drawn
 
 from mhacli.render.base.options import Screen
 from mhacli.render.reports.bench import (
+    _COLUMNS,
+    _SIMILAR,
     backend_text,
     bench_view,
     csv_pieces,
     families,
     json_pieces,
-    ratio_text,
     size_text,
 )
 from mhacli.results.bench.comparison import compare
+from mhacli.results.bench.intervals import ratio_text
 from mhacli.results.bench.result import Benchmark, BenchRow, MachinePeak, read_benchmark
+from mhacli.results.columns import BENCH_COLUMNS
+from mhacli.results.glossary import meanings
 
 WIDTHS = [40, 80, 120, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)
@@ -117,7 +121,16 @@ def test_a_backend_is_named_with_what_ran_where_its_name_does_not_say_so(
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(1.0, "1.00"), (0.994, "0.99"), (99.49, "99.49"), (99.5, "100"), (1234.5, "1234")]
+    ("ratio", "text"),
+    [
+        (1.0, "1.00"),
+        (0.994, "0.99"),
+        (9.994, "9.99"),
+        (9.995, "10.0"),
+        (99.94, "99.9"),
+        (99.96, "100"),
+        (1234.5, "1,234"),
+    ],
 )
 def test_a_ratio_has_three_digits(ratio: float, text: str) -> None:
     assert ratio_text(ratio) == text
@@ -130,20 +143,26 @@ def test_by_hand_a_table_on_80_columns() -> None:
     lines = lines_of(contest(), 80)
     begins = lines.index("9 heads × 11 · 3 kv heads · float32 · full · forward")
     assert lines[begins + 1 : begins + 8] == [
-        "tokens backend       median   ratio speed           peak  memory error",
-        "2 × 5  sdpa → flash    1 ms   1.00* ████████    0.05 % m 2.0 KiB 1e-06",
-        "       math         1.01 ms  ≈ 1.01 ████████    0.05 % m 2.0 KiB 1e-06",
-        "       explicit        4 ms    4.00 ██          0.01 % m 2.0 KiB 1e-06",
-        "       cudnn              –         unsupported                –",
-        "       sdpa again      2 ms    1.00",
+        "tokens backend        median   ratio speed           peak  memory error",
+        "2 × 5  sdpa → flash     1 ms   1.00* ████████    0.05 % m 2.0 KiB 1e-06",
+        "       math          1.01 ms  ≈ 1.01 ████████    0.05 % m 2.0 KiB 1e-06",
+        "       explicit         4 ms    4.00 ██          0.01 % m 2.0 KiB 1e-06",
+        "       cudnn               –         unsupported                –",
+        "       noise of sdpa            1.03",
         "cudnn: unsupported: there is no such kernel",
     ]
 
 
+def test_the_noise_lies_within_the_interval_beside_it() -> None:
+    noisy = made_benchmark(made_row("flash", EIGHT), controls=[made_control(0.63, 1.43, backend="flash")])
+    (line,) = [" ".join(line) for line in table_of(noisy, 200) if line[:1] == ["noise"]]
+    assert line == "noise of flash 1 1.59 0.63–1.59"
+
+
 @widths
-def test_backends_stand_by_their_ratio_what_did_not_run_below_and_the_control_last(width: int) -> None:
+def test_backends_stand_by_their_time_what_did_not_run_below_and_the_noise_last(width: int) -> None:
     backends = [line[0] if place else line[3] for place, line in enumerate(table_of(contest(), 200)[1:6])]
-    assert backends == ["sdpa", "math", "explicit", "cudnn", "sdpa"]
+    assert backends == ["sdpa", "math", "explicit", "cudnn", "noise"]
     lines_of(contest(), width)
 
 
@@ -175,7 +194,7 @@ def test_on_a_wide_screen_every_number_is_there() -> None:
     )
     flops, moved = 4 * 3 * 7 * 7 * 11, 4 * 4 * 3 * 7 * 11
     assert " ".join(first) == (
-        f"7 sdpa 2 ms 1.5–3 1 3 750 ms 1.50 1.25–1.75 ████████ {flops / 0.002 / 1e9:.3g} {flops / moved:.3g} "
+        f"7 sdpa 2 ms 1.5–3 1 3 750 ms 1.50 1.25–1.75 █████ {flops / 0.002 / 1e9:.3g} {flops / moved:.3g} "
         f"{flops / 1e7 / 0.002 * 100:.0f} % c 3.0 MiB 4.0 KiB 3e-07 5e-08"
     )
 
@@ -208,11 +227,19 @@ def test_a_reason_that_is_not_about_all_sizes_names_those_that_it_is_about() -> 
     assert [line for line in lines if line.startswith("math: ")] == ["math: unsupported: it is so (at 2 × 7, 2 × 9)"]
 
 
-@pytest.mark.parametrize(("width", "n_explained"), [(80, 0), (104, 1), (120, 2), (134, 3), (150, 4), (160, 5)])
-def test_columns_are_explained_from_the_width_on_at_which_they_are_shown(width: int, n_explained: int) -> None:
+@pytest.mark.parametrize(("width", "n_hidden"), [(80, 9), (88, 8), (104, 6), (120, 4), (134, 2), (150, 1), (160, 0)])
+def test_the_legend_counts_the_columns_of_a_wider_screen(width: int, n_hidden: int) -> None:
     words = words_of(made_benchmark(made_row("sdpa", EIGHT)), width)
-    starts = ("p25–p75: ", "first: ", "n: ", "mean error: ", "FLOP/B: ")
-    assert [start in words for start in starts] == [True] * n_explained + [False] * (5 - n_explained)
+    assert (f"160 columns show {n_hidden} more" in words) == (n_hidden > 0)
+
+
+def test_every_heading_is_a_term_of_the_glossary() -> None:
+    run = contest()
+    lines = lines_of(run)
+    (heading,) = [line for line in lines if line.startswith("tokens ")]
+    for name in _COLUMNS:
+        assert BENCH_COLUMNS[name].heading in heading
+        assert "bench" in [term.group for term in meanings(BENCH_COLUMNS[name].heading)]
 
 
 def test_a_row_with_times_and_a_reason_tells_both() -> None:
@@ -243,7 +270,7 @@ def test_numbers_are_never_cut_to_make_room(backend: str, status: str, width: in
     ]  # fmt: skip
     words = words_of(made_benchmark(*rows, controls=[made_control(workload=work, samples_s=(0.0124,))]), width)
     assert "…" not in words
-    for number in ("12.3 ms", "1.00*", "12.4 ms", *(["1.23 s", "≈ 123"] if status == "ok" else [])):
+    for number in ("12.3 ms", "1.00*", *(["1.23 s", "≈ 123"] if status == "ok" else [])):
         assert number in words
 
 
@@ -269,13 +296,9 @@ def test_a_device_that_was_named_and_a_system_without_load_are_told_as_they_are(
 
 
 ALWAYS = (
-    "median time of a call; the backends take turns in shuffled rounds",
-    "ratio: median of the ratios, round by round, to the backend that is timed twice (again)",
-    "≈ no difference from the fastest beyond the run-to-run noise, which the two times of one backend show",
-    "* certainly the fastest; speed: bars relative to the fastest of the size",
-    "peak: the least time for the work on this machine, in percent of the time taken; c: limited by a matrix product, m: by a "
-    "copy",
-    "error: the largest difference from float64",
+    "ratio: median ÷ that of the fastest, the first row",
+    "peak: least time on this machine ÷ median; c, m: set by matrix product, copy",
+    "error: the largest from float64",
 )
 NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
     ("! not a fused kernel", made_row("sdpa", EIGHT, ran="math", is_fallback=True), {}),
@@ -286,7 +309,7 @@ NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
         {},
     ),
     (
-        "above 100 %: faster than this machine's best at the start and the end, as from a cache",
+        "above 100 %: data from a cache, or the machine was busy while its best was measured",
         replace(made_row("sdpa", EIGHT), share_of_peak=1.01),
         {},
     ),
@@ -316,15 +339,23 @@ def test_the_legend_tells_what_the_tables_need_and_no_more(place: int, width: in
     assert not [line for line in others if line in words]
 
 
-def test_the_legend_of_a_plain_run_has_its_five_lines_alone() -> None:
+def test_the_legend_explains_the_signs_that_occur() -> None:
+    signs = ("≈ not surely slower: ", "* surely the fastest", "noise of: ")
+    words = words_of(made_benchmark(made_row("sdpa", EIGHT)))
+    assert not [sign for sign in signs if sign in words]
+    words = words_of(contest())
+    assert not [sign for sign in signs if sign not in words]
+
+
+def test_the_legend_of_a_plain_run_has_its_lines_alone() -> None:
     words = words_of(made_benchmark(made_row("sdpa", EIGHT)))
     assert not [line for line, _, _ in NEEDED if line[:12] in words]
-    assert "memory: the most beyond the inputs, in a fresh process" in words
+    assert "memory: beyond the inputs, in a fresh process" in words
 
 
 def test_memory_is_of_a_fresh_process_on_a_cpu_alone() -> None:
     words = words_of(made_benchmark(made_row("sdpa", EIGHT), environment={"device": "cuda:0"}))
-    assert "memory: the most beyond the inputs" in words
+    assert "memory: beyond the inputs" in words
     assert "fresh process" not in words
 
 
@@ -373,10 +404,11 @@ def test_by_hand_the_changes_since_a_baseline() -> None:
     assert below == [
         "against then.json",
         name,
-        "backend then now now / then 95 % of both",
+        "backend then now now / then 95 % of both verdict",
         "sdpa 1 ms 2 ms 2.00 2.00–3.00 slower",
         "math 4 ms 1 ms 0.25 0.25–0.25 faster",
         "explicit 500 ms 500 ms ≈ 1.00 1.00–1.00",
+        _SIMILAR,
         "threads differs: 3 then, 5 now",
         f"flash, {name}: failed now (it [b]broke)",
         f"efficient, {name}: not in then.json",
@@ -388,12 +420,35 @@ def test_by_hand_the_changes_since_a_baseline() -> None:
     )
 
 
+@pytest.mark.parametrize(("time_s", "verdict"), [(0.45, "unclear"), (0.55, "unclear"), (0.25, "faster")])
+def test_a_change_that_only_the_noise_leaves_open_is_unclear(time_s: float, verdict: str) -> None:
+    now = made_benchmark(made_row("sdpa", [time_s] * 8), controls=[made_control(1.0, 1.3)])
+    lines = lines_of(now, WIDE, made_benchmark(made_row("sdpa", EIGHT)))
+    (line,) = [line for line in lines[lines.index("against then.json") :] if line.startswith("sdpa ")]
+    assert line.split()[-1] == verdict
+
+
+def test_what_is_inconclusive_stands_line_by_line() -> None:
+    now, then = (made_benchmark(made_row("sdpa", times)) for times in ([0.4, 0.5, 0.7], [0.5]))
+    comparison = compare(now, then, "then.json").ruled(1.1)
+    lines = drawn(bench_view(now, comparison, Screen(WIDE, False)), WIDE)
+    assert [line for line in lines if line][-3:] == list(comparison.conclusions)
+
+
+def test_many_rows_of_one_run_alone_are_counted() -> None:
+    names = ("math", "explicit", "flash", "efficient")
+    then = made_benchmark(*(made_row(name, EIGHT) for name in names))
+    below = words_of(made_benchmark(made_row("sdpa", EIGHT)), WIDE, then)
+    assert "against then.json 4 rows of then.json not measured now 1 row measured now, not in then.json" in below
+    assert "math, " not in below
+
+
 def test_every_size_of_a_comparison_has_its_changes_below_its_name() -> None:
     works = [SQUARE, size(k_len=9, q_len=9)]
     run = made_benchmark(*(made_row(backend, EIGHT, workload=work) for work in works for backend in ("sdpa", "math")))
     lines = lines_of(run, 80, run)
     below = lines[lines.index("against then.json") + 1 :]
-    below = [line.split()[0] if " tokens, " not in line else line for line in below[: below.index("")]]
+    below = [line.split()[0] if " tokens, " not in line else line for line in below if line][: 4 * len(works)]
     assert below == [line for work in works for line in (work.name, "backend", "sdpa", "math")]
 
 
@@ -464,7 +519,7 @@ def test_csv_has_a_line_per_row_and_every_number_but_the_samples() -> None:
             if value is None:
                 assert cell == ""
             elif name == "reason":
-                assert json.loads(cell) == value
+                assert cell == value
             elif isinstance(value, (bool, str)):
                 assert cell == str(value)
             else:
@@ -532,4 +587,6 @@ def test_a_ratio_that_is_not_known_well_enough_is_marked() -> None:
         replace(made_row(name, EIGHT), is_sure=False, ratio=ratio) for name, ratio in (("sdpa", 1.0), ("math", 3.0))
     ]
     lines = lines_of(made_benchmark(*rows), 80)
-    assert any("? 3.00" in line for line in lines)
+    assert any("  ? 3.00" in line for line in lines)
+    similar = lines_of(made_benchmark(*(replace(row, is_similar=row.ratio == 3.0) for row in rows)), 80)
+    assert any(" ≈? 3.00" in line for line in similar)

@@ -343,8 +343,10 @@ def test_a_page_holds_the_picture_as_it_is(run: Benchmark, picture: str) -> None
     assert f"<p>{about(run)}</p>" in whole
 
 
-def test_a_page_has_every_row_in_the_order_of_measuring(run: Benchmark) -> None:
+def test_a_page_has_every_row_size_by_size_the_fastest_first(run: Benchmark) -> None:
     header, *rows = Page(as_page(run)).rows
+    slowest_first = replace(run, rows=tuple(sorted(run.rows, key=lambda row: (row.k_len, -(row.median_s or 0.0)))))
+    assert Page(as_page(slowest_first)).rows == [header, *rows]
     assert header[:6] == ["tokens", "backend", "median", "p25", "p75", "ratio"]
     assert [row[:2] for row in rows] == [
         [tokens, backend]

@@ -60,8 +60,8 @@ def test_every_cell_of_a_small_mask_stands_where_its_query_and_key_meet(width):
         "cat          ■ ■ ·   2",
         "sat          ■ · ■   2",
     ]
-    assert "■ may attend, · may not" in lines
-    assert said(lines).endswith("density 55.6 %: 5 of 9 cells are allowed a query sees 1 to 2 keys, mean 1.67")
+    assert "■ visible, · masked" in lines
+    assert said(lines).endswith("density 55.6 %: 5 of 9 cells are visible a query sees 1 to 2 keys, mean 1.67")
 
 
 def test_rules_are_broken_between_each_other_only():
@@ -75,8 +75,8 @@ def test_rules_are_broken_between_each_other_only():
 @widths
 def test_without_a_rule_every_key_is_allowed(width):
     lines = lines_of(survey_of(CAT, masks=[cells_of("### ### ###")]), width)
-    assert lines[0] == "mask · every key is allowed"
-    assert said(lines).endswith("density 100 %: 9 of 9 cells are allowed a query sees 3 to 3 keys, mean 3")
+    assert lines[0] == "mask · every key is visible"
+    assert said(lines).endswith("density 100 %: 9 of 9 cells are visible a query sees 3 to 3 keys, mean 3")
 
 
 @widths
@@ -98,7 +98,7 @@ def test_padding_on_the_left_stands_before_the_tokens_and_on_the_right_behind_th
         "‹pad›        · · ·   0",
     ]
     assert said(lines).endswith(
-        "density 11.1 %: 1 of 9 cells are allowed, padding counted a query sees 0 to 1 keys, mean 0.333"
+        "density 11.1 %: 1 of 9 cells are visible, padding counted a query sees 0 to 1 keys, mean 0.333"
     )
 
 
@@ -124,7 +124,7 @@ def test_keys_of_another_text_have_an_axis_of_their_own(width):
         "a            ■ ■ ■ · ■   4",
         "b            ■ ■ ■ · ·   3",
     ]
-    assert said(lines).endswith("density 70 %: 7 of 10 cells are allowed a query sees 3 to 4 keys, mean 3.5")
+    assert said(lines).endswith("density 70 %: 7 of 10 cells are visible a query sees 3 to 4 keys, mean 3.5")
 
 
 def test_cells_move_together_where_there_is_no_room_between_them():
@@ -189,8 +189,8 @@ def test_a_long_mask_is_drawn_in_blocks_that_are_full_empty_or_partly_so(width):
         "           8 ░▒■",
     ]
     assert said(lines[rows + 3 :]) == (
-        "■ all of a block is allowed, ░▒▓ some of it, nothing "
-        "density 78 %: 78 of 100 cells are allowed a query sees 5 to 10 keys, mean 7.8"
+        "■ all of a block is visible, ░▒▓ part of it, nothing "
+        "density 78 %: 78 of 100 cells are visible a query sees 5 to 10 keys, mean 7.8"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_causal_text_is_a_triangle_of_blocks(width):
         "          48 ■■■■■■▒·",
         "          56 ■■■■■■■▒",
     ]
-    assert said(lines).endswith("density 50.8 %: 1,830 of 3,600 cells are allowed a query sees 1 to 60 keys, mean 30.5")
+    assert said(lines).endswith("density 50.8 %: 1,830 of 3,600 cells are visible a query sees 1 to 60 keys, mean 30.5")
 
 
 def test_blocks_are_merged_until_they_fit_and_marked_by_the_cells_of_all():

@@ -121,7 +121,7 @@ def test_minus_infinity_in_scores_is_a_mask_and_no_accident():
     numbers = (1.0, None, 0.5, 0.25, 1e-7, 123456.0)
     values = TensorSummary(0.0, 1.0, 0.5, 0.5, (1,), 0, 1, numbers)
     text = said(sites_of(with_values(values, site="scores"))[0])
-    assert "1 × −∞, not allowed" in text
+    assert "1 × −∞, masked" in text
     assert "1 −∞ 0.5000 0.2500 0.0000 123456" in text
     assert "1 not fin. 0.5000" in said(sites_of(with_values(values))[0])
 
@@ -174,9 +174,9 @@ def test_a_cell_is_followed_number_by_number():
     assert "cell: head 0, query cat 1, key the 0" in text
     assert "q[1] 1 -2 0.5000" in text
     assert "k[0] 3 1 4" in text
-    assert f"q · k = 3 + (-2) + 2 = 3 score = 3 × scale 0.5774 = {score:.4g}, and the mask allows it" in text
-    assert f"weight × v, with weight {share:.4g}, is what the 0 adds to z: weight·v " in text
-    assert "weight·v " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
+    assert f"q · k = 3 + (-2) + 2 = 3 score = 3 × scale 0.5774 = {score:.4g}, not masked" in text
+    assert f"the 0 adds {share:.4g} × v[0]: added " in text
+    assert "added " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
     assert "z[1] " + " ".join(f"{x:.4f}" for x in record.cell.z) in text
 
 
@@ -244,19 +244,19 @@ def test_a_forbidden_cell_says_so():
         record.cell, allowed=False, score=None, scores_row=(None, 1.0, 2.0), pattern_row=(0.0, 0.25, 0.75), share=0.0
     )
     text = said(close(replace(record, cell=cell)))
-    assert "the mask forbids this cell: its score is −∞, its attention weight exactly 0" in text
+    assert "this cell is masked; its score is −∞, its attention weight exactly 0" in text
 
 
 def test_a_cell_after_dropout_tells_both_shares():
     record = walked(make_record(dropout=0.5))
     before = record.arrays["pattern"][0, 0, 1, 0]
-    assert f"with weight {2 * before:.4g} (after dropout; before it {before:.4g}), is what" in said(close(record))
+    assert f"{2 * before:.4g} (after dropout; before it {before:.4g}) × v[0]:" in said(close(record))
 
 
 def test_a_bounded_score_tells_its_bound():
     record = walked(make_record())
     text = said(close(replace(record, cell=replace(record.cell, softcap=30.0, score=1.7))))
-    assert "score = 3 × scale 0.5774, then 30 · tanh(score / 30) = 1.7, and the mask allows it" in text
+    assert "score = 3 × scale 0.5774, then 30 · tanh(score / 30) = 1.7, not masked" in text
 
 
 def test_numbers_of_a_cell_that_are_not_finite_are_told():

@@ -43,6 +43,33 @@ def view(record, width=80, **options):
     return drawn(run_view(record, ViewOptions(**options), Screen(width, False)), width)
 
 
+def test_the_short_name_of_a_type_beside_mixed_is_explained():
+    record = make_record()
+    numbers = {"offset": -3, "at_offset": 0.99}
+    uniform = Averages(effective_keys=3.0, offset=-3, at_offset=0.0)
+    heads = [replace(head, kind="mixed", uniform=uniform, **numbers) for head in record.heads]
+    lines = view(replace(record, heads=heads))
+    assert any("mixed (pos" in line for line in lines)
+    assert "pos = positional" in " ".join(lines)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_screen_of_a_sentence_holds_the_patterns_of_four_heads(causal):
+    lines = view(make_record(("the", "cat", "sat", "on", "the", "mat"), n_heads=4, causal=causal))
+    first = next(i for i, line in enumerate(lines) if line.startswith("head 0 ─"))
+    n_next, prompt = 4, 1  # what `mha run` suggests to type stands below
+    assert len(lines) - first + n_next + prompt <= 24
+    assert len(lines) + n_next <= 45
+
+
+@pytest.mark.parametrize("typed", [("--file", "poem.txt"), ("--file=poem.txt",), ("-f", "poem.txt"), ("-fpoem.txt",)])
+def test_the_header_names_the_file_and_counts_the_tokens(typed):
+    record = replace(make_record(("the", "cat"), ("a", "dog", "sat")), command=("mha", "run", *typed))
+    assert "poem.txt · 2 sequences of 2 to 3 tokens" in " ".join(view(record, 200)[:1])
+    unnamed = replace(record, command=("mha", "run", "--", *typed))
+    assert "poem.txt" not in " ".join(view(unnamed, 200))
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", ["matrix", "heatmap", "top", "none"])
 @pytest.mark.parametrize("name", RECORDS)
@@ -197,14 +224,22 @@ def test_the_scale_is_printed_with_its_range_and_kind():
     record = RECORDS["batch"]
     shares, allowed = record.arrays["pattern"], record.arrays["allowed"]
     rows = [shares[b, h, i].max() for b in range(2) for h in range(2) for i in range(3) if allowed[b, 0, i].sum() > 1]
-    largest = f"{max(rows):.3f}".lstrip("0")
-    assert f"shade linear, 0 … {largest}, the same for all heads" in " ".join(view(record, precision=3))
-    assert f"scale linear, 0 … {largest}, the same for all heads" in " ".join(view(record, precision=3, view="heatmap"))
+    top = f"{max(rows):.3f}".lstrip("0")
+    largest = f"{top} or more" if shares.max() > max(rows) + 0.001 else top  # a query that sees one key gives it all
+    assert f"shade linear, 0 … {largest} for all heads" in " ".join(view(record, precision=3))
+    assert f"scale linear, 0 … {largest} for all heads" in " ".join(view(record, precision=3, view="heatmap"))
+
+
+@pytest.mark.parametrize("drawn_as", ["matrix", "heatmap"])
+def test_of_one_head_the_scale_compares_it_with_no_other(drawn_as):
+    assert "all heads" not in " ".join(view(make_record(), heads=(1,), view=drawn_as))
 
 
 def test_the_signs_of_the_table_are_explained():
     text = " ".join(" ".join(view(RECORDS["batch"], verbose=True)).split())
-    assert "* the row's maximum · 0 not allowed, .00 small · Σ sum of the row · H its entropy in nats" in text
+    for part in ("each row: a query's attention weights over the keys", "* the row's maximum", "0 masked, .00 small",
+                 "Σ sum of the row", "H entropy in nats"):  # fmt: skip
+        assert part in text
     assert "Σ sum" not in " ".join(view(RECORDS["batch"]))
     assert "‹pad› padding, masked" in text
     assert "‹pad›" not in " ".join(view(RECORDS["small"]))

@@ -121,7 +121,20 @@ def test_quartiles_are_those_of_numpy(samples: list[float]) -> None:
 
 
 def test_by_hand_the_ratio_of_pairs() -> None:
-    assert paired_ratio([2.0, 6.0, 3.0], [1.0, 2.0, 3.0]) == Interval(2.0, 1.0, 3.0)
+    assert paired_ratio([2.0, 6.0, 3.0], [1.0, 2.0, 3.0]) == Interval(3.0 / 2.0, 1.0, 3.0)
+
+
+def test_the_interval_of_a_ratio_holds_the_ratio_of_the_medians_and_the_median_of_the_ratios() -> None:
+    slow, fast = [10.0, 1.0, 1.0, 10.0, 10.0, 10.0, 10.0], [1.0, 1.0, 1.0, 9.0, 10.0, 10.0, 9.0]
+    rounds = [a / b for a, b in zip(slow, fast, strict=True)]
+    found = paired_ratio(slow, fast)
+    assert found.median == statistics.median(slow) / statistics.median(fast)
+    assert found.low <= min(found.median, statistics.median(rounds))
+    assert found.high >= max(found.median, statistics.median(rounds))
+    off = paired_ratio([1.0, 2.0, 9.0], [3.0, 1.0, 8.0])  # round by round 1/3, 2 and 9/8, the medians 2 and 3
+    assert off == Interval(2 / 3, 1 / 3, 2.0)
+    far = paired_ratio([1.0] * 4 + [8.0] * 5, [1.0] * 5 + [8.0] * 4)  # all rounds but one have the ratio 1
+    assert far == Interval(8.0, 1.0, 8.0)
 
 
 def test_a_drift_that_both_share_cancels() -> None:

@@ -195,8 +195,9 @@ def test_numbers_that_are_none_are_never_written() -> None:
 )
 def test_what_is_not_json_is_refused(tmp_path: Path, content: str) -> None:
     message, hint = refusal(written(tmp_path, content))
-    assert message.startswith("FILE ")
-    assert hint is None
+    assert message.startswith("FILE is not a benchmark: it is ")
+    assert "JSON" in message
+    assert hint == "mha bench --save-baseline FILE writes one"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +218,14 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: str) -> None:
 def test_what_is_no_benchmark_is_refused_by_its_schema(tmp_path: Path, document: Any, got: str) -> None:
     message = f"FILE is not a benchmark: it has {got}, not 'mha.bench/1'"
     assert refusal(written(tmp_path, document)) == (message, "mha bench --save-baseline FILE writes one")
+
+
+def test_a_file_that_is_no_text_is_refused_in_the_same_form(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"\xff{}")
+    message, hint = refusal(str(path))
+    assert message == "FILE is not a benchmark: it is not UTF-8: byte 0 cannot be decoded"
+    assert hint == "mha bench --save-baseline FILE writes one"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +332,8 @@ def ranked(backend: str, ratio: float, *, workload: Workload = LONG, n: int = 6,
         ([ranked("flash", 1.0)], "flash takes 10 ms at 1,024 tokens; no other backend was timed"),
         (
             [ranked("explicit", 3.4), ranked("flash", 1.0), ranked("math", 5.0)],
-            "flash is 3.4 × faster than explicit at 1,024 tokens, beyond noise (34 ms against 10 ms, 95 % interval 3.4 to 3.4 ×)",
+            "flash is 3.40 × faster than explicit at 1,024 tokens, beyond noise (34 ms against 10 ms, 95 % interval 3.40 "
+            "to 3.40 ×)",
         ),
         (
             [ranked("math", 1.04), ranked("efficient", 1.2), ranked("flash", 0.8)],
@@ -337,17 +347,18 @@ def ranked(backend: str, ratio: float, *, workload: Workload = LONG, n: int = 6,
         ),
         (
             [ranked("explicit", 24.6, n=3, is_sure=False), ranked("flash", 1.0, n=3, is_sure=False)],
-            "flash was 25 × faster than explicit at 1,024 tokens (246 ms against 10 ms), but that is not certain: it "
+            "flash was 24.6 × faster than explicit at 1,024 tokens (246 ms against 10 ms), but that is not certain: it "
             "needs 6 rounds or more, and this run has 3",
         ),
         (
             [ranked("explicit", 2.0, is_sure=False), ranked("flash", 1.0, is_sure=False)],
-            "flash was 2.0 × faster than explicit at 1,024 tokens, beyond noise (20 ms against 10 ms, 95 % interval 2.0 to 2.0 "
+            "flash was 2.00 × faster than explicit at 1,024 tokens, beyond noise (20 ms against 10 ms, 95 % interval 2.00 to "
+            "2.00 "
             "×); the times are uncertain: the machine was busy, other processes used 1.2 of its CPUs",
         ),
         (
             [ranked("explicit", 9.0, workload=SHORT), ranked("flash", 1.0, workload=SHORT), ranked("flash", 1.0)],
-            "flash is 9.0 × faster than explicit at 64 tokens, beyond noise (90 ms against 10 ms, 95 % interval 9.0 to 9.0 ×)",
+            "flash is 9.00 × faster than explicit at 64 tokens, beyond noise (90 ms against 10 ms, 95 % interval 9.00 to 9.00 ×)",
         ),
     ],
 )
@@ -358,19 +369,55 @@ def test_a_run_in_a_sentence(rows: list[BenchRow], sentence: str) -> None:
     assert run.to_dict()["summary"] == [sentence]
 
 
-def test_by_hand_the_ratio_of_two_backends_is_that_of_their_own_rounds() -> None:
-    fast, slow = [0.1, 0.2, 0.4, 0.1, 0.2, 0.4], [0.3, 0.4, 1.0, 0.3, 0.5, 1.6]  # round by round 3, 2, 2.5, 3, 2.5, 4
+def test_by_hand_the_ratio_of_two_backends_is_that_of_their_medians_with_the_interval_of_their_rounds() -> None:
+    fast, slow = [0.1, 0.2, 0.4, 0.1, 0.2, 0.4], [0.3, 0.4, 1.0, 0.3, 0.52, 1.6]  # round by round 3, 2, 2.5, 3, 2.6, 4
     rows = [
         made_row(name, times, workload=LONG, ratio=r) for name, times, r in (("math", slow, 1.4), ("sdpa", fast, 0.5))
     ]
     (sentence,) = made_benchmark(*rows).summary
-    assert "sdpa is 2.8 ×" in sentence
-    assert "(450 ms against 200 ms, 95 % interval 2.0 to 4.0 ×)" in sentence
+    assert "sdpa is 2.30 ×" in sentence  # 460 / 200
+    assert "(460 ms against 200 ms, 95 % interval 2.00 to 4.00 ×)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "noise"),
+    [(0.29, 1.12, 1 / 0.29), (0.9, 1.5, 1.5), (1.1, 1.3, 1.3), (0.5, 0.8, 2.0), (1.0, 1.0, 1.0)],
+)
+def test_by_hand_noise_is_the_whole_interval_whichever_timing_was_slower(low: float, high: float, noise: float) -> None:
+    control = made_control(low, high)
+    assert control.noise == pytest.approx(noise)
+    run = made_benchmark(ranked("explicit", 1.0), controls=[control])
+    assert run.to_dict()["controls"][0]["noise"] == control.noise
+
+
+@pytest.mark.parametrize(
+    ("noise", "sentence"),
+    [
+        (
+            1.5,
+            "sdpa is 2.70 × faster than math at 1,024 tokens, beyond noise (27 ms against 10 ms, 95 % interval 2.00 to 4.00 ×)",
+        ),
+        (
+            2.5,
+            "sdpa was 2.70 × faster than math at 1,024 tokens (27 ms against 10 ms, 95 % interval 2.00 to 4.00 ×), but that is "
+            "not certain: the interval reaches into the noise, which goes up to 2.50 ×",
+        ),
+        (
+            3.0,
+            "sdpa and math differ by no more than the noise at 1,024 tokens: ratio 2.70 (27 ms against 10 ms, 95 % interval 2.00 "
+            "to 4.00 ×), noise up to 3.00 ×",
+        ),
+    ],
+)
+def test_by_hand_ratio_interval_and_noise_decide_the_sentence(noise: float, sentence: str) -> None:
+    slow = [0.02, 0.02, 0.026, 0.028, 0.04, 0.04]
+    rows = [made_row("math", slow, workload=LONG), made_row("sdpa", [0.01] * 6, workload=LONG)]
+    assert made_benchmark(*rows, controls=[made_control(1 / noise, 1.01, workload=LONG)]).summary == (sentence,)
 
 
 def test_each_family_of_sizes_has_a_sentence_under_its_name() -> None:
     causal = replace(LONG, causal=True)
     rows = [ranked("explicit", 2.0), ranked("sdpa", 1.0), ranked("sdpa", 1.0, workload=causal)]
     first, second = made_benchmark(*rows).summary
-    assert first.startswith(f"{LONG.family}: sdpa is 2.0 × faster")
+    assert first.startswith(f"{LONG.family}: sdpa is 2.00 × faster")
     assert second.startswith(f"{causal.family}: sdpa takes 10 ms")

@@ -196,6 +196,17 @@ def test_another_strongest_key_alone_is_told_and_departs_only_at_tolerance_0() -
     assert first_name(compare(a, b, tolerance=0)) == "strongest_key"
 
 
+def test_another_strongest_key_departs_where_the_weights_do_and_rounding_is_not_named() -> None:
+    a = make_record(TEXT)
+    rounded = with_array(a, "strongest_key", lambda keys: (keys + 1) % 5)
+    moved = with_array(rounded, "pattern", lambda pattern: np.roll(pattern, 1, axis=-1))
+    statuses = [
+        (found.status, "rounding" in found.why)
+        for found in (site(compare(a, b), "strongest_key") for b in (rounded, moved))
+    ]
+    assert statuses == [("skipped", True), ("beyond", False)]
+
+
 # ---------------------------------------------------------------------------------------------------------------------- tokens
 
 
@@ -484,6 +495,18 @@ def test_walks_of_somebody_s_attention_are_compared_step_by_step() -> None:
     assert [one.site for one in without.layers[0].sites] == [step.site for step in a.trace]
 
 
+def test_another_formula_departs_where_no_numbers_can_be_compared() -> None:
+    a = module_record(make_record(TEXT))
+    steps = [replace(step, operation="div", values=None) for step in a.trace]
+    bare = replace(a, trace=tuple(steps))
+    other = replace(bare, trace=(*steps[:1], replace(steps[1], formula="another"), *steps[2:]))
+    found = compare(bare, other)
+    assert (found.verdict, first_name(found)) == ("differ", steps[1].site)
+    assert [one.site for one in found.layers[0].sites if one.departs] == [steps[1].site]
+    layout = replace(bare, trace=(*steps[:1], replace(steps[1], layout="another"), *steps[2:]))
+    assert compare(bare, layout).verdict == "agree"
+
+
 def test_numbers_of_a_trace_are_compared_where_arrays_were_not_kept() -> None:
     a = walked(make_record(TEXT))
     a = replace(a, arrays={name: array for name, array in a.arrays.items() if name != "out"})
@@ -612,7 +635,8 @@ def test_the_summary_names_the_layer_or_the_input() -> None:
     n = 3 * 4
     assert compare(a, b).summary == f"1 of {n} heads changed; the first difference is in layer 2 pattern"
     replaced = replace(a, sequences=(replace(a.sequences[0], tokens=("a", *TEXT[1:])),))
-    assert compare(a, replaced).summary.endswith("; the first difference is in the tokens")
+    told = "; the first difference is in the tokens; the first numbers that differ are in layer 0 pattern"
+    assert compare(a, replaced).summary.endswith(told)
     renumbered = replace(a, sequences=(replace(a.sequences[0], ids=(7, *a.sequences[0].ids[1:])),))
     assert compare(a, renumbered).summary.endswith("; the first difference is in the ids of the tokens")
 

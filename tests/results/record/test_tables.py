@@ -1,6 +1,7 @@
 """Heads and patterns as tables: the numbers are those of the record, whichever library holds them."""
 
 import csv
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from support.records import make_record
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.render.csv import pieces
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import STATISTICS
 from mhacli.results.record.record import Record
 from mhacli.results.record.storage import load
@@ -48,6 +50,41 @@ def test_heads_stay_a_table_in_a_layer_in_a_changed_record_and_in_a_file(tmp_pat
     record.save(str(tmp_path / "r.safetensors"))
     for known in (record.of_layer(1), replace(record, heads=record.heads[4:]), load(str(tmp_path / "r.safetensors"))):
         assert known.heads.to_dicts() == record.heads.to_dicts()[-len(known.heads) :]
+
+
+def with_effects() -> Record:
+    """A head alone with a direct effect, and two heads together."""
+    alone = Effect(0, "self", 2, None, None, "head", "zero", None, -1.5, -0.5, 0.25, 3, 0.125, direct=-1.0)
+    both = replace(alone, layer=None, head=None, removed="heads", heads=((0, 2), (1, 0)), direct=None)
+    return replace(layered(n_layers=2, n_heads=3), effects=(alone, both))
+
+
+def test_effects_are_a_tuple_and_a_table_of_the_json_fields(tmp_path) -> None:
+    record = with_effects()
+    record.save(str(tmp_path / "r.safetensors"))
+    for known in (record, load(str(tmp_path / "r.safetensors"))):
+        assert known.effects == tuple(record.effects)
+        for row, own in zip(known.effects.to_dicts(), record.document()["effects"], strict=True):
+            together = {name: json.dumps(own.get(name, [])) for name in ("heads", "spans", "layers")}
+            assert {name: row[name] for name in (*own, *together)} == own | together
+        assert [row["later"] for row in known.effects.to_dicts()] == [-0.5, None]
+
+
+def test_effects_have_one_row_of_csv_each_with_the_columns_of_the_table() -> None:
+    record = with_effects()
+    for line, row in zip(lines_of(record), record.effects.to_dicts(), strict=True):
+        assert line == {name: "" if value is None else str(value) for name, value in row.items()}
+
+
+def test_other_libraries_get_effects_as_numbers_with_missing_values() -> None:
+    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    effects = with_effects().effects
+    frame, other = effects.to_polars(), effects.to_pandas()
+    assert frame.to_dicts() == effects.to_dicts()
+    assert (frame.schema["rank"], frame.schema["later"], frame.schema["heads"]) == (
+        polars.Int64, polars.Float64, polars.String,
+    )  # fmt: skip
+    assert [None if pandas.isna(value) else value for value in other["head"]] == [2, None]
 
 
 def test_polars_and_pandas_have_numbers_and_missing_values() -> None:
@@ -118,7 +155,7 @@ def test_the_cells_of_a_pattern_are_the_lines_of_the_csv(side: str) -> None:
                 assert [str(row[name]) for name in ("layer", "sequence", "head", "query", "key")] == [
                     line[name] for name in ("layer", "sequence", "head", "query", "key")
                 ]
-                assert f'"{row["query_token"]}" "{row["key_token"]}"' == f"{line['query_token']} {line['key_token']}"
+                assert (row["query_token"], row["key_token"]) == (line["query_token"], line["key_token"])
                 assert row["allowed"] == (line["allowed"] == "1")
                 assert row["pattern"] == pytest.approx(float(line["pattern"]), rel=1e-6)
 

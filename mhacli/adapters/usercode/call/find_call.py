@@ -270,7 +270,7 @@ def refuse_unknown(call: CallFacts) -> None:
         it = "it" if len(unknown) == 1 else "them"
         raise MhaError(
             f"{call.built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
-            hint=f"give {it} with {' '.join(f'--call-arg {name}=VALUE' for name in unknown)}",
+            hint=f"give {it}, for example {' '.join(f'--call-arg {name}=1' for name in unknown)}",
             code="cannot-examine", path=call.built.file,
         )  # fmt: skip
 
@@ -335,7 +335,8 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
     more = f"; and {len(alike) - 1} other error{'s' * (len(alike) > 2)}" if len(alike) > 1 else ""
     message = f"{rule}: {ways}: {_short(most[0])}{more}"
     guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
-    hints = [f"mha guessed {', '.join(guessed)}: --arg NAME=VALUE sets them"] if guessed else []
+    options = " ".join(f"--arg {guess}" for guess in guessed)
+    hints = [f"mha guessed {', '.join(guessed)}; give others, in the form {options}"] if guessed else []
     if any("scalar types: Long" in failure.message for failure in failures):
         hints.append("it takes token ids: name the attention inside it, which takes token vectors")
     return message, "; ".join(hints) or None

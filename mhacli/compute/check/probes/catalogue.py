@@ -276,9 +276,9 @@ def row_sums(context: ProbeContext) -> ProbeReply:
     return probe_answer(name, message, error, is_one)
 
 
-def forbidden_cells(context: ProbeContext) -> ProbeReply:
+def masked_cells(context: ProbeContext) -> ProbeReply:
     """The shares of a returned pattern for keys that are hidden: exactly 0."""
-    name, facts = "forbidden cells", context.facts
+    name, facts = "masked cells", context.facts
     inputs = context.square()
     length = inputs.queries.shape[-2]
     by = working_mask(context)
@@ -514,7 +514,7 @@ PROBES: tuple[ProbeEntry, ...] = (
     ProbeEntry("tokens permuted", probing_sight.tokens_permuted, 2),
     ProbeEntry("heads", probing_sight.heads, 2),
     ProbeEntry("row sums", row_sums, 1, True),
-    ProbeEntry("forbidden cells", forbidden_cells, 1),
+    ProbeEntry("masked cells", masked_cells, 1),
     ProbeEntry("scores × 1000", probing_masks.large_scores, 6),
     ProbeEntry("float16", partial(half, dtype=torch.float16, tolerance=2e-2), 2),
     ProbeEntry("bfloat16", partial(half, dtype=torch.bfloat16, tolerance=1e-1), 2),

@@ -139,7 +139,7 @@ function partsOfCell({ row, column }) {
   const names = [...named("query", query), " → ", ...named("key", key), ": "], reading = [];
   const share = shown.cells[at];
   const known = shown.block === 1 && query.from <= query.to && key.from <= key.to ? tokenShare(query.from, key.from) : null;
-  if (share === FORBIDDEN) return [names, [make("strong", {}, "not allowed"), " by the mask"]];
+  if (share === FORBIDDEN) return [names, [make("strong", {}, "masked")]];
   if (known) reading.push(value(known.share, known.isExact), exactness(known));
   else {
     const mean = [value(share, shown.code === "f32", true), blockError(shown, row, column)];

@@ -12,7 +12,7 @@ function drawLegend() {
     make("span", {}, explained("attention weight"), ` · ${what}`),
   ];
   if (layout.shown.block > 1) parts.push(make("span", {}, `a cell is ${layout.shown.block} × ${layout.shown.block} tokens`));
-  if (blocks.hasClosed) parts.push(swatch("closed", "not allowed"));
+  if (blocks.hasClosed) parts.push(swatch("closed", "masked"));
   if (blocks.hasMissing) parts.push(swatch("missing", "not a number"));
   if (hasSinks()) parts.push(sinkWords());
   else if (choice.hideSinks) parts.push(make("span", { class: "sink" }, "no sink here, none taken out"));

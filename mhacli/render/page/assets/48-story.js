@@ -46,7 +46,12 @@ function fillStory() {
 // Why a number is not shown: the record does not have it, or the page has no room.
 function notHere(name, what) {
   const why = RECORD.layers[HEADS[choice.head].layer].absent[name] ?? "there was no room in this page; --full puts it in";
-  return make("span", { class: "missing-part" }, `${what} is not shown: ${why}.`);
+  return make("span", { class: "missing-part" }, `${what} is not shown: `, ...withOptions(`${why}.`));
+}
+
+// Text in which each option stands on one line with its value, so that it can be read and copied.
+function withOptions(text) {
+  return text.split(/(--[a-z-]+(?: [a-z_]+(?:,[a-z_]+)+)?)/).map((part, i) => (i % 2 ? make("code", {}, part) : part));
 }
 
 const at = (name, query, key) => chosen.parts[name]?.[query * chosen.keys.length + key];
@@ -55,7 +60,7 @@ function storyOfMasked(query, key) {
   const qk = at("qk", query, key);
   return [
     [explained("q · k", "attention scores"), " ", ...(qk === undefined ? [notHere("qk", "the dot product")] : [`= ${digits(qk)}.`])],
-    ["The mask forbids this key to this query: the ", explained("score", "attention scores"), " is −∞."],
+    ["This key is masked for this query: the ", explained("score", "attention scores"), " is −∞."],
     ["The ", explained("weight", "attention weight"), " is exp(−∞) = 0, exactly."],
     ["It adds nothing to the ", explained("head output"), "."],
   ];

@@ -11,10 +11,10 @@ function buildThumbnails() {
   if (isTable) {
     grid.classList.add("table");
     const names = numbers.map((number) => make("span", { class: "column-name" }, String(number)));
-    grid.append(make("span", { class: "corner" }), ...names);
+    grid.append(make("span", { class: "corner row-name" }, "head"), ...names);
   }
   for (const layer of layers) {
-    if (isTable) grid.append(make("span", { class: "row-name" }, RECORD.layers[layer].label.replace("layer ", "")));
+    if (isTable) grid.append(make("span", { class: "row-name" }, RECORD.layers[layer].label));
     for (const number of isTable ? numbers : HEADS.map((head) => head.head)) {
       const index = HEADS.findIndex((head) => head.layer === layer && head.head === number);
       grid.append(index < 0 ? make("span") : makeThumbnail(index, isTable));
@@ -48,7 +48,7 @@ function sizeThumbnails() {
   area.style.setProperty("--heads", String(numbers.length));
 }
 
-const longestName = (layers) => Math.max(...layers.map((layer) => RECORD.layers[layer].label.length - 5), 2);
+const longestName = (layers) => Math.max(...layers.map((layer) => RECORD.layers[layer].label.length));
 
 // Pictures are made a few at a time, so that the page answers meanwhile.
 async function drawThumbnails() {

@@ -151,7 +151,7 @@ function markShare(row, entry, largest = 1, isSink = false) {
   row.classList.toggle("closed", isClosed);
   const known = isNone ? "" : (entry.isExact ? "" : "≈") + shareText(entry.share, largest < 0.1 ? 3 : 2);
   row.lastChild.textContent = isClosed ? "–" : known;
-  if (isClosed) row.lastChild.title = "not allowed";
+  if (isClosed) row.lastChild.title = "masked";
   else row.lastChild.removeAttribute("title");
 }
 

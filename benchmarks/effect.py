@@ -1,0 +1,144 @@
+"""Removing every head of a model of GPT-2-small's shape, beside a plain loop of hooked forward passes.
+
+    python benchmarks/effect.py [ROUNDS]
+
+12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with one thread. Times are those that the
+processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the whole text
+with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at every token, as a
+call of the model does by itself. Both are measured on every twelfth head, and scaled to all.
+Runs alternate; the ratios are medians of the ratios of each round. `with proof` is what `mha effect` does: four removals are
+computed a second time.
+
+Memory: the largest resident size of a fresh process that removes the heads at all positions, less that of one that only loads the
+model, beside the same of one plain batch with as many rows.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from time import process_time
+from typing import Any
+
+import torch
+
+from mhacli.adapters.hf.load import Loaded
+from mhacli.checkpoints.folder import Checkpoint
+from mhacli.compute.effect.metric import Target
+from mhacli.compute.effect.removal import Removal
+from mhacli.compute.effect.run import TOKENS_AT_ONCE, EffectRun
+
+N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
+LOOPS = ("loop", "loop, all logits")
+HEADS = [(layer, head) for layer in range(N_LAYERS) for head in range(N_HEADS)]
+
+
+def made() -> tuple[Any, torch.Tensor]:
+    """A model with random weights, and a text."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval().requires_grad_(False)
+    return model, torch.randint(0, 50257, (1, LENGTH))
+
+
+def effects(model: Any, ids: torch.Tensor, at: int | None, n_verified: int) -> EffectRun:
+    """All heads removed, at one position or everywhere."""
+    plan = [(Removal(("self", layer), (head,), at=at),) for layer, head in HEADS]
+    loaded = Loaded(model, Checkpoint("random", {}, {}, ()), "random", None)
+    run = EffectRun(loaded, {"input_ids": ids}, plan, LENGTH - 1, Target(7), n_verified)
+    run.run()
+    return run
+
+
+@torch.no_grad()
+def loop(model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[int, int]], **how: int) -> list[float]:
+    """The change of the target's logit by each head, one pass after the other."""
+
+    def logit() -> float:
+        return float(model(input_ids=ids, use_cache=False, **how).logits[0, -1, 7])
+
+    plain, changes = logit(), []
+    for layer, head in heads:
+        places = slice(None) if at is None else slice(at, at + 1)
+
+        def zero(_: Any, args: Any, head: int = head, places: slice = places) -> Any:
+            z = args[0].clone()
+            z[:, places, 64 * head : 64 * head + 64] = 0
+            return (z,)
+
+        handle = model.transformer.h[layer].attn.c_proj.register_forward_pre_hook(zero)
+        changes.append(logit() - plain)
+        handle.remove()
+    return changes
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    began = process_time()
+    run()
+    return process_time() - began
+
+
+def compare(model: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
+    """Prints the medians and ratios of one kind of removal; the changes must agree."""
+    chosen = HEADS[::EVERY]
+    found = effects(model, ids, at, 0).results
+    for item, change in zip(range(0, len(HEADS), EVERY), loop(model, ids, at, chosen), strict=True):
+        assert abs(float(found[item].d_logit or 0.0) - change) < 1e-4
+    ways: dict[str, Callable[[], object]] = {
+        "removals": lambda: effects(model, ids, at, 0),
+        "with proof": lambda: effects(model, ids, at, 4),
+        "loop": lambda: loop(model, ids, at, chosen, logits_to_keep=1),
+        "loop, all logits": lambda: loop(model, ids, at, chosen),
+    }
+    rounds = [{name: seconds_of(way) for name, way in ways.items()} for _ in range(n_rounds)]
+    for row in rounds:
+        for name in LOOPS:
+            row[name] *= (len(HEADS) + 1) / (len(chosen) + 1)  # each begins with a pass of the whole model
+    where = "all positions" if at is None else "one position"
+    medians = ", ".join(f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways)
+    print(f"{where}: {medians}")
+    for name in ("removals", "with proof"):
+        ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in LOOPS)
+        print(f"  {name}: {', '.join(ratios)}", flush=True)
+
+
+@torch.no_grad()
+def peak(what: str) -> None:
+    """Prints the largest resident size of this process in MiB, after one of the ways."""
+    model, ids = made()
+    if what == "effects":
+        effects(model, ids, None, 4)
+    elif what == "at":
+        effects(model, ids, LENGTH - 1, 4)
+    elif what == "batch":
+        model(input_ids=ids.repeat(TOKENS_AT_ONCE // LENGTH, 1), use_cache=False)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def memory() -> None:
+    """Prints what each way takes beyond the model."""
+    taken = {}
+    for what in ("model", "effects", "at", "batch"):
+        command = [sys.executable, __file__, "peak", what]
+        taken[what] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    beyond = {what: taken[what] - taken["model"] for what in ("effects", "at", "batch")}
+    print(
+        f"memory beyond the model: all positions {beyond['effects']:.0f} MiB, one position {beyond['at']:.0f} MiB, "
+        f"a plain batch of {TOKENS_AT_ONCE // LENGTH} rows {beyond['batch']:.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["peak"]:
+        peak(sys.argv[2])
+    else:
+        given, text = made()
+        for position in (LENGTH - 1, None):
+            compare(given, text, position, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+        memory()

@@ -1,0 +1,269 @@
+"""The passes of a model that somebody else runs: where each begins and ends, what it reads, and its attentions."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.capture import Call, ScoredCall, Watch, watched
+from mhacli.errors import MhaError, UsageError
+
+Half = Literal["encoder", "decoder"]
+"""Which text of a model of two halves; other models have a decoder's alone."""
+
+
+class ReadIds(NamedTuple):
+    """The ids of a batch, padding included, and which of them a mask shows; None where there is none for each token."""
+
+    ids: list[list[int]]
+    real: list[list[bool]] | None
+
+    def followed_by(self, more: ReadIds) -> ReadIds:
+        """These ids, and more behind each sequence."""
+
+        def shown(own: ReadIds) -> list[list[bool]]:
+            return own.real or [[True] * len(row) for row in own.ids]
+
+        is_plain = self.real is None and more.real is None
+        real = None if is_plain else [a + b for a, b in zip(shown(self), shown(more), strict=True)]
+        return ReadIds([a + b for a, b in zip(self.ids, more.ids, strict=True)], real)
+
+
+@dataclass
+class ModelPass:
+    """What one call of a model reads: so many sequences, and of each half the ids, where it has any.
+
+    `n_past` tokens are in a cache already. `is_cached` where the pass was given a cache, or was asked to make one.
+    """
+
+    batch: int
+    halves: dict[Half, ReadIds] = field(default_factory=dict)
+    n_past: int = 0
+    is_cached: bool = False
+
+
+class Listener(Protocol):
+    """Who hears of passes. The tensors of a call are the model's: what is to be kept is copied."""
+
+    def begin(self, began: ModelPass) -> None:
+        """A pass begins. What a part of the model reads becomes known when the part runs."""
+
+    def take(self, call: Call) -> Tensor | None:
+        """An attention of the pass. To who only watches it is detached from its graph, and gradients and autocast are off. To who
+        edits it is as the model has it, and what is returned takes the place of `z`."""
+
+    def end(self, *, is_whole: bool) -> None:
+        """The pass is over; it is not whole where the model raised."""
+
+    def stray(self, name: str) -> None:
+        """An attention was computed outside of any pass, by a part of the model that was called by itself."""
+
+
+@contextmanager
+def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = False) -> Iterator[Watch]:
+    """While it is open, `listener` hears of every pass of `model` in this thread. What a backward pass computes again is left
+    out. Nothing that the model computes is changed, unless the listener `edits`. `by` is the function that a user called. Raises
+    `MhaError` within a pass of another thread, and of one that edits in a backward pass."""
+    passes = _Passes(model, listener, by, edits)
+    handles: list[Any] = []
+    for name, module in model.named_modules():
+        if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module):
+            handles.append(module.register_forward_pre_hook(passes.enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(passes.leave, always_call=True))
+    try:
+        with watched(model, passes.watch):
+            yield passes.watch
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Passes:
+    """Tells passes apart by the outermost module that runs."""
+
+    def __init__(self, model: nn.Module, listener: Listener, by: str, edits: bool) -> None:
+        self._by, self._edits = by, edits
+        self.watch = Watch(model, self._take, 1)
+        self._model, self._listener = model, listener
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._is_pair = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._thread = threading.get_ident()
+        self._running: list[nn.Module] = []
+        self._pass = ModelPass(1)
+
+    def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
+        """A hook before a module that may be called from outside."""
+        if torch.compiler.is_compiling():
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called through torch.compile, whose kernels hide its attention",
+                    hint=f"call the module itself within {self._by}",
+                    code="hidden",
+                )
+            )
+        if _is_in_backward():
+            return
+        if threading.get_ident() != self._thread:
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called in another thread than the one that opened {self._by}",
+                    hint=f"open {self._by} in the thread that calls the model",
+                    code="other-thread",
+                )
+            )
+        given, is_first = _given(module, args, keywords), not self._running
+        if is_first:
+            self.watch.batch = _batch_of(given)
+            self.watch.begin_pass()
+            self._pass = ModelPass(self.watch.batch)
+        self._running.append(module)
+        self._read(self._names[id(module)], given)
+        if is_first:
+            self._listener.begin(self._pass)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A hook behind it, also where it raised."""
+        if not self._running or self._running[-1] is not module:
+            return
+        self._running.pop()
+        if not self._running:
+            self._listener.end(is_whole=output is not None)
+
+    def _read(self, name: str, given: Mapping[str, Any]) -> None:
+        own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
+        for half, prefix in sources:
+            ids: Any = given.get(f"{prefix}input_ids")
+            mask = given.get(f"{prefix}attention_mask")
+            if ids is None and not prefix and not hasattr(self._model, "config"):
+                ids = next((t for t in given.values() if _is_ids(t)), None)
+            if half not in self._pass.halves and _is_ids(ids):
+                self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids))
+        cache: Any = given.get("past_key_values")
+        self._pass.is_cached |= cache is not None or given.get("use_cache") is True
+        if hasattr(cache, "get_seq_length"):
+            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length()))
+
+    def _take(self, call: Call) -> Tensor | None:
+        if _is_in_backward():
+            if not self._edits:
+                return None
+            raise noted(
+                MhaError(
+                    f"{self._by} does not go with checkpoints of activations: a backward pass computes {call.name} again",
+                    hint="switch the checkpoints of activations off",
+                    code="backward",
+                )
+            )
+        if not self._running:
+            self._listener.stray(call.name)
+            return None
+        if self._edits:
+            return self._listener.take(call)
+        with torch.no_grad():
+            seen = _detached(call)
+            with torch.autocast(call.device.type, enabled=False):
+                self._listener.take(seen)
+        return None
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass runs, which computes layers anew where checkpoints of activations ask for it."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those without one by their number."""
+    names = [name for name, own in _parameters(module).items() if own.kind is own.POSITIONAL_OR_KEYWORD]
+    more = {str(i): value for i, value in enumerate(args[len(names) :])}
+    return dict(zip(names, args, strict=False)) | more | dict(keywords)
+
+
+def _batch_of(given: Mapping[str, Any]) -> int:
+    """How many sequences a call has, by the first of its tensors."""
+    return next((t.shape[0] for t in given.values() if isinstance(t, Tensor) and t.ndim), 1)
+
+
+def _is_ids(value: Any) -> bool:
+    known = isinstance(value, Tensor) and value.ndim == 2 and value.numel()
+    return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def _shown(mask: Any, ids: Tensor) -> list[list[bool]] | None:
+    is_of_tokens = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == ids.shape[0]
+    return (mask != 0)[:, -ids.shape[1] :].tolist() if is_of_tokens and mask.shape[1] >= ids.shape[1] else None
+
+
+def _detached(call: Call) -> Call:
+    """The call without its graph. Autocast rounds queries, keys and values within the operator that reads them."""
+    seen = {own.name: getattr(call, own.name) for own in fields(call)}
+    tensors: dict[str, Any] = {name: own.detach() for name, own in seen.items() if isinstance(own, Tensor)}
+    z = call.z
+    is_cast = isinstance(call, ScoredCall) and torch.is_autocast_enabled(call.device.type) and z is not None
+    if is_cast and z is not None and tensors["q"].dtype != z.dtype:
+        tensors |= {name: tensors[name].to(z.dtype) for name in ("q", "k", "v")} | {"lse": None}
+    return replace(call, **tensors)
+
+
+# ------------------------------------------------------------------------------------------------------- what is refused
+
+
+_HIDING = {
+    "OptimizedModule": ("compiled, and its attention runs within kernels", "give {by} model._orig_mod, and call it"),
+    "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
+    "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
+    "DistributedDataParallel": ("one of several processes", "give {by} model.module, which sees the batch of its process"),
+    "FullyShardedDataParallel": ("cut into shards, which are whole only within a layer", "give {by} a model that is whole"),
+    "FSDPModule": ("cut into shards, which are whole only within a layer", "give {by} a model that is whole"),
+}  # fmt: skip
+"""Classes that hide what their parts compute: in what way, and what to do."""
+
+
+def require_open(model: nn.Module, by: str) -> None:
+    """Raises `UsageError` for what is no module, and `MhaError` for one whose parts cannot be followed."""
+    if not isinstance(model, nn.Module):
+        hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
+        hint = "open a context for each model: they may be nested" if isinstance(model, (list, tuple)) else hint
+        raise noted(UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint))
+    for name, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        known = next((_HIDING[kind] for kind in kinds if kind in _HIDING), None)
+        if known is None and module._compiled_call_impl is not None:
+            known = (_HIDING["OptimizedModule"][0], "give {by} a copy on which compile() was not called")
+        if known is None and _is_fast(module):
+            known = (
+                "in evaluation, where a fast path of torch leaves it out",
+                "torch.backends.mha.set_fastpath_enabled(False)",
+            )
+        if known is not None:
+            what = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            raise noted(
+                MhaError(f"{what} cannot be inspected: it is {known[0]}", hint=known[1].format(by=by), code="hidden")
+            )
+
+
+def _is_fast(module: nn.Module) -> bool:
+    """Whether torch may compute an attention of its own in one operator, which it would not while it is inspected."""
+    own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
+
+
+def noted(fault: MhaError) -> MhaError:
+    """An error whose hint stands in the traceback too, where no command prints it."""
+    if fault.hint:
+        fault.add_note(f"hint: {fault.hint}")
+    return fault

@@ -1,0 +1,84 @@
+"""How an author calls what every attention has: its sizes, projections and rows, where a line of their code stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from mhacli.adapters.usercode.arguments import role_of
+from mhacli.adapters.usercode.process import SourceLine
+from mhacli.adapters.usercode.projections import read_name
+
+_PARTS: Mapping[str, str] = {
+    "q": "self.q_proj", "k": "self.k_proj", "v": "self.v_proj", "qkv": "self.qkv", "o": "self.out_proj",
+}  # fmt: skip
+"""What corrected expressions call the projections of these letters."""
+_SHAPE = ("batch", "length", "d_model")
+_CALLS = ("forward", "__call__")
+
+
+def function_around(line: SourceLine) -> ast.FunctionDef | None:
+    """The innermost function of the author's that a line stands in; None where it is in none, or cannot be read."""
+    if line.file is None or line.line is None:
+        return None
+    try:
+        tree = ast.parse(Path(line.file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_within(line, node)]
+    return max(functions, key=lambda node: node.lineno, default=None)
+
+
+def is_within(line: SourceLine, function: ast.FunctionDef) -> bool:
+    """Whether a line of its file stands in a function."""
+    return line.line is not None and function.lineno <= line.line <= (function.end_lineno or 0)
+
+
+def names_within(function: ast.FunctionDef, module: nn.Module | None, parts: Sequence[str]) -> dict[str, str]:
+    """The author's names in a function by those of corrected expressions, such as `self.n_head` for `n_heads`; `parts` are the
+    names of the projections."""
+    shapes = (found for node in ast.walk(function) if isinstance(node, ast.Assign) and (found := _unpacked_shape(node)))
+    names = {plain: name for plain, name in zip(_SHAPE, next(shapes, ()), strict=False) if name != "_"}
+    first, *others = [one.arg for one in function.args.args] or [""]
+    if first != "self" or module is None:
+        return names
+    rows = {"x": others[0]} if others and function.name in _CALLS else {}
+    return names | rows | dict(_sizes(module)) | dict(_projections(parts))
+
+
+def _sizes(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """The attributes that hold a size."""
+    for name, value in vars(module).items():
+        role = role_of(name)
+        if role in ("n_heads", "n_kv_heads", "d_head", "d_model") and isinstance(value, int):
+            yield role, f"self.{name}"
+
+
+def _projections(parts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        name = re.sub(r"\.(weight|bias)$", "", part)
+        plain = _PARTS.get(read_name(name)[0])
+        if plain is not None and all(piece.isidentifier() for piece in name.split(".")):
+            yield plain, f"self.{name}"
+
+
+def _unpacked_shape(node: ast.Assign) -> tuple[str, ...]:
+    """The three names of `b, t, d = x.shape` or `x.size()`; none of anything else."""
+    value = node.value.func if isinstance(node.value, ast.Call) and not node.value.args else node.value
+    is_shape = isinstance(value, ast.Attribute) and value.attr in ("shape", "size")
+    names = [one.id for one in getattr(node.targets[0], "elts", ()) if isinstance(one, ast.Name)]
+    return tuple(names) if is_shape and len(names) == len(_SHAPE) else ()
+
+
+def in_their_names(expression: str, names: Mapping[str, str]) -> str:
+    """A corrected expression with an author's names in place of ours; what stands in a comment is left.
+
+    >>> in_their_names("z.reshape(batch, n_heads * d_head)  # z is whole", {"z": "y", "n_heads": "self.h"})
+    'y.reshape(batch, self.h * d_head)  # z is whole'
+    """
+    code, sign, comment = expression.partition("#")
+    return re.sub(r"(?<![\w.'\"])(?:self\.)?[A-Za-z_]\w*", lambda it: names.get(it[0], it[0]), code) + sign + comment

@@ -1,0 +1,94 @@
+"""Which code makes the statistics of heads: tiles of torch, or the Triton kernel where it can run and agrees with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mhacli.attention.masks import causal
+from mhacli.attention.tiled.scores import Scores, VirtualPattern, tiled_attend
+from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
+from mhacli.attention.tiled.tiles import PatternTiles, visible_keys
+from mhacli.errors import MhaError
+from mhacli.spec.config import Reducer
+
+_LARGEST_ERROR = 1e-4
+"""By which both may differ, relative to the largest number of a statistic: ten times their rounding."""
+
+
+def summarise_by(
+    reducer: Reducer,
+    pattern: PatternTiles,
+    asked: StatisticsRequest,
+    tell: Callable[[int], None] = lambda cells: None,
+    *,
+    visible: Float[Tensor, "batch _head query"] | None = None,
+    lift: float = 0.0,
+) -> Statistics:
+    """`summarise`, by the kernel if `settled` says so and it takes the pattern, else by torch."""
+    if reducer == "triton":
+        from mhacli.attention.tiled.kernel import kernel_statistics, takes
+
+        if takes(pattern):
+            return kernel_statistics(pattern, asked, tell, visible=visible, lift=lift)
+    return summarise(pattern, asked, tell, visible=visible, lift=lift)
+
+
+def settled(reducer: Reducer, device: torch.device, dtype: torch.dtype) -> tuple[Reducer, tuple[str, ...]]:
+    """Torch or the kernel, for heads of this dtype on a device, and notes: why a GPU does not run the kernel.
+
+    Raises `MhaError` where the kernel was asked for and cannot run.
+    """
+    if reducer == "torch" or (reducer == "auto" and device.type != "cuda"):
+        return "torch", ()
+    fault = kernel_fault(device, dtype)
+    if fault is None:
+        return "triton", ()
+    if reducer == "triton":
+        raise MhaError(f"--reducer triton: {fault}", hint="--reducer torch works everywhere", code="no-kernel")
+    return "torch", (f"statistics are made by torch, which takes longer: {fault}",)
+
+
+@lru_cache
+def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel cannot make the statistics there; None where it can, and agrees with torch on a small case."""
+    if dtype == torch.float64:
+        return "the kernel sums in float32, not in float64"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the kernel needs a CUDA device, and this one is {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        return _disagreement(device, dtype)
+    except Exception as fault:
+        return f"the kernel does not run here: {' '.join(str(fault).split())[:200] or type(fault).__name__}"
+
+
+def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The statistic in which the kernel differs from torch, for two heads that share keys under a causal mask."""
+    from mhacli.attention.tiled.kernel import kernel_statistics
+
+    generator = torch.Generator().manual_seed(0)
+    n = 70
+    q, k, v = (torch.randn(1, heads, n, 64, generator=generator).to(device, dtype) for heads in (2, 1, 1))
+    scores = Scores(q, k, 0.125, allowed=causal())
+    pattern = VirtualPattern(scores, tiled_attend(scores, v).lse)
+    tokens, places = torch.randint(0, 9, (1, n), generator=generator), torch.arange(n)[None]
+    asked = StatisticsRequest(2, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
+    visible = visible_keys(pattern)
+    by_torch, by_kernel = (make(pattern, asked, visible=visible, lift=2.0) for make in (summarise, kernel_statistics))
+    for statistic in fields(Statistics):
+        wanted, got = (getattr(statistics, statistic.name) for statistics in (by_torch, by_kernel))
+        if not wanted.numel():
+            continue
+        error = ((got - wanted).abs().max() / wanted.abs().max()).item()
+        if not error <= _LARGEST_ERROR:
+            return f"the kernel's {statistic.name} differs from torch's by {error:.1e} of its largest number"
+    return None

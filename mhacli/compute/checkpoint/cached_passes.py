@@ -1,0 +1,153 @@
+"""The attentions of a text that grows pass by pass behind a cache, put together: queries of all passes, keys of all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.io.files import format_size
+
+_REORDERED = (
+    "attention whose cache does not hold the keys that went into it: beam search reorders them, some caches round them"
+)
+
+
+class _Rows(NamedTuple):
+    """What one pass adds to an attention: a copy of its call, with the keys and values of its own tokens alone, and the columns
+    of the whole that its queries read."""
+
+    call: Call
+    columns: slice
+
+    @property
+    def n_bytes(self) -> int:
+        """What the copy takes."""
+        return sum(own.numel() * own.element_size() for own in vars(self.call).values() if isinstance(own, Tensor))
+
+
+@dataclass
+class CachedPasses:
+    """What each attention adds, copied pass by pass, within `limit_bytes` in all. `unfit` says why an attention is given up."""
+
+    limit_bytes: int
+    n_tokens: int = 0
+    unfit: dict[LayerKey, str] = field(default_factory=dict)
+    _rows: dict[tuple[str, int], list[_Rows]] = field(default_factory=dict)
+    _n_bytes: int = 0
+
+    def add(self, call: Call, n_past: int) -> None:
+        """One more pass of an attention, behind `n_past` tokens."""
+        place, name = (call.kind, call.layer), (call.title, call.layer)
+        if call.kind != "cross":
+            self.n_tokens = n_past + call.shape[2]
+        if place in self.unfit:
+            return
+        before = self._rows.setdefault(name, [])
+        reason = _misfit(call, before, n_past)
+        if reason is None:
+            before.append(_copied(call, n_past, is_first=not before))
+            self._n_bytes += before[-1].n_bytes
+            if self._n_bytes > self.limit_bytes:
+                reason = f"attention whose queries and keys take more than the limit of {format_size(self.limit_bytes)}"
+        if reason is not None:
+            self._n_bytes -= sum(own.n_bytes for own in self._rows.pop(name))
+            self.unfit[place] = reason
+
+    def whole(self) -> Iterator[Call]:
+        """Each attention over the whole text, one after the other; what they were made of is given up on the way."""
+        while self._rows:
+            yield _joined(self._rows.pop(next(iter(self._rows))))
+
+
+def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
+    """Why a pass cannot be joined to those before it. None where it can."""
+    q_len, k_len = call.shape[2:]
+    if isinstance(call, ScoredCall) and not isinstance(call.mask, Tensor | None):
+        return f"attention whose mask is of type {type(call.mask).__name__}, not a tensor"
+    if call.kind == "cross":
+        return None if not before or before[0].columns.stop == k_len else _REORDERED
+    if k_len > n_past + q_len:
+        return "attention over a cache of a fixed length, with room that no token has filled"
+    if sum(own.call.shape[2] for own in before) != n_past:
+        return "attention behind a cache that was filled out of sight: before, or by a call without use_cache=True"
+    known, cached = (_keys(before[-1].call) if before else None), _keys(call)
+    if known is None or cached is None or k_len == q_len:
+        return None
+    return None if torch.equal(known[:, :, -1], cached[:, :, -q_len - 1]) else _REORDERED
+
+
+def _keys(call: Call) -> Tensor | None:
+    return call.k if isinstance(call, ScoredCall) else call.v
+
+
+def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
+    """What a pass adds. The keys of a cross-attention are those of its first pass."""
+    q_len, k_len = call.shape[2:]
+    end = k_len if call.kind == "cross" else n_past + q_len
+    new = slice(-q_len, None) if call.kind != "cross" else slice(None) if is_first else slice(0)
+    named: dict[str, Any] = {name: own for name, own in vars(call).items() if isinstance(own, Tensor)}
+    named |= {name: own[:, :, new] for name, own in named.items() if name in ("k", "v")}
+    return _Rows(replace(call, **{name: own.clone() for name, own in named.items()}), slice(end - k_len, end))
+
+
+def _joined(rows: Sequence[_Rows]) -> Call:
+    """One attention over all tokens."""
+    first = rows[0].call
+    if len(rows) == 1:
+        return first
+    joined: dict[str, Any] = {name: _cat(rows, name) for name in ("q", "k", "v", "z") if _has(rows, name)}
+    if isinstance(first, SoftmaxCall):
+        fills = {"scores": -torch.inf, "pattern": 0.0}
+        joined |= {name: _stacked(_all(rows, name), rows, fills[name]) for name in fills}
+        return replace(first, **joined)
+    assert isinstance(first, ScoredCall)
+    if first.sinks is not None and first.sinks.ndim == 3:
+        joined["sinks"] = _cat(rows, "sinks")
+    if _has(rows, "bias"):
+        joined["bias"] = _stacked(_all(rows, "bias"), rows, 0.0)
+    joined["mask"] = _stacked([_mask_of(own) for own in rows], rows, -torch.inf)
+    joined["lse"] = _cat(rows, "lse") if _has(rows, "lse") else None
+    return replace(first, **joined | {"causal": False})
+
+
+def _has(rows: Sequence[_Rows], name: str) -> bool:
+    """Whether every pass of an attention has a tensor."""
+    return all(getattr(own.call, name, None) is not None for own in rows)
+
+
+def _cat(rows: Sequence[_Rows], name: str) -> Tensor:
+    return torch.cat(_all(rows, name), dim=2)
+
+
+def _all(rows: Sequence[_Rows], name: str) -> list[Tensor]:
+    return [getattr(own.call, name) for own in rows]
+
+
+def _stacked(blocks: Sequence[Tensor], rows: Sequence[_Rows], fill: float) -> Tensor:
+    """The cells of all passes in one matrix, and `fill` where a pass has none."""
+    batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
+    n_queries, n_keys = sum(own.call.shape[2] for own in rows), rows[-1].columns.stop
+    whole, begin = blocks[0].new_full((batch, heads, n_queries, n_keys), fill), 0
+    for block, own in zip(blocks, rows, strict=True):
+        whole[:, :, begin : begin + own.call.shape[2], own.columns] = block
+        begin += own.call.shape[2]
+    return whole
+
+
+def _mask_of(rows: _Rows) -> Tensor:
+    """What is added to the scores of a pass: −∞ where a cell is masked."""
+    call, n_keys = rows.call, rows.columns.stop - rows.columns.start
+    assert isinstance(call, ScoredCall)
+    added = torch.zeros(1, 1, call.shape[2], n_keys, device=call.device)
+    if call.causal:
+        added = added.masked_fill(torch.ones_like(added, dtype=torch.bool).triu(1), -torch.inf)
+    if call.mask is None:
+        return added
+    mask = call.mask.reshape((1,) * (4 - call.mask.ndim) + tuple(call.mask.shape))
+    return torch.where(mask, added, -torch.inf) if mask.dtype == torch.bool else added + mask

@@ -1,0 +1,317 @@
+"""`mhacli.inspecting`: the attention of a model that is in memory, while its user runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhacli.adapters.hf.capture import Call, is_attention
+from mhacli.adapters.hf.inputs import ModelInputs
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
+from mhacli.adapters.hf.tokenizer import ModelTokenizer, own_tokenizer
+from mhacli.compute.checkpoint.cached_passes import CachedPasses
+from mhacli.compute.checkpoint.head_sums import HeadSums
+from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, CheckpointRunRequest, ModelFacts, PassInspection
+from mhacli.compute.checkpoint.pass_texts import PassTexts
+from mhacli.compute.checkpoint.run import facts_of
+from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.results.record.record import LayerChoice, Model, Record
+from mhacli.results.record.tables import HeadTable
+from mhacli.spec.config import DEFAULT_KEEP_LIMIT
+
+_NAME = "mhacli.inspecting"
+
+
+@contextmanager
+def inspecting(
+    model: nn.Module,
+    tokenizer: Any = None,
+    *,
+    keep: Sequence[str] = (),
+    keep_limit: int = DEFAULT_KEEP_LIMIT,
+    layers: Sequence[int | LayerChoice] | None = None,
+    heads: Sequence[int] | None = None,
+    keep_passes: bool = True,
+) -> Iterator[Seen]:
+    """While it is open, every call of `model` is inspected: `with inspecting(model) as seen: model(**inputs)`.
+
+    The calls are the caller's own, with or without gradients, in any dtype, on any devices, in training or not: outputs,
+    gradients and random numbers are the same bits as without it. `seen.record` is the record of the last pass. `seen.passes` has
+    one for each pass, or only the last without `keep_passes`; `seen.statistics()` are the means over all.
+
+    A record has the statistics of every head. `keep` names matrices to keep besides, among `pattern`, `z`, `scores` and `qk`, of
+    each layer while they take less than `keep_limit` bytes in all; so much is also copied at most of a text that is generated.
+    `layers` are numbers, or pairs such as `("cross", 2)`; `layers` and `heads` None are all. `tokenizer` is that of transformers;
+    without one tokens are their ids.
+
+    Nested contexts work, also of one model; a second thread waits until the first has closed its own. Raises `MhaError` for a
+    model that hides its parts (compiled, scripted, distributed), and within a call from another thread.
+    """
+    require_open(model, _NAME)
+    wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), keep_limit)
+    seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
+    try:
+        with followed(model, seen, by=_NAME):
+            yield seen
+    finally:
+        seen.finish()
+
+
+class Seen:
+    """What was seen in a context of `inspecting`: a record for each pass, and `notes` on what a reader must know of them."""
+
+    def __init__(
+        self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: CheckpointRunRequest, *, keep_passes: bool
+    ) -> None:
+        self._model, self._tokenizer, self._wanted = model, tokenizer, wanted
+        self._keeps_passes, self._sums = keep_passes, HeadSums()
+        self._facts = _facts_of(model)
+        self._passes: list[Record] = []
+        self._notes: dict[str, None] = {}
+        self._unfit: dict[LayerKey, str] = {}
+        self._strays: dict[str, None] = {}
+        self._n_passes = 0
+        self._chain: _Chain | None = None
+
+    def __repr__(self) -> str:
+        """How many passes were seen, and the notes."""
+        n, notes = len(self._passes), "".join(f"; {note}" for note in self.notes)
+        return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {type(self._model).__name__}{notes}>"
+
+    @property
+    def passes(self) -> tuple[Record, ...]:
+        """The records of all passes that are over and had an attention that was asked for, in their order."""
+        return tuple(self._passes)
+
+    @property
+    def record(self) -> Record:
+        """The record of the last pass. Raises `MhaError` where there is none, with what was called instead."""
+        if not self._passes:
+            raise noted(self._nothing())
+        return self._passes[-1]
+
+    def statistics(self) -> HeadTable:
+        """The heads with their means over the queries of all passes that are over, as `Record.heads` has them of one.
+
+        `max_score` is the largest of all. What is no mean over queries has no value: distances within which a part lies, the
+        strongest distance, sinks and strong cells.
+        """
+        return self._sums.table()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What stands in place of tokens that are not known, and which calls are in no record."""
+        strays = [
+            f"{name} was called by itself, outside of a call of the model, and is in no record" for name in self._strays
+        ]
+        return (*self._notes, *strays)
+
+    # ------------------------------------------------------------------------------------------ what is heard of passes
+
+    def begin(self, began: ModelPass) -> None:
+        """A pass begins."""
+        self._n_passes += 1
+        if self._chain is not None and self._chain.goes_on(began):
+            self._chain.go_on(began)
+        else:
+            self.finish()
+            inspection = PassInspection(_NO_INPUTS, self._wanted, self._facts.model.dtype, 1)
+            self._chain = _Chain(
+                PassTexts(began, self._tokenizer), inspection, CachedPasses(self._wanted.keep_limit), began
+            )
+
+    def take(self, call: Call) -> None:
+        """An attention of the pass."""
+        chain, place = self._chain, (call.kind, call.layer)
+        assert chain is not None
+        largest = max(self._wanted.heads.heads or (0,))
+        is_wanted = self._wanted.is_wanted(call.layer, call.kind)
+        if is_wanted and largest >= call.shape[1]:
+            chain.inspection.unfit[place] = "attention in which " + out_of_range("head", largest, call.shape[1])
+        elif call.kind == "encoder" or not chain.last.is_cached:
+            chain.inspect(call)
+        elif is_wanted:
+            chain.cached.add(call, chain.last.n_past)
+        else:
+            chain.inspection.found.append(place)
+
+    def end(self, *, is_whole: bool) -> None:
+        """A pass is over. Behind a cache another may go on with its text, and behind an encoder a decoder."""
+        if not is_whole:
+            self._chain = None
+            self._notes["a pass that raised is in no record"] = None
+        elif self._chain is not None and not self._chain.may_go_on:
+            self.finish()
+
+    def finish(self) -> None:
+        """Makes the record of what is over for good."""
+        chain, self._chain = self._chain, None
+        if chain is None:
+            return
+        with torch.no_grad(), torch.autocast(self._facts.device.type, enabled=False):
+            for call in chain.cached.whole():
+                chain.inspect(call)
+        chain.inspection.unfit |= chain.cached.unfit
+        chain.inspection.release()
+        self._notes |= dict.fromkeys(chain.texts.notes)
+        self._unfit |= chain.inspection.unfit
+        if chain.inspection.results:
+            record = chain.inspection.record(self._facts, {"pass and statistics": perf_counter() - chain.began})
+            self._sums.add(record)
+            self._passes = [*(self._passes if self._keeps_passes else ()), record]
+
+    def stray(self, name: str) -> None:
+        """An attention outside of any pass."""
+        self._strays[name] = None
+
+    # ----------------------------------------------------------------------------------------- where there is no record
+
+    def _nothing(self) -> MhaError:
+        name = type(self._model).__name__
+        if self._strays:
+            return MhaError(
+                f"only parts of {name} were called by themselves: {', '.join(list(self._strays)[:4])}",
+                hint="give mhacli.inspecting the module that is called",
+                code="not-called",
+            )
+        if not self._n_passes:
+            return MhaError(
+                f"{name} was not called inside of mhacli.inspecting",
+                hint="call this very object between the lines of `with`; copies and wrappers of it are other objects",
+                code="not-called",
+            )
+        if self._unfit:
+            (kind, layer), reason = next(iter(self._unfit.items()))
+            return MhaError(
+                f"no attention of {name} could be shown: layer {layer} ({kind}) has {reason}", code="not-tokens"
+            )
+        if self._wanted.layers is not None and _attentions(self._model):
+            return MhaError(f"none of the layers {_words(self._wanted.layers)} was seen in {name}", code="no-layer")
+        return self._no_attention(name)
+
+    def _no_attention(self, name: str) -> MhaError:
+        classes = dict.fromkeys(type(module).__name__ for module in _attentions(self._model))
+        if not classes:
+            parts = dict.fromkeys(type(module).__name__ for module in self._model.modules())
+            return MhaError(
+                f"no attention was seen in {name}, which is made of {', '.join(list(parts)[:8])}",
+                hint="a module is taken for attention when its class or its name in the model contains attn or atten",
+                code="no-attention",
+            )
+        return MhaError(
+            f"no attention was seen in {name}, though it has {', '.join(list(classes)[:8])}",
+            hint="seen are scaled_dot_product_attention, and softmax(q kᵀ) v by torch's softmax and matmul; "
+            "compiled functions and kernels of other libraries compute out of sight",
+            code="no-attention",
+        )
+
+
+_NO_INPUTS = ModelInputs((), None, "right", {})
+
+
+@dataclass
+class _Chain:
+    """The passes over one text: one, or those that fill a cache one after the other, an encoder's among them."""
+
+    texts: PassTexts
+    inspection: PassInspection
+    cached: CachedPasses
+    last: ModelPass
+    began: float = field(default_factory=perf_counter)
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another pass may belong to the same text."""
+        return self.last.is_cached or self.last.halves.keys() == {"encoder"}
+
+    def goes_on(self, began: ModelPass) -> bool:
+        """Whether a pass that begins does: it reads the cache as far as this has filled it, or what the encoder has made."""
+        is_answer = self.last.halves.keys() == {"encoder"} and "encoder" not in began.halves
+        is_next = began.n_past > 0 and began.n_past == self.cached.n_tokens
+        return began.batch == self.last.batch and (is_answer or is_next)
+
+    def go_on(self, began: ModelPass) -> None:
+        """A pass more, which reads the next tokens."""
+        self.texts.go_on(began)
+        self.last = began
+
+    def inspect(self, call: Call) -> None:
+        """Reduces an attention; what goes wrong there is said of it, for the pass is the caller's, and goes on."""
+        self.inspection.inputs = self.texts.inputs(call)
+        try:
+            self.inspection.take(self.texts.without_padding(call))
+        except (MhaError, torch.OutOfMemoryError) as fault:
+            self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
+
+
+def _attentions(model: nn.Module) -> list[nn.Module]:
+    return [module for name, module in model.named_modules() if is_attention(name, module)]
+
+
+def _words(layers: Sequence[LayerChoice]) -> str:
+    return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked for
+
+
+def _is_fast(module: nn.Module) -> bool:
+    """Whether torch may compute an attention of its own in one operator, which it would not while it is inspected."""
+    own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
+
+
+def _kept(keep: Sequence[str]) -> tuple[str, ...]:
+    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    for name in names:
+        if name not in KEPT:
+            raise noted(UsageError(f"keep: {name!r} is no matrix of a layer", hint=f"choose among {', '.join(KEPT)}"))
+    return names
+
+
+def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:
+    return None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)
+
+
+def _heads(heads: Sequence[int] | None) -> HeadsRequest:
+    if heads is not None and (not heads or min(heads) < 0):
+        raise noted(UsageError(f"heads {list(heads)} must be numbers from 0 on, one at least"))
+    return HeadsRequest(None if heads is None else tuple(heads), allow_nonfinite=True)
+
+
+# ---------------------------------------------------------------------------------------------- what a record says of it
+
+
+def _facts_of(model: Any) -> ModelFacts:
+    """What a record says of a model in memory, whoever wrote it."""
+    name = type(model).__name__
+    if hasattr(getattr(model, "config", None), "get_text_config"):
+        return facts_of(model, path=getattr(model, "name_or_path", "") or name)
+    parameters = [*model.parameters()]
+    dtypes = [own.dtype for own in parameters if own.dtype in ROUNDED]
+    device = parameters[0].device if parameters else torch.device("cpu")
+    found = Model(
+        path=name,
+        revision=None,
+        family="torch.nn.Module",
+        architecture=name,
+        implementation="torch's own functions",
+        path_inspected="",
+        identical_outputs=None,
+        compared_len=0,
+        n_layers=0,
+        n_parameters=sum(own.numel() for own in parameters),
+        n_vocabulary=0,
+        positions="unknown",
+        max_positions=None,
+        dtype=str(dtypes[0] if dtypes else torch.float32).removeprefix("torch."),
+    )
+    return ModelFacts(found, config=None, d_model=0, device=device, device_asked=str(device))

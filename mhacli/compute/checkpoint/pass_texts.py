@@ -1,0 +1,102 @@
+"""Whose tokens the attentions of a pass read, where only the ids are known, or only how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.inputs import ModelInputs
+from mhacli.adapters.hf.passes import Half, ModelPass, ReadIds
+from mhacli.adapters.hf.tokenizer import ModelTokenizer
+from mhacli.spec.config import PaddingSide
+from mhacli.spec.tokens import AttentionKind, TokenSequence, named_by_ids, places
+
+_Texts = tuple[TokenSequence, ...]
+READERS: Mapping[AttentionKind, tuple[Half, Half]] = {
+    "self": ("decoder", "decoder"),
+    "encoder": ("encoder", "encoder"),
+    "decoder": ("decoder", "decoder"),
+    "cross": ("decoder", "encoder"),
+}
+"""Of each kind of attention the half that queries come from, and that of the keys."""
+
+
+@dataclass
+class PassTexts:
+    """The texts of a pass, as they become known. `notes` says what stands in place of tokens."""
+
+    read: ModelPass
+    tokenizer: ModelTokenizer | None
+    notes: list[str] = field(default_factory=list)
+    _known: dict[Half, _Texts] = field(default_factory=dict)
+    _padded_to: dict[Half, int] = field(default_factory=dict)
+
+    def go_on(self, more: ModelPass) -> None:
+        """A pass more, whose ids stand behind those that are known."""
+        for half, new in more.halves.items():
+            old = self.read.halves.get(half)
+            self.read.halves[half] = new if old is None else old.followed_by(new)
+
+    def inputs(self, call: Call) -> ModelInputs:
+        """The inputs of the pass as far as this attention shows them."""
+        for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
+            if half not in self._known:
+                self._known[half] = self._texts(half, n)
+        context = self._known.get("encoder")
+        sequences = self._known.get("decoder", context)
+        assert sequences is not None
+        return ModelInputs(sequences, context, self.side, {})
+
+    def without_padding(self, call: Call) -> Call:
+        """The part of an attention that texts reach: a batch may be padded further than its longest text."""
+        parts = []
+        for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
+            longest = max(len(text.ids) for text in self._known[half])
+            is_padded = half in self._padded_to and self._padded_to[half] == n and longest < n
+            parts.append(
+                slice(0, None)
+                if not is_padded
+                else slice(0, longest)
+                if self.side == "right"
+                else slice(n - longest, n)
+            )
+        return call if parts == [slice(0, None)] * 2 else call.cropped(*parts)
+
+    @property
+    def side(self) -> PaddingSide:
+        """Where the padding stands; that of the tokenizer where there is none."""
+        masks = [read.real for read in self.read.halves.values() if read.real is not None]
+        rows = [row for mask in masks for row in mask if not all(row)]
+        if not rows:
+            return self.tokenizer.side if self.tokenizer is not None else "right"
+        return "right" if all(row[0] for row in rows) else "left"
+
+    def _texts(self, half: Half, n: int) -> _Texts:
+        read = self.read.halves.get(half)
+        if read is None:
+            return (places(n),) * self.read.batch
+        if len(read.ids[0]) != n or len(read.ids) != self.read.batch:
+            self.notes.append(f"attention has {n} places for {len(read.ids[0])} ids: tokens are shown as places")
+            return (places(n),) * self.read.batch
+        self._padded_to[half] = n
+        return tuple(self._text(row) for row in self._rows(read))
+
+    def _rows(self, read: ReadIds) -> Sequence[Sequence[int]]:
+        """The ids without padding, which must stand on one side."""
+        if read.real is None:
+            return read.ids
+        n, counts = len(read.ids[0]), [sum(row) for row in read.real]
+        columns = [slice(0, c) if self.side == "right" else slice(n - c, n) for c in counts]
+        if not all(c and all(row[own]) for row, own, c in zip(read.real, columns, counts, strict=True)):
+            self.notes.append("the mask hides tokens within a text, or all of them: padding is shown as tokens")
+            return read.ids
+        return [row[own] for row, own in zip(read.ids, columns, strict=True)]
+
+    def _text(self, ids: Sequence[int]) -> TokenSequence:
+        spelled = None if self.tokenizer is None else self.tokenizer.spelled(ids)
+        if spelled is None and self.tokenizer is not None:
+            self.notes.append(
+                "the tokenizer has no token for some ids: it is another model's, and tokens are shown as ids"
+            )
+        return spelled or named_by_ids(ids)

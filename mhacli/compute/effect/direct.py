@@ -1,0 +1,202 @@
+"""What the parts of a model add to the target's logit by themselves: through the final norm with its scale frozen, and the
+language head (direct logit attribution).
+
+Every part is read where it is made, and none is what the others leave, so that their sum is a proof.
+Source: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "virtual weights and the residual stream".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.layer_names import LayerKey, is_numbered, kind_of
+from mhacli.adapters.hf.load import Loaded
+from mhacli.compute.effect.metric import Reading, Target, compared
+from mhacli.compute.effect.parts import ModelParts, blocks_of, by_input
+from mhacli.compute.effect.removal import Removal, StandIns
+from mhacli.results.record.effect import DirectSum
+from mhacli.spec.tolerances import TOLERANCES
+
+
+@dataclass(frozen=True)
+class DirectPaths:
+    """What a unit of each head's z at the position adds to the metric, and the proof: what all parts add together."""
+
+    heads: dict[LayerKey, Float[Tensor, "head d_v"]]
+    sum: DirectSum
+
+    def change(self, removals: Sequence[Removal], stand_ins: StandIns, position: int) -> float | None:
+        """How far removed heads move the metric if nothing later reacts. None for edges, and where a path is not known."""
+        total = 0.0
+        for removal in removals:
+            if removal.keys is not None:
+                return None
+            if removal.layer[0] == "encoder" or removal.at not in (None, position):
+                continue  # another position reaches this one only through later attention
+            if removal.layer not in self.heads:
+                return None
+            for head in removal.heads:
+                z = stand_ins.untouched[removal.layer][0, head, position].double()
+                change = stand_ins.of(removal, head)[position].double() - z
+                total += float(change @ self.heads[removal.layer][head])
+        return total
+
+
+def direct_paths(loaded: Loaded, parts: ModelParts, untouched: Reading, target: Target, position: int) -> DirectPaths:
+    """The direct paths to the logit of a target, or to its difference from that of another token."""
+    stream, head = _Stream(loaded.model, parts), _language_head(loaded.model, parts, untouched, target)
+    final = stream.final_norm(untouched.hidden[0])
+    heads, of_heads, biases, direction = {}, 0.0, head.constant, head.direction
+    if final is not None:
+        direction, biases = final.before(direction), biases + float(final.bias @ direction)
+    for key, projection in parts.attention.projections.items():
+        if key[0] == "encoder" or by_input(projection).shape[1] != len(direction):  # of another width than the stream
+            continue
+        norm, bias = stream.norm_behind(stream.names[id(projection)]), getattr(projection, "bias", None)
+        here = direction if norm is None else norm.before(direction)
+        z = parts.attention.z[key][0].double()
+        heads[key] = (by_input(projection).double() @ here).reshape(z.shape[0], z.shape[2])
+        of_heads += float((z[:, position] * heads[key]).sum())
+        biases += 0.0 if bias is None else float(bias.double() @ here)
+        biases += 0.0 if norm is None else float(norm.bias @ direction)
+    others = [float(vector @ direction) for vector in stream.other_parts(len(direction))]
+    terms = (float(stream.embedding(direction) @ direction), of_heads, sum(others), biases)
+    assert untouched.logits is not None
+    logit = float(compared(untouched.logits, target))
+    tolerance = max(map(abs, (*terms, *others, logit))) * max(
+        TOLERANCES[name].runs for name in (loaded.dtype, "float32")
+    )
+    residue = logit - sum(terms)
+    return DirectPaths(heads, DirectSum(*terms, residue, tolerance, abs(residue) <= tolerance))
+
+
+class _Head(NamedTuple):
+    direction: Float[Tensor, " d_model"]
+    constant: float
+
+
+def _language_head(model: Any, parts: ModelParts, untouched: Reading, target: Target) -> _Head:
+    """The language head as a linear map to the metric. Some models divide their logits: the factor is measured."""
+    head, logits = model.get_output_embeddings(), untouched.logits
+    assert logits is not None
+    raw = parts.vectors.leaving[next(name for name, module in model.named_modules() if module is head)]
+    factor = float(logits[0] @ raw[: logits.shape[1]] / (raw @ raw))
+    bias = getattr(head, "bias", None)
+    constant = 0.0 if bias is None else float(compared(bias.double()[None], target))
+    rows = head.weight[[target.id, *([] if target.versus is None else [target.versus])]].double()
+    return _Head((rows[0] - rows[1:].sum(dim=0)) * factor, constant * factor)
+
+
+class FrozenNorm(NamedTuple):
+    """What a norm does to one vector, as the same map of all: x ↦ gain · x + bias, with the mean of x taken away before where
+    it is centred."""
+
+    gain: Float[Tensor, " d_model"]
+    bias: Float[Tensor, " d_model"]
+    is_centred: bool
+
+    def before(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
+        """The direction before the norm that adds what `direction` adds behind it."""
+        scaled = direction * self.gain
+        return scaled - scaled.mean() if self.is_centred else scaled
+
+
+def frozen_norm(
+    norm: nn.Module, x: Float[Tensor, " d_model"], y: Float[Tensor, " d_model"], like: Tensor
+) -> FrozenNorm:
+    """The map of a norm that made `y` of `x`, by asking it.
+
+    Its bias is what it makes of 0. Alternating signs, of which none is near 0, show its weights up to a factor, which `x` and `y`
+    give. It is centred if a constant that is added changes nothing.
+    """
+
+    def ask(vector: Tensor) -> Tensor:
+        answer: Tensor = norm(vector.to(like.dtype)[None, None])[0, 0]
+        return answer.double()
+
+    signs = torch.ones_like(x)
+    signs[1::2] = -1.0
+    signs -= signs.mean()
+    bias = ask(torch.zeros_like(x))
+    weight = (ask(signs) - bias) / signs
+    is_centred = bool((ask(signs + 1) - bias - weight * signs).norm() < 0.5 * weight.norm())
+    part = weight * (x - x.mean() if is_centred else x)
+    return FrozenNorm(weight * ((y - bias) @ part / (part @ part)), bias, is_centred)
+
+
+class _Stream:
+    """The residual stream at the position: which modules write to it, and which norms are on the way."""
+
+    def __init__(self, model: Any, parts: ModelParts) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self._model, self._vectors = model, parts.vectors
+        self._taken = {
+            *parts.attention.names.values(),
+            *(self.names[id(p)] for p in parts.attention.projections.values()),
+        }
+        is_pair = bool(model.config.is_encoder_decoder)
+        self._blocks = [name for name in blocks_of(model) if kind_of(name, is_pair=is_pair) != "encoder"]
+
+    def embedding(self, like: Tensor) -> Tensor:
+        """What the first block gets, zeros where that is not seen, or not as wide as the stream."""
+        first = next((vector for name, vector in self._vectors.entering.items() if name in self._blocks), None)
+        return torch.zeros_like(like) if first is None or first.shape != like.shape else first
+
+    def final_norm(self, hidden: Tensor) -> FrozenNorm | None:
+        """The norm whose output enters the language head, if one does."""
+        return next(
+            (self._frozen(name) for name in self._norms if torch.equal(self._vectors.leaving[name], hidden)), None
+        )
+
+    def norm_behind(self, name: str) -> FrozenNorm | None:
+        """The norm that reads the output of a module before it is added to the stream, if one does."""
+        found = self._reader(name)
+        return None if found is None else self._frozen(found)
+
+    def other_parts(self, d_model: int) -> Iterator[Tensor]:
+        """What the blocks write besides the output projections of attention: the largest modules with matrices and without
+        attention in them, through the norm behind each."""
+        for block in self._blocks:
+            for name in self._writers(block):
+                written = self._vectors.leaving[self._reader(name) or name]
+                if len(written) == d_model:
+                    yield written
+
+    def _writers(self, outer: str) -> Iterator[str]:
+        for short, module in self._model.get_submodule(outer).named_children():
+            name = f"{outer}.{short}"
+            if name in self._taken:
+                continue
+            if is_numbered(name) or name not in self._vectors.leaving or self._has_attention(name):
+                yield from self._writers(name)
+            elif any(parameter.ndim > 1 for parameter in module.parameters()):
+                yield name
+
+    def _has_attention(self, name: str) -> bool:
+        return any(taken.startswith(f"{name}.") for taken in self._taken)
+
+    @cached_property
+    def _norms(self) -> list[str]:
+        """The modules without matrices that change what they get, and give as many numbers."""
+        entering, leaving = self._vectors.entering, self._vectors.leaving
+        return [
+            name
+            for name, module in self._model.named_modules()
+            if name in entering and name in leaving and all(parameter.ndim < 2 for parameter in module.parameters())
+            if entering[name].shape == leaving[name].shape and not torch.equal(entering[name], leaving[name])
+        ]
+
+    def _reader(self, name: str) -> str | None:
+        written = self._vectors.leaving[name]
+        return next((norm for norm in self._norms if torch.equal(self._vectors.entering[norm], written)), None)
+
+    def _frozen(self, name: str) -> FrozenNorm:
+        vectors, like = self._vectors, next(self._model.parameters())
+        return frozen_norm(self._model.get_submodule(name), vectors.entering[name], vectors.leaving[name], like)

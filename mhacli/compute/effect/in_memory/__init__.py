@@ -1,0 +1,1 @@
+"""What Python offers of effects: on a model that is in memory."""

@@ -1,0 +1,187 @@
+"""`mhacli.effects`: what `mha effect` measures, on a model of transformers that is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
+from mhacli.adapters.hf.load import Loaded
+from mhacli.adapters.hf.passes import noted, require_open
+from mhacli.adapters.hf.tokenizer import ModelTokenizer, own_tokenizer
+from mhacli.checkpoints.folder import Checkpoint
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.prepare import ReadCheckpoint, Texts
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.effect.study import EffectStudy
+from mhacli.errors import MhaError, UsageError
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.requests.effect import EffectRequest
+from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.results.record.record import LayerChoice, Record
+from mhacli.spec.tokens import TokenSequence, named_by_ids
+from mhacli.text.pieces import Spelling
+
+_NAME = "mhacli.effects"
+
+
+def effects(
+    model: Any,
+    inputs: Any,
+    tokenizer: Any = None,
+    *,
+    heads: Sequence[tuple[Any, ...]] | None = None,
+    edges: bool = False,
+    layers: Sequence[int | LayerChoice] | None = None,
+    replace: Literal["zero", "mean", "resample"] = "zero",
+    other: Any = None,
+    at: int | None = None,
+    position: int | None = None,
+    target: str | int | None = None,
+    versus: str | int | None = None,
+    n_verified: int = 4,
+    screen: int | None = None,
+    judge: bool = False,
+) -> Record:
+    """The record of what changes when attention is removed from one text, as `mha effect` makes it: `record.effects` is a table.
+
+    `model` is one of transformers, in evaluation. `inputs` are what its tokenizer gives for one text, or ids, or a text where
+    `tokenizer` is given; without one tokens are named by their ids. `heads` are `(layer, head)` or `("cross", 2, 1)`; None
+    removes each head alone. With `edges` single attention weights of the query at `position` are removed. `replace` resample
+    takes what heads give for the inputs `other`. `target` and `versus` are tokens or their ids; the rest is as in
+    docs/EFFECT.md. Weights are edited for the proof, and put back. Raises `MhaError` for what cannot work, and where the proof
+    fails.
+    """
+    require_open(model, _NAME)
+    _require_transformers(model)
+    if (replace == "resample") != (other is not None):
+        raise noted(
+            UsageError("replace='resample' and other=… go together", hint="other are the inputs of another text")
+        )
+    names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
+    mine = _inputs(model, inputs, names)
+    device = str(model.device)
+    texts = Texts(mine.sequences, mine.context, (), ())
+    request = EffectRequest(
+        ModelRequest(
+            type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=_layers(layers), device=device
+        ),
+        heads=None if heads is None else tuple(map(_head, heads)),
+        edges=edges,
+        replace=replace,
+        at=at,
+        position=position,
+        target=target,
+        versus=versus,
+        n_verified=n_verified,
+        n_screened=screen,
+        judge=judge,
+    )
+    source = getattr(model, "name_or_path", "") or type(model).__name__
+    loaded = Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
+    base = Loaded(model.base_model, loaded.checkpoint, source, None)
+    inspected = CheckpointRun(base, mine, CheckpointRunRequest(request.model.wanted), device)
+    theirs = None if other is None else _inputs(model, other, names)
+    study = EffectStudy(request, ReadCheckpoint(loaded, mine, texts, names), inspected, theirs)
+    with torch.no_grad():
+        study.inspect()
+        study.run()
+    record = study.record()
+    if record.effect is None or not record.effect.verified.ok:
+        raise noted(
+            MhaError(
+                "the removals are not verified: computed in another way they differ",
+                hint="report the family of this model; its attention does more than is known here",
+                code="not-verified",
+            )
+        )
+    return record
+
+
+class _IdNames(ModelTokenizer):
+    """Names tokens by their ids, where no tokenizer is given."""
+
+    def __init__(self) -> None:
+        super().__init__("ids", SimpleNamespace(token_to_id=lambda name: None), Spelling(), "right", None, None)
+
+    def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
+        """The ids that a text is made of."""
+        if not all(word.isdecimal() for word in text.split()):
+            raise noted(
+                UsageError(f"{text!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, inputs, tokenizer)")
+            )
+        return named_by_ids([int(word) for word in text.split()])
+
+    def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
+        """The sequence with more tokens."""
+        return named_by_ids([*sequence.ids, *ids])
+
+
+def _require_transformers(model: Any) -> None:
+    if not hasattr(getattr(model, "config", None), "get_text_config") or not hasattr(model, "base_model"):
+        raise noted(
+            UsageError(
+                f"{_NAME} needs a model of transformers, not a {type(model).__name__}",
+                hint="mhacli.removed takes any module, and your own calls measure",
+            )
+        )
+    if model.training:
+        raise noted(UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()"))
+
+
+def _inputs(model: Any, given: Any, names: ModelTokenizer) -> ModelInputs:
+    """The inputs of a pass over one text."""
+    if isinstance(given, str):
+        given = {"input_ids": names.sequence(given).ids}
+    if not isinstance(given, Mapping):
+        given = {"input_ids": given}
+    is_pair = bool(model.config.is_encoder_decoder)
+    known = {"input_ids", "attention_mask", "token_type_ids"} | ({"decoder_input_ids"} if is_pair else set())
+    for name, value in given.items():
+        is_plain = name.endswith("input_ids") or bool((torch.as_tensor(value) == (name == "attention_mask")).all())
+        if name not in known or not is_plain:
+            hint = (
+                "one text without padding has no mask and one type of tokens" if name in known else f"leave {name} out"
+            )
+            raise noted(UsageError(f"{_NAME} cannot take {name} as it is given", hint=hint))
+    missing = next(
+        (name for name in (["input_ids", "decoder_input_ids"] if is_pair else ["input_ids"]) if name not in given), None
+    )
+    if missing is not None:
+        raise noted(UsageError(f"{_NAME} needs {missing}", hint="what the tokenizer of the model gives for one text"))
+    own = _text(given["decoder_input_ids" if is_pair else "input_ids"], names)
+    context = (_text(given["input_ids"], names),) if is_pair else None
+    return make_inputs(model, (own,), context, names.side, names.pad_id or 0)
+
+
+def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
+    ids: Tensor = torch.as_tensor(given)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1] or ids.is_floating_point():
+        raise noted(
+            UsageError(
+                f"{_NAME} takes the ids of one text, not {ids.dtype} of shape {tuple(ids.shape)}",
+                hint="shape (1, n) or (n,)",
+            )
+        )
+    row = [int(i) for i in ids[0]]
+    return (
+        names.continued(TokenSequence("", (), (), ()), row)
+        if isinstance(names, _IdNames)
+        else names.spelled(row) or named_by_ids(row)
+    )
+
+
+def _head(given: tuple[Any, ...]) -> tuple[Any, int, int]:
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+        raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
+    kind, layer, head = (None, *given) if len(given) == 2 else given
+    return kind, layer, head
+
+
+def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:
+    return None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)

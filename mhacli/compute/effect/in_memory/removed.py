@@ -1,0 +1,237 @@
+"""`mhacli.removed`: heads and single attention weights taken out of a model in memory, while its user runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
+from mhacli.compute.effect.removal import Removal, Remover, StandIns
+from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.spec.tokens import AttentionKind
+
+_NAME = "mhacli.removed"
+
+
+@contextmanager
+def removed(
+    model: nn.Module, heads: Sequence[tuple[Any, ...]] = (), edges: Sequence[tuple[Any, ...]] = ()
+) -> Iterator[None]:
+    """While it is open, `model` runs without some heads and edges: `with removed(model, heads=[(5, 1)]): model(**inputs)`.
+
+    A head is `(layer, head)`: zeros enter the output projection in its place, at all positions of all sequences. An edge is
+    `(layer, head, query, key)`: this attention weight is masked, and the rest of its row grows until it sums to what it did; head
+    None stands for all heads. A model of two halves has its decoder's own attention there; `("cross", 2, 1)` is a head of another
+    kind. Positions are columns of the batch, tokens in a cache among them. Gradients flow through what is left.
+
+    Nested contexts of one model add up. On leaving, all is as it was. Raises `MhaError` where not all was removed: for a model
+    that hides its parts (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, and on
+    leaving a context in which the model was not called, or never computed a layer or position that is named.
+    """
+    require_open(model, _NAME)
+    request = _Request(tuple(map(_head, heads)), tuple(map(_edge, edges)))
+    if not request.heads + request.edges:
+        raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+    with _opened(model) as shared:
+        shared.requests.append(request)
+        try:
+            yield
+        finally:
+            shared.requests.remove(request)
+    request.require_done(type(model).__name__, shared.layers)
+
+
+class _Place(NamedTuple):
+    """A head, or an edge of one; `head` None are all heads."""
+
+    kind: AttentionKind | None
+    layer: int
+    head: int | None
+    query: int | None = None
+    key: int | None = None
+
+    def is_in(self, call: Call) -> bool:
+        """Whether it lies in an attention. Without a kind it is the only one of its layer, or the decoder's own."""
+        return self.layer == call.layer and call.kind in ((self.kind,) if self.kind else ("self", "decoder"))
+
+
+@dataclass(eq=False)
+class _Request:
+    """What one context asks for, and what of it took place."""
+
+    heads: tuple[_Place, ...]
+    edges: tuple[_Place, ...]
+    n_passes: int = 0
+    done: set[_Place] = field(default_factory=set)
+
+    def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
+        """Raises `MhaError` for what was not removed."""
+        if not self.n_passes:
+            raise noted(
+                MhaError(
+                    f"{name} was not called inside of {_NAME}, and nothing was removed",
+                    hint="call this very object between the lines of `with`; copies and wrappers of it are other objects",
+                    code="not-called",
+                )
+            )
+        left = next((place for place in (*self.heads, *self.edges) if place not in self.done), None)
+        if left is not None:
+            known = ", ".join(f"{kind}.{n}" if left.kind else str(n) for kind, n in layers)
+            what = (
+                f"layer {left.layer}"
+                if left.key is None
+                else f"query {left.query} and key {left.key} of layer {left.layer}"
+            )
+            hint = f"layers with attention: {known}" if known else None
+            raise noted(
+                MhaError(
+                    f"{what} did not occur in the calls of {name}: not all was removed", hint=hint, code="not-removed"
+                )
+            )
+
+
+_OPEN: dict[tuple[int, int], _Removing] = {}
+"""By the id of a model and of a thread, what is being removed."""
+
+
+@contextmanager
+def _opened(model: nn.Module) -> Iterator[_Removing]:
+    """What is removed from a model in this thread: a context within another adds to it."""
+    place = id(model), threading.get_ident()
+    if place in _OPEN:
+        yield _OPEN[place]
+        return
+    modules = set(model.modules())
+    for (_, thread), other in _OPEN.items():
+        if thread == place[1] and modules & set(other.model.modules()):
+            raise noted(
+                MhaError(
+                    f"{type(model).__name__} and {type(other.model).__name__} share modules, and {_NAME} is open for both",
+                    hint=f"give {_NAME} the same model each time",
+                    code="shared",
+                )
+            )
+    removing = _Removing(model)
+    with followed(model, removing, by=_NAME, edits=True):
+        _OPEN[place] = removing
+        try:
+            yield removing
+        finally:
+            del _OPEN[place]
+
+
+class _Removing:
+    """Takes the attentions of a model and removes what all open contexts ask for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.requests: list[_Request] = []
+        self.layers: list[LayerKey] = []
+        self._pass = ModelPass(1)
+
+    def begin(self, began: ModelPass) -> None:
+        """A pass begins."""
+        self._pass = began
+        for request in self.requests:
+            request.n_passes += 1
+
+    def end(self, *, is_whole: bool) -> None:
+        """A pass is over."""
+
+    def stray(self, name: str) -> None:
+        """A part of the model was called by itself, and nothing says where in a text its tokens stand."""
+        raise noted(
+            MhaError(
+                f"{name} was called by itself within {_NAME}, outside of a call of the model",
+                hint=f"give {_NAME} the module that is called",
+                code="not-called",
+            )
+        )
+
+    def take(self, call: Call) -> Tensor | None:
+        """`z` with the removals of this attention."""
+        if call.part != 0:
+            return None
+        self.layers += [] if (call.kind, call.layer) in self.layers else [(call.kind, call.layer)]
+        heads, rows = set[int](), dict[tuple[int, int], set[int]]()
+        for request in self.requests:
+            here = [place for place in (*request.heads, *request.edges) if place.is_in(call)]
+            for place in here:
+                self._require_possible(place, call)
+                if place.query is None or place.key is None:
+                    heads |= self._heads(place, call)
+                    request.done.add(place)
+                elif self._runs(place.query, place.key, call):
+                    request.done.add(place)
+                    for head in self._heads(place, call):
+                        rows.setdefault((head, place.query), set()).add(place.key)
+        key: LayerKey = (call.kind, call.layer)
+        removals = [
+            Removal(key, (head,), (query,), tuple(sorted(keys)), "renormalise") for (head, query), keys in rows.items()
+        ]
+        removals += [Removal(key, tuple(sorted(heads)))] * bool(heads)  # last: an edge of a whole head is gone with it
+        if not removals or call.z is None:
+            return None
+        with torch.autocast(call.device.type, enabled=False):
+            return Remover([removals] * call.shape[0], StandIns({key: call.z}), start=self._pass.n_past)(call)
+
+    def _heads(self, place: _Place, call: Call) -> set[int]:
+        return set(range(call.shape[1])) if place.head is None else {place.head}
+
+    def _runs(self, query: int, key: int, call: Call) -> bool:
+        """Whether an edge is among what this call computes: its query, and a key before its end."""
+        first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
+        last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
+        return first <= query < first + n_queries and key < last_key
+
+    def _require_possible(self, place: _Place, call: Call) -> None:
+        if place.head is not None and place.head >= call.shape[1]:
+            raise noted(UsageError(f"layer {place.layer}: " + out_of_range("head", place.head, call.shape[1])))
+        is_dropped = place.key is not None and any("dropout" in word for word in call.unknown)
+        if call.z is None or is_dropped:
+            why = "drops weights by chance" if is_dropped else "gives no head outputs that could be replaced"
+            hint = "model.eval() turns dropout off" if is_dropped else None
+            raise noted(MhaError(f"{call.name} {why}: nothing can be removed", hint=hint, code="no-attention"))
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked for
+
+
+def _head(given: tuple[Any, ...]) -> _Place:
+    kind, numbers = _kind(given)
+    if len(numbers) != 2 or not all(map(_is_index, numbers)):
+        raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
+    return _Place(kind, *numbers)
+
+
+def _edge(given: tuple[Any, ...]) -> _Place:
+    kind, numbers = _kind(given)
+    is_right = len(numbers) == 4 and all(_is_index(n) or (n is None and i == 1) for i, n in enumerate(numbers))
+    if not is_right:
+        raise noted(
+            UsageError(
+                f"edges: {given!r} is not (layer, head, query, key)",
+                hint="(5, 1, 8, 2), or (5, None, 8, 2) of all heads",
+            )
+        )
+    return _Place(kind, *numbers)
+
+
+def _kind(given: Any) -> tuple[AttentionKind | None, tuple[Any, ...]]:
+    if not isinstance(given, (tuple, list)):
+        return None, ()
+    if given and given[0] in get_args(AttentionKind):
+        return cast("AttentionKind", given[0]), tuple(given[1:])
+    return None, tuple(given)
+
+
+def _is_index(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0

@@ -1,0 +1,198 @@
+"""How much the output of our own attention layer changes when heads or single weights are removed from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.layer_names import LayerKey
+from mhacli.attention import masks
+from mhacli.attention.core import no_tap
+from mhacli.attention.layer import MultiHeadAttention
+from mhacli.compute.base.setup import Setup
+from mhacli.compute.effect.metric import Changes, Reading, changes
+from mhacli.compute.effect.removal import Removal, StandIns, softmax_without
+from mhacli.compute.effect.run import floor_of, row_of, to_verify
+from mhacli.compute.effect.study import effect_of
+from mhacli.compute.layer.run import Observed, prepare, record_run
+from mhacli.errors import UsageError, out_of_range
+from mhacli.requests.effect import LayerEffectRequest
+from mhacli.results.record.effect import EffectSummary, Verification
+from mhacli.results.record.record import Record
+from mhacli.results.record.tables import EffectTable
+from mhacli.spec.tolerances import TOLERANCES
+
+_ROWS_AT_ONCE = 1024
+"""How many removals go through the output projection together."""
+
+
+@torch.no_grad()
+def layer_effects(request: LayerEffectRequest) -> Record:
+    """The record of a run of the layer, with what removals change of its output at one position.
+
+    Raises `UsageError` for positions that do not exist, and for a layer whose dropout makes each run another."""
+    study = _LayerStudy(request)
+    return study.record()
+
+
+class _LayerStudy:
+    def __init__(self, request: LayerEffectRequest) -> None:
+        facts, config = request.layer.facts, request.layer.config
+        if facts.batch != 1:
+            raise UsageError(
+                f"mha effect takes one text, and {facts.batch} are given", hint="give each text in a run of its own"
+            )
+        if config.train and config.dropout:
+            raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
+        self.request, self.setup = request, prepare(request.layer)
+        self.key: LayerKey = ("self" if self.setup.context is None else "cross", 0)
+        asked = request.position
+        if asked is not None and not -facts.q_len <= asked < facts.q_len:
+            raise UsageError(out_of_range("--position", asked, facts.q_len))
+        if request.at is not None and request.at >= facts.q_len:
+            raise UsageError(out_of_range("--at", request.at, facts.q_len))
+        self.position = facts.q_len - 1 if asked is None else asked % facts.q_len
+
+    def record(self) -> Record:
+        """All removals, and the proof of some."""
+        record, observed = record_run(self.setup, self.request.layer, also=("z", "pattern", "v"))
+        plan = [*self._plan()]
+        untouched = self._reading(self.setup)
+        found = self._measured(plan, observed, untouched)
+        verified = self._verify(plan, found, observed, untouched)
+        floor = floor_of(found.floors, untouched, self.setup.layer.embedding.dtype)
+        effects = EffectTable(
+            effect_of(item, change, floor, is_masked=self._is_masked(item))
+            for item, change in zip(plan, found.changes, strict=True)
+        )
+        summary = EffectSummary(
+            metric="d_output", position=self.position, target=None, target_id=None, versus=None, versus_id=None,
+            logit=None, logprob=None, rank=None, floor=floor("d_output"), n_passes=1, verified=verified,
+        )  # fmt: skip
+        check = replace(record.self_check, ok=record.self_check.ok and verified.ok)
+        return replace(record, self_check=check, effects=effects, effect=summary)
+
+    def _plan(self) -> Iterator[tuple[Removal, ...]]:
+        asked = self.request
+        heads = range(self.setup.config.n_heads) if asked.heads is None else sorted(set(asked.heads))
+        if asked.edges:
+            together = [tuple(heads)] if asked.heads is None else [(head,) for head in heads]
+            for own in together:
+                for key in range(self.setup.facts.k_len):
+                    yield (Removal(self.key, own, (self.position,), (key,), "renormalise"),)
+            return
+        made = [Removal(self.key, (head,), replace=asked.replace, at=asked.at) for head in heads]
+        yield from ((removal,) for removal in made)
+        if asked.heads is not None and len(made) > 1:
+            yield tuple(made)
+
+    def _reading(self, setup: Setup) -> Reading:
+        return Reading(setup.run()[:, self.position].double(), None)
+
+    # ------------------------------------------------------------------------------------------------- the removals
+
+    def _measured(self, plan: list[tuple[Removal, ...]], observed: Observed, untouched: Reading) -> _Measured:
+        """The output with each removal. As in a checkpoint every batch begins and ends with an untouched row."""
+        found, z = _Measured([], [], []), observed.tensors["z"][0].to(self.setup.device)
+        for begin in range(0, len(plan), _ROWS_AT_ONCE):
+            rows = [self._z_without(item, z, observed) for item in [(), *plan[begin : begin + _ROWS_AT_ONCE], ()]]
+            outputs = self.setup.layer.attention.joined(torch.stack(rows)[:, :, None], no_tap)[:, 0].double()
+            first = Reading(outputs[:1], None)
+            each = changes(Reading(outputs, None), first, None)
+            found.changes.extend(row_of(each, row) for row in range(1, len(rows) - 1))
+            found.outputs.extend(outputs[1:-1])
+            found.floors.extend((row_of(each, -1), row_of(changes(first, untouched, None), 0)))
+        return found
+
+    def _z_without(
+        self, item: tuple[Removal, ...], z: Float[Tensor, "head query d_v"], observed: Observed
+    ) -> Float[Tensor, "head d_v"]:
+        here = z[:, self.position].clone()
+        for removal in item:
+            for head in removal.heads:
+                if removal.keys is not None:
+                    here[head] = self._z_of_rest(removal, head, observed)
+                elif removal.at in (None, self.position):
+                    here[head] = StandIns({self.key: z[None]}).of(removal, head)[self.position]
+        return here
+
+    def _z_of_rest(self, removal: Removal, head: int, observed: Observed) -> Float[Tensor, " d_v"]:
+        """z of a head whose weights to some keys go to the others."""
+        row, values = observed.tensors["pattern"][0, head, self.position], observed.tensors["v"][0]
+        is_cut = torch.zeros(len(row), dtype=torch.bool)
+        is_cut[list(removal.keys or ())] = True
+        weights = softmax_without(row.log()[None, None], is_cut, None)[0, 0]
+        own = values[head // (self.setup.config.n_heads // len(values))]
+        return (weights.to(own.dtype) @ own).to(self.setup.device)
+
+    def _is_masked(self, item: tuple[Removal, ...]) -> bool:
+        keys = item[0].keys
+        return keys is not None and not bool(self.setup.visible()[0, :, self.position, list(keys)].any())
+
+    # ---------------------------------------------------------------------------------------------------- the proof
+
+    def _verify(
+        self,
+        plan: list[tuple[Removal, ...]],
+        found: _Measured,
+        observed: Observed,
+        untouched: Reading,
+    ) -> Verification:
+        """Computes some removals again, from the text to the output, by a layer with other weights or another mask."""
+        sizes = {item: float(change.d_output) for item, change in enumerate(found.changes)}
+        errors = []
+        for item in to_verify(sizes, self.request.n_verified):
+            other = self._other_setup(plan[item], observed)
+            if other is not None:
+                errors.append(float((self._reading(other).hidden[0] - found.outputs[item]).abs().max()))
+        z = observed.tensors["z"].to(self.setup.device)
+        is_same = torch.equal(self.setup.layer.attention.joined(z, no_tap)[:, self.position].double(), untouched.hidden)
+        worst = max(errors, default=0.0)
+        tolerance = float(untouched.hidden.abs().max()) * TOLERANCES[self.setup.config.dtype].runs
+        return Verification(len(errors), worst, tolerance, is_same, is_same and worst <= tolerance)
+
+    def _other_setup(self, item: tuple[Removal, ...], observed: Observed) -> Setup | None:
+        """The same run without what a removal takes away, by other weights or another mask. None where neither can say that."""
+        first, facts = item[0], self.setup.facts
+        has_projection = self.setup.layer.attention.o_proj is not None
+        if first.keys is None and has_projection and first.at is None:
+            return replace(self.setup, layer=self.setup.layer._replace(attention=self._edited(item, observed)))
+        if first.replace == "mean":
+            return None
+        left = torch.ones(1, self.setup.config.n_heads, facts.q_len, facts.k_len, dtype=torch.bool)
+        for removal in item:
+            queries = removal.queries or (range(facts.q_len) if removal.at is None else (removal.at,))
+            keys = range(facts.k_len) if removal.keys is None else removal.keys
+            for head, query in product(removal.heads, queries):
+                left[0, head, query, list(keys)] = False
+        mask = masks.from_tensor(left.to(self.setup.device))
+        return replace(self.setup, allowed=mask if self.setup.allowed is None else masks.both(self.setup.allowed, mask))
+
+    def _edited(self, item: tuple[Removal, ...], observed: Observed) -> MultiHeadAttention:
+        """The layer with zeros for the heads in the output projection, and their mean in its bias."""
+        attention = copy.deepcopy(self.setup.layer.attention)
+        projection, width = attention.o_proj, attention.d_v
+        assert projection is not None
+        for removal in item:
+            head = removal.heads[0]
+            columns = projection.weight[:, head * width : (head + 1) * width]
+            if removal.replace == "mean":
+                added = columns @ observed.tensors["z"][0, head].mean(dim=0).to(self.setup.device)
+                projection.bias = nn.Parameter(added if projection.bias is None else projection.bias + added)
+            columns.zero_()
+        return attention
+
+
+class _Measured(NamedTuple):
+    """The output with each removal, its changes, and those of rows without one."""
+
+    outputs: list[Tensor]
+    changes: list[Changes]
+    floors: list[Changes]

@@ -1,0 +1,177 @@
+"""What one watched pass tells of a model: where a pass may begin, the parts of each attention, and what goes into and comes
+out of every module at one position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.capture import Call, ScoredCall, captured
+from mhacli.adapters.hf.layer_names import LayerKey, is_numbered
+from mhacli.compute.effect.metric import read_position
+
+
+@dataclass
+class Entries:
+    """The blocks of a model in the order in which they run, what each gave for one text, and how many are finished before
+    each attention."""
+
+    blocks: list[nn.Module] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    before: dict[LayerKey, int] = field(default_factory=dict)
+
+    @contextmanager
+    def entered(self, layer: LayerKey, n_rows: int) -> Iterator[None]:
+        """Within it the blocks before an attention do not run. They give `n_rows` copies of what they gave."""
+        with ExitStack() as stack:
+            for block, output in list(zip(self.blocks, self.outputs, strict=True))[: self.before.get(layer, 0)]:
+                block.forward = partial(_repeated, output, n_rows)
+                stack.callback(delattr, block, "forward")
+            yield
+
+
+@dataclass
+class AttentionParts:
+    """Of each attention its module's name, its output projection, the outputs z of its heads, and the cells that a query sees
+    where no mask says so."""
+
+    names: dict[LayerKey, str] = field(default_factory=dict)
+    projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
+    z: dict[LayerKey, Float[Tensor, "batch head query d_v"]] = field(default_factory=dict)
+    visible: dict[LayerKey, Bool[Tensor, "query key"]] = field(default_factory=dict)
+
+
+@dataclass
+class ModuleVectors:
+    """By the name of a module, the row of one position that went into it and that came out, in its first run."""
+
+    entering: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
+    leaving: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
+
+
+@dataclass
+class ModelParts:
+    """All that `find_parts` finds. `hidden` is what the pass gives, in which every z is replaced by its own numbers."""
+
+    hidden: Float[Tensor, "1 d_model"]
+    entries: Entries = field(default_factory=Entries)
+    attention: AttentionParts = field(default_factory=AttentionParts)
+    vectors: ModuleVectors = field(default_factory=ModuleVectors)
+
+
+def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) -> ModelParts:
+    """The parts of a model, by one pass. One that runs a block twice has no entry but the first."""
+    found = ModelParts(torch.empty(1, 0))
+    with ExitStack() as stack:
+        stack.enter_context(_see_attention(model, found))
+        stack.enter_context(blocks_seen(model, found.entries))
+        stack.enter_context(_see_vectors(model, found.vectors, position))
+        found.hidden = read_position(model, keywords, position).hidden
+    if len({id(block) for block in found.entries.blocks}) < len(found.entries.blocks):
+        found.entries.before.clear()
+    return found
+
+
+def by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """The weights of a projection, a row per input."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    return weight if type(projection).__name__ == "Conv1D" else weight.T
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """The names of the modules of lists that are in no other."""
+    names = [name for name, _ in model.named_modules() if is_numbered(name)]
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+
+@contextmanager
+def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
+    """Within it the blocks that run, and what they give, are added to `entries`."""
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        entries.blocks.append(module)
+        entries.outputs.append(output)
+
+    with ExitStack() as stack:
+        for name in blocks_of(model):
+            stack.callback(model.get_submodule(name).register_forward_hook(keep).remove)
+        yield
+
+
+@contextmanager
+def _see_attention(model: nn.Module, found: ModelParts) -> Iterator[None]:
+    """Each attention. Its output projection is the matrix whose input has the bits of z."""
+    parts, last = found.attention, dict[LayerKey, Tensor]()
+
+    def take(call: Call) -> Tensor | None:
+        key = (call.kind, call.layer)
+        found.entries.before.setdefault(key, len(found.entries.blocks))
+        if call.part == 0 and call.z is not None:
+            parts.names[key] = call.name
+            parts.z[key] = call.z.clone()
+            every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
+            parts.visible[key] = every.tril() if isinstance(call, ScoredCall) and call.causal else every
+            last.clear()
+            last[key] = call.z.transpose(1, 2).flatten(2).clone()
+        return None if call.z is None else call.z.clone()
+
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        for key, z in last.items():
+            x = args[0] if args else None
+            if isinstance(x, Tensor) and x.numel() == z.numel() and torch.equal(x.reshape(z.shape), z):
+                parts.projections.setdefault(key, module)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2:
+                stack.callback(module.register_forward_pre_hook(look).remove)
+        stack.enter_context(captured(model, take, batch=1))
+        yield
+
+
+@contextmanager
+def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int) -> Iterator[None]:
+    def keep(kept: dict[str, Tensor], name: str, given: Any) -> None:
+        row = _row(given, position)
+        if row is not None:
+            kept.setdefault(name, row)
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            enter, leave = partial(keep, vectors.entering, name), partial(keep, vectors.leaving, name)
+            stack.callback(
+                module.register_forward_pre_hook(
+                    lambda _, args, kwargs, enter=enter: enter([*args, kwargs.get("hidden_states")]), with_kwargs=True
+                ).remove
+            )
+            stack.callback(module.register_forward_hook(lambda _, args, output, leave=leave: leave(output)).remove)
+        yield
+
+
+def _row(given: Any, position: int) -> Tensor | None:
+    """A copy of the row of one position, of the first tensor that has rows of numbers. One that has a single row gives that."""
+    parts = given if isinstance(given, (tuple, list)) else [given]
+    first = next((part for part in parts if isinstance(part, Tensor)), None)
+    if first is None or first.ndim < 2 or not first.is_floating_point():
+        return None
+    rows = first.reshape(-1, first.shape[-1])
+    place = 0 if len(rows) == 1 else position
+    return rows[place].to(torch.float64, copy=True) if place < len(rows) else None
+
+
+def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
+    """An output of one row for several rows, whatever a block is called with."""
+    if isinstance(output, Tensor):
+        is_of_row = output.ndim > 1 and output.shape[0] == 1
+        return output.repeat(n_rows, *[1] * (output.ndim - 1)) if is_of_row else output
+    if isinstance(output, (tuple, list)):
+        return type(output)(_repeated(part, n_rows) for part in output)
+    return output

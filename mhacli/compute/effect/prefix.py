@@ -1,0 +1,72 @@
+"""Runs of a text only what removals can change: the keys and values of the tokens before come from the model's own cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.inputs import run_model
+from mhacli.compute.effect.metric import Reading, read_position
+from mhacli.compute.effect.parts import Entries, blocks_seen
+from mhacli.errors import MhaError
+
+_GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
+"""The layers of transformers' caches that hold keys and values alone, and add new ones behind them."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens from `start` on, up to the one that is measured or to the end. `past` has the keys and values of those before.
+
+    `position` counts from `start`.
+    """
+
+    keywords: Mapping[str, Tensor]
+    position: int
+    entries: Entries
+    start: int = 0
+    past: Any = None
+
+    def read(self, model: nn.Module, n_rows: int = 1) -> Reading:
+        """What one pass over `n_rows` copies gives."""
+        cached = {} if self.past is None else {"past_key_values": self.past}
+        rows = {name: tensor.repeat(n_rows, 1) for name, tensor in self.keywords.items()}
+        return read_position(model, rows | cached, self.position)
+
+
+def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Reading] | None:
+    """The segment of a text from `start` to the position that is measured, and what it gives untouched.
+
+    None where the model has no cache, or one of another kind than keys and values of each token.
+    """
+    if start == 0 or set(whole.keywords) != {"input_ids"} or not getattr(model.config, "use_cache", False):
+        return None
+    ids = whole.keywords["input_ids"]
+    try:
+        past = run_model(model, lambda: model.base_model(input_ids=ids[:, :start], use_cache=True)).get(
+            "past_key_values"
+        )
+        if not {type(layer).__name__ for layer in getattr(past, "layers", ())} <= _GROWING or past is None:
+            return None
+        past.update = partial(_joined, past.layers)
+        entries = Entries(before=whole.entries.before)
+        segment = Segment(
+            {"input_ids": ids[:, start : whole.position + 1]}, whole.position - start, entries, start, past
+        )
+        with blocks_seen(model, entries):
+            return segment, segment.read(model)
+    except MhaError:  # the model cannot go on from its own cache
+        return None
+
+
+def _joined(layers: Any, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """The keys and values of the text before and of new tokens, in every row. The cache stays as it is, and of one row."""
+    one = copy.copy(layers[layer])
+    one.keys, one.values = (kept.expand(len(keys), -1, -1, -1) for kept in (one.keys, one.values))
+    joined: tuple[Tensor, Tensor] = one.update(keys, values, *args, **kwargs)
+    return joined

@@ -1,0 +1,137 @@
+"""What every picture of effects shows: a row of heads for each layer, the texts that queries read, and one scale for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mhacli.render.base.cells import FORBIDDEN, change_levels
+from mhacli.render.base.format import number_text
+from mhacli.render.base.selection import short_name
+from mhacli.results.record.effect import Effect, EffectSummary
+from mhacli.results.record.record import InspectedLayer, Record, texts_of
+from mhacli.text.escape import token_label, visible
+
+
+@dataclass(frozen=True)
+class EffectRow:
+    """The heads of a layer with their effects, None for a head that was not removed."""
+
+    name: str
+    heads: tuple[Effect | None, ...]
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """The keys of a query, and the effect of the edge to each."""
+
+    name: str
+    edges: tuple[Effect, ...]
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EffectMap:
+    """The rows and texts of a record with effects, from `-largest` to `largest` where changes have signs, else from 0."""
+
+    record: Record
+    summary: EffectSummary
+
+    @staticmethod
+    def of(record: Record) -> EffectMap:
+        """The pictures of a record that has effects."""
+        assert record.effect is not None, "a record with effects says what was measured"
+        return EffectMap(record, record.effect)
+
+    @cached_property
+    def largest(self) -> float:
+        """The end of the scale."""
+        changes = (self.summary.change_of(effect) for effect in self.record.effects)
+        return max((abs(change) for change in changes if change is not None), default=0.0)
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether a change can be below 0."""
+        return self.summary.metric == "d_logit"
+
+    @property
+    def low(self) -> str:
+        """The lower end of the scale in words."""
+        return f"-{number_text(self.largest)}" if self.has_signs else "0"
+
+    @property
+    def meaning(self) -> str:
+        """What a change is."""
+        if self.has_signs:
+            return "change of the logit; negative: what was removed supports the target"
+        return "change of the output by the removal, relative to its length"
+
+    def level(self, effect: Effect | None) -> int:
+        """The level of a change, 0 … 510; `FORBIDDEN` for nothing."""
+        change = None if effect is None else self.summary.change_of(effect)
+        return FORBIDDEN if change is None else int(change_levels(np.array(change), self.largest))
+
+    def word(self, effect: Effect | None) -> str:
+        """A change in five columns: `-1.20`, `.31`, `0`; nothing for a head that was not removed."""
+        change = None if effect is None else self.summary.change_of(effect)
+        if change is None:
+            return ""
+        if change == 0:
+            return "0"
+        words = f"{change:.2f}" if abs(change) < 9.995 else f"{change:.1f}" if abs(change) < 99.95 else f"{change:.0f}"
+        return words.replace("0.", ".", 1) if abs(change) < 0.995 else words
+
+    @cached_property
+    def rows(self) -> tuple[EffectRow, ...]:
+        """A row for each layer of which heads were removed alone; a layer of our own has no name."""
+        alone = {(e.kind, e.layer, e.head): e for e in self.record.effects if e.removed == "head"}
+        if alone and not self.record.layers:
+            kind = self.record.effects[0].kind
+            return (EffectRow("", tuple(alone.get((kind, 0, h)) for h in range(self.record.config.n_heads))),)
+        layers = [layer for layer in self.record.layers if any(key[:2] == (layer.kind, layer.layer) for key in alone)]
+        return tuple(
+            EffectRow(
+                short_name(layer, self.record.layers),
+                tuple(alone.get((layer.kind, layer.layer, head)) for head in range(layer.n_heads)),
+            )
+            for layer in layers
+        )
+
+    @property
+    def n_columns(self) -> int:
+        """The heads of the widest row."""
+        return max((len(row.heads) for row in self.rows), default=0)
+
+    @cached_property
+    def texts(self) -> tuple[ReadText, ...]:
+        """The edges of each head, or of each layer where all its heads lose them together."""
+        grouped: dict[str, list[Effect]] = {}
+        for effect in self.record.effects:
+            if effect.removed == "edge":
+                grouped.setdefault(removal_name(effect, self.record), []).append(effect)
+        return tuple(ReadText(name, tuple(own), tuple(self._tokens(own))) for name, own in grouped.items())
+
+    def _tokens(self, edges: list[Effect]) -> Iterator[str]:
+        _, keys = texts_of(edges[0].kind, self.record.sequences, self.record.context)
+        yield from (token_label(keys[0].tokens[edge.key or 0]) for edge in edges)
+
+
+def removal_name(effect: Effect, record: Record) -> str:
+    """`5.1`, or what else was removed; of a layer of our own `head 1`."""
+    if effect.removed == "heads":
+        return " + ".join(f"{layer}.{head}" if record.layers else str(head) for layer, head in effect.heads)
+    if effect.removed == "spans":
+        return " → ".join(map(visible, effect.spans))
+    layer = layer_of(record, effect)
+    if layer is None:
+        return "all heads" if effect.head is None else f"head {effect.head}"
+    name = short_name(layer, record.layers)
+    return f"{name}.{effect.head}" if effect.head is not None else f"layer {name}"
+
+
+def layer_of(record: Record, effect: Effect) -> InspectedLayer | None:
+    """The layer of a checkpoint, None for one of our own."""
+    return next((layer for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)), None)

@@ -1,0 +1,53 @@
+"""The effects of two records beside each other: the removals whose effects differ most, and those that one alone has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mhacli.render.base.format import count_of, flowing, number_text, plain_table, title_rule
+from mhacli.render.base.options import Screen
+from mhacli.render.checkpoint.effect import number_words, removal_words, signed_text
+from mhacli.render.checkpoint.effect_map import removal_name
+from mhacli.results.columns import EFFECT_COLUMNS
+from mhacli.results.diff.result import EffectDifference
+from mhacli.results.record.effect import Effect
+from mhacli.results.record.record import Record
+
+_MOST, _MOST_NAMES = 10, 8
+
+
+def effects_view(
+    found: EffectDifference | None, records: tuple[Record, Record], screen: Screen, *, everything: bool
+) -> Iterator[RenderableType]:
+    """A table of the effects that changed; nothing where not both records have effects."""
+    if found is None:
+        return
+    parts: list[RenderableType] = []
+    if found.changes:
+        heading = EFFECT_COLUMNS[found.metric].heading
+        table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
+        shown = found.changes if everything else found.changes[:_MOST]
+        for one in shown:
+            words = number_words(one.a, found.metric), number_words(one.b, found.metric)
+            table.add_row(Text(removal_words(one.a, records[0])), *map(Text, words), Text(signed_text(one.change)))
+        parts.append(table)
+        hidden = len(found.changes) - len(shown)
+        parts += [Text(f"⋮ {count_of(hidden, 'removal')} more (--all)", style="dim")] if hidden else []
+        least = f"differences up to {number_text(found.tolerance)} are noise or within the tolerance"
+        parts.append(flowing([Text(least, style="dim")], screen.width))
+    for letter, effects, record in zip("AB", (found.only_a, found.only_b), records, strict=True):
+        if effects:
+            parts.append(
+                flowing([Text(f"removed only in {letter}: {_names(effects, record)}", style="dim")], screen.width)
+            )
+    if parts:
+        yield Group(title_rule(f"{found.summary}, the largest difference first"), *parts)
+
+
+def _names(effects: Sequence[Effect], record: Record) -> str:
+    names = [*dict.fromkeys(removal_name(effect, record) for effect in effects)]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,65 @@
+"""What removals change in two records: those that both have, by how far their effects differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mhacli.results.diff.result import EffectChange, EffectDifference, TextDifference, TokenFamily
+from mhacli.results.record.effect import Effect
+from mhacli.results.record.record import Record
+
+
+def compared_effects(
+    a: Record, b: Record, texts: Sequence[TextDifference], tolerance: float
+) -> EffectDifference | None:
+    """The effects of B beside those of A; None where one has none, or none that are proven. Heads belong together by their
+    numbers, edges by their tokens. The tolerance is relative to the largest effect; what is noise in either is no difference."""
+    if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
+        return None
+    metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
+    places = {text.family: _places(text) for text in texts if text.sequence == 0}
+    known = {_key(effect): effect for effect in a.effects}
+    others = {_key(_in_a(effect, places)): effect for effect in b.effects}
+    pairs = [(known[key], others[key]) for key in known if key in others]
+    changes = [EffectChange(one, other, getattr(other, metric) - getattr(one, metric)) for one, other in pairs]
+    largest = max((abs(getattr(effect, metric)) for pair in pairs for effect in pair), default=0.0)
+    least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
+    changed = (change for change in changes if abs(change.change) > least)
+    return EffectDifference(
+        metric=metric,
+        tolerance=least,
+        n_compared=len(pairs),
+        changes=tuple(sorted(changed, key=lambda change: -abs(change.change))),
+        only_a=tuple(effect for key, effect in known.items() if key not in others),
+        only_b=tuple(effect for key, effect in others.items() if key not in known),
+    )
+
+
+def _places(text: TextDifference) -> Mapping[int, int]:
+    """The place in A of each token of B that has one."""
+    return {match.b + i: match.a + i for match in text.compared for i in range(match.length)}
+
+
+def _in_a(effect: Effect, places: Mapping[TokenFamily, Mapping[int, int]]) -> Effect:
+    """An effect of B with the tokens of its edge where they stand in A, −1 for those that A does not have."""
+    if effect.query is None or effect.key is None:
+        return effect
+    context = places.get("context", places["texts"])
+    queries = context if effect.kind == "encoder" else places["texts"]
+    keys = context if effect.kind in ("encoder", "cross") else places["texts"]
+    return replace(effect, query=queries.get(effect.query, -1), key=keys.get(effect.key, -1 - effect.key))
+
+
+def _key(effect: Effect) -> tuple[object, ...]:
+    """What was removed, whatever replaces it."""
+    return (
+        effect.removed,
+        effect.kind,
+        effect.layer,
+        effect.head,
+        effect.query,
+        effect.key,
+        effect.heads,
+        effect.spans,
+    )

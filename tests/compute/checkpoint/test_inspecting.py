@@ -1,0 +1,591 @@
+"""`inspecting`: the caller's own calls, unchanged to the bit, and the record that the command line makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from support.checkpoints_saved import TEXT, Checkpoints, reference, request_of, tokenizer_of
+from support.model_families import (
+    FAMILIES,
+    K_LEN,
+    PAIRS,
+    Q_LEN,
+    VOCABULARY,
+    ids_of,
+    keywords_of,
+    made,
+    tensors_in,
+    tiny,
+)
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from transformers import AttentionInterface
+
+import mhacli
+from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+from mhacli.errors import MhaError
+from mhacli.results.record.record import InspectedLayer, Record
+
+KEEP = ("pattern", "z", "scores", "qk")
+
+
+class Attention(nn.Module):
+    """Attention by torch's own function, as people write it."""
+
+    def __init__(self, d_model: int, n_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+class Written(nn.Module):
+    """A model of two layers that nobody but its author knows."""
+
+    def __init__(self, dropout: float = 0.0, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 24)
+        self.layers = nn.ModuleList([Attention(24, 3, dropout) for _ in range(2)])
+        self.is_checkpointed = checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            again = (
+                torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if self.is_checkpointed else layer(x)
+            )
+            x = x + again
+        return x
+
+
+def written(dropout: float = 0.0, **choices: Any) -> Written:
+    torch.manual_seed(5)
+    return Written(dropout, **choices)
+
+
+def digest(tensors: list[Tensor]) -> str:
+    """A hash of all bits."""
+    state = hashlib.sha256()
+    for tensor in tensors:
+        state.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------- the command's record
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+def commanded(folder: str, **choices: Any) -> tuple[Record, Mapping[str, Tensor]]:
+    """The record of the command line, and the keywords that it gave the model."""
+    run, _ = prepare_checkpoint(request_of(folder, TEXT, keep=KEEP, **choices))
+    run.run()
+    return run.record(), run.inputs.keywords
+
+
+def foreseen_alike(layer: InspectedLayer) -> InspectedLayer:
+    """The layer without the memory that the command foresees, for it knows the text before."""
+    return replace(layer, survey=replace(layer.survey, peak_bytes=0))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
+def test_the_record_is_that_of_the_command_line_bit_for_bit(checkpoints: Checkpoints, name: str) -> None:
+    folder = checkpoints.of(name)
+    expected, keywords = commanded(folder)
+    model = reference(folder, "AutoModel")
+    with mhacli.inspecting(model, tokenizer_of(name), keep=KEEP) as seen, torch.no_grad():
+        model(**keywords)
+    found = seen.record
+    assert found.arrays.keys() == expected.arrays.keys()
+    for own, array in expected.arrays.items():
+        assert np.array_equal(found.arrays[own], array, equal_nan=True), own
+        assert found.arrays[own].dtype == array.dtype
+    assert found.heads == expected.heads
+    assert [foreseen_alike(layer) for layer in found.layers] == [foreseen_alike(layer) for layer in expected.layers]
+    assert found.sequences == expected.sequences
+    assert found.context == expected.context
+    assert seen.notes == ()
+
+
+def test_a_record_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    model = written()
+    with mhacli.inspecting(model, keep=["pattern"]) as seen:
+        model(ids_of(2, Q_LEN))
+    seen.record.save(str(tmp_path / "x.safetensors"))
+    again = mhacli.load(str(tmp_path / "x.safetensors"))
+    assert again.layers == seen.record.layers
+    assert again.pattern(layer=1, head=2).values.shape == (Q_LEN, Q_LEN)
+
+
+def test_chosen_layers_and_heads_alone_are_in_the_record() -> None:
+    model = tiny("llama")
+    with mhacli.inspecting(model, layers=[1], heads=[0, 3]) as seen:
+        model(ids_of(1, Q_LEN))
+    assert [(head.layer, head.head) for head in seen.record.heads] == [(1, 0), (1, 3)]
+    assert all("pattern" not in name for name in seen.record.arrays)
+
+
+# ---------------------------------------------------------------------------------------------------- nothing is changed
+
+
+def of_family(name: str) -> Callable[[], tuple[nn.Module, Mapping[str, Any]]]:
+    def make() -> tuple[nn.Module, Mapping[str, Any]]:
+        family = FAMILIES[name]
+        return made(family.kind, family.choices).requires_grad_(True), keywords_of(name)
+
+    return make
+
+
+def trained(name: str, choices: Mapping[str, Any]) -> Callable[[], tuple[nn.Module, Mapping[str, Any]]]:
+    def make() -> tuple[nn.Module, Mapping[str, Any]]:
+        family = FAMILIES[name]
+        model = made(family.kind, {**family.choices, **choices}).requires_grad_(True)
+        return model.train(), keywords_of(name)
+
+    return make
+
+
+def checkpointing(name: str) -> tuple[nn.Module, Mapping[str, Any]]:
+    """A model of transformers whose backward pass computes its layers anew."""
+    model, keywords = of_family(name)()
+    model.activation_checkpointing_enable()  # type: ignore[operator]
+    return model.train(), {**keywords, "use_cache": False}
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Mapping[str, Any]]]] = {
+    **{name: of_family(name) for name in ("gpt2", "llama", "bert", "t5", "vit", "bloom", "gemma2", "falcon")},
+    "written": lambda: (written(), {"tokens": ids_of(2, Q_LEN)}),
+    "checkpointed": lambda: (written(checkpointed=True), {"tokens": ids_of(2, Q_LEN)}),
+    "llama checkpointed": lambda: checkpointing("llama"),
+    "dropping": lambda: (written(0.3).train(), {"tokens": ids_of(2, Q_LEN)}),
+    "gpt2 in training": trained("gpt2", {"attn_pdrop": 0.2}),
+    "bloom in training": trained("bloom", {"attention_dropout": 0.2}),
+}
+
+
+def bits(name: str, how: Callable[[], Any], *, inspected: bool) -> tuple[str, str, str]:
+    """Hashes of outputs, of gradients, and of the random numbers that follow; `how` makes what the call is made in."""
+    model, keywords = MODELS[name]()
+    torch.manual_seed(3)
+
+    def run() -> tuple[str, str, str]:
+        with how():
+            outputs = [tensor for tensor in tensors_in(model(**keywords)) if tensor.is_floating_point()]
+        of_outputs = digest(outputs)
+        if outputs[0].requires_grad:
+            sum(tensor.float().square().mean() for tensor in outputs).backward()  # type: ignore[union-attr]
+        gradients = [own.grad for own in model.parameters() if own.grad is not None]
+        return of_outputs, digest(gradients), digest([torch.get_rng_state()])
+
+    if not inspected:
+        return run()
+    with mhacli.inspecting(model, keep=KEEP) as seen:
+        found = run()
+    assert len(seen.passes) == 1
+    assert seen.record.layers
+    assert seen.notes == ()
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_gradients_and_random_numbers_are_the_same_bits(name: str) -> None:
+    assert bits(name, torch.enable_grad, inspected=True) == bits(name, torch.enable_grad, inspected=False)
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "written"])
+def test_so_they_are_without_gradients(name: str, how: Callable[[], Any]) -> None:
+    assert bits(name, how, inspected=True) == bits(name, how, inspected=False)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom", "written"])
+def test_so_they_are_under_autocast_and_each_layer_is_verified(name: str) -> None:
+    def how() -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    assert bits(name, how, inspected=True) == bits(name, how, inspected=False)
+    model, keywords = MODELS[name]()
+    with mhacli.inspecting(model) as seen, how():
+        model(**keywords)
+    assert [check.name for layer in seen.record.layers for check in layer.survey.checks if not check.ok] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_every_dtype_is_verified(dtype: torch.dtype) -> None:
+    model = written().to(dtype)
+    with mhacli.inspecting(model) as seen:
+        model(ids_of(2, Q_LEN))
+    assert seen.record.model is not None
+    assert (seen.record.model.n_layers, seen.record.model.n_vocabulary) == (2, 0)
+    assert seen.record.config.dtype == str(dtype).removeprefix("torch.")
+    assert [check.name for layer in seen.record.layers for check in layer.survey.checks if not check.ok] == []
+
+
+def test_dropout_is_named_and_is_no_failure() -> None:
+    model = written(0.3).train()
+    with mhacli.inspecting(model) as seen:
+        model(ids_of(2, Q_LEN))
+    assert seen.record.self_check.ok
+    assert {layer.verified for layer in seen.record.layers} == {False}
+
+
+def test_hooks_and_wrappers_are_gone_after_any_exit() -> None:
+    model, registry = tiny("bloom"), dict(AttentionInterface._global_mapping)
+
+    def hooks() -> int:
+        return sum(len(own._forward_hooks) + len(own._forward_pre_hooks) for own in model.modules())
+
+    before = hooks()
+    with contextlib.suppress(ZeroDivisionError), mhacli.inspecting(model):
+        assert hooks() > before
+        raise ZeroDivisionError
+    assert hooks() == before
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert _get_current_function_mode_stack() == []
+
+
+def test_no_tensor_of_the_model_is_held_after_its_layer() -> None:
+    model, held = written(), list[weakref.ref[Tensor]]()
+    alive: list[int] = []
+
+    def watch(module: nn.Module, args: Any, output: Tensor) -> None:
+        gc.collect()
+        alive.append(sum(own() is not None for own in held))
+        held.clear()
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        held.append(weakref.ref(output))
+
+    for layer in model.layers:
+        layer.qkv.register_forward_hook(note)  # type: ignore[union-attr]
+        layer.register_forward_hook(watch)
+    with mhacli.inspecting(model, keep=KEEP) as seen, torch.no_grad():
+        model(ids_of(2, Q_LEN))
+    assert alive == [0, 0]
+    assert seen.record.layers
+
+
+# --------------------------------------------------------------------------------------------------------- several calls
+
+
+def test_each_call_is_a_pass_and_the_record_is_that_of_the_last() -> None:
+    model = written()
+    with mhacli.inspecting(model) as seen:
+        for n in (5, 7):
+            model(ids_of(1, n))
+    assert [len(record.sequences[0].ids) for record in seen.passes] == [5, 7]
+    assert seen.record is seen.passes[-1]
+
+
+def test_nested_contexts_of_one_model_see_the_same() -> None:
+    model = tiny("gpt2")
+    with mhacli.inspecting(model, keep=KEEP) as outer, mhacli.inspecting(model, keep=KEEP) as inner:
+        model(ids_of(2, Q_LEN))
+    assert outer.record.heads == inner.record.heads
+    assert outer.record.layers == inner.record.layers
+    for name, array in outer.record.arrays.items():
+        assert np.array_equal(array, inner.record.arrays[name], equal_nan=True)
+
+
+def test_nested_contexts_of_two_models_each_see_their_own() -> None:
+    gpt2, own = tiny("gpt2"), written()
+    with mhacli.inspecting(gpt2) as outer, mhacli.inspecting(own) as inner:
+        gpt2(ids_of(2, Q_LEN))
+        own(ids_of(1, K_LEN))
+    assert [record.model.architecture for record in outer.passes if record.model] == ["GPT2Model"]
+    assert [record.model.architecture for record in inner.passes if record.model] == ["Written"]
+
+
+def test_a_pass_that_raises_is_in_no_record_and_the_next_one_is() -> None:
+    model = tiny("gpt2")
+    with mhacli.inspecting(model) as seen:
+        handle = model.h[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids_of(2, Q_LEN))
+        handle.remove()
+        model(ids_of(2, K_LEN))
+    assert [len(record.layers) for record in seen.passes] == [3]
+    assert seen.notes == ("a pass that raised is in no record",)
+    assert repr(seen) == "<Seen: 1 pass of GPT2Model; a pass that raised is in no record>"
+
+
+def test_a_call_from_another_thread_is_refused() -> None:
+    model, faults = written(), list[BaseException]()
+
+    def call() -> None:
+        try:
+            model(ids_of(1, 5))
+        except MhaError as fault:
+            faults.append(fault)
+
+    with mhacli.inspecting(model) as seen:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        model(ids_of(1, 7))
+    assert [str(fault) for fault in faults] == [
+        "Written is called in another thread than the one that opened mhacli.inspecting"
+    ]
+    assert len(seen.passes) == 1
+
+
+class Encoder(nn.Module):
+    """torch's own attention."""
+
+    def __init__(self, *, weights: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 12)
+        self.attn, self.weights = nn.MultiheadAttention(12, 3, batch_first=True), weights
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        x = self.embed(tokens)
+        made: tuple[Tensor, Tensor | None] = self.attn(x, x, x, need_weights=self.weights, average_attn_weights=False)
+        return made
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_the_attention_of_torch_is_seen_and_is_what_it_returns_itself(weights: bool) -> None:
+    torch.manual_seed(5)
+    model, ids = Encoder(weights=True), ids_of(2, 7)
+    outputs, expected = model(ids)
+    model.weights = weights
+    plain = model(ids)[0]
+    with mhacli.inspecting(model, keep=("pattern", "z")) as seen:
+        again = model(ids)[0]
+    assert digest([again]) == digest([plain])
+    assert np.abs(seen.record.arrays["layers.0.pattern"] - expected.detach().numpy()).max() < 1e-6
+    assert seen.record.layers[0].verified
+    assert torch.allclose(outputs, again, atol=1e-6)
+
+
+def test_a_fast_path_that_inspection_would_turn_off_is_refused() -> None:
+    model = Encoder(weights=False).eval()
+    with pytest.raises(MhaError, match=r"^attn \(MultiheadAttention\) cannot be inspected"), mhacli.inspecting(model):
+        pass
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with mhacli.inspecting(model) as seen:
+            model(ids_of(2, 7))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert seen.record.layers
+
+
+# ------------------------------------------------------------------------------------------------------------ the tokens
+
+
+@pytest.mark.parametrize(("name", "side"), [("llama", "right"), ("llama", "left"), ("bert", "right")])
+def test_padding_is_no_token_even_beyond_the_longest_text(name: str, side: str) -> None:
+    model, tokenizer = reference_of(name), tokenizer_of(name, padding_side=side)
+    texts = [TEXT, "the cat"]
+    near = tokenizer(texts, padding=True, return_tensors="pt")
+    far = tokenizer(texts, padding="max_length", max_length=31, return_tensors="pt")
+    with mhacli.inspecting(model, tokenizer, keep=("pattern",)) as seen, torch.no_grad():
+        for given in (near, far):
+            model(input_ids=given["input_ids"], attention_mask=given["attention_mask"])
+    first, second = seen.passes
+    assert first.sequences == second.sequences
+    assert [len(text.ids) for text in second.sequences] == near["attention_mask"].sum(dim=1).tolist()
+    assert second.config.padding == side
+    for layer in range(3):
+        own, other = (record.arrays[f"layers.{layer}.pattern"] for record in seen.passes)
+        assert own.shape == other.shape
+        assert np.abs(own - other).max() < 1e-5
+    assert all(layer.verified for layer in second.layers)
+
+
+def reference_of(name: str) -> Any:
+    from support.checkpoints_saved import KINDS, N_VOCABULARY
+
+    return made(name, {**KINDS[name], "vocab_size": N_VOCABULARY})
+
+
+def test_a_tokenizer_of_another_model_gives_way_to_the_ids_and_a_note() -> None:
+    model = written()
+    with mhacli.inspecting(model, tokenizer_of("gpt2")) as seen:
+        model(torch.tensor([[3, 90, 5]]))
+    assert seen.notes == ()
+    model.embed = nn.Embedding(9999, 24)
+    with mhacli.inspecting(model, tokenizer_of("gpt2")) as seen:
+        model(torch.tensor([[3, 9998, 5]]))
+    assert seen.record.sequences[0].tokens == ("3", "9998", "5")
+    assert seen.notes == (
+        "the tokenizer has no token for some ids: it is another model's, and tokens are shown as ids",
+    )
+
+
+def test_vectors_without_ids_have_places_for_tokens() -> None:
+    model = tiny("llama")
+    with mhacli.inspecting(model) as seen:
+        model(inputs_embeds=torch.randn(2, 7, 48))
+    assert [text.tokens[-1] for text in seen.record.sequences] == ["x6", "x6"]
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+
+
+class Named(nn.Module):
+    """Attention that its class does not name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, self.mix(x))
+
+
+class Hidden(nn.Module):
+    """Attention without a softmax of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (x @ self.attn(x).mT).exp()
+        return scores / scores.sum(dim=-1, keepdim=True) @ x
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Named, "no attention was seen in Named, which is made of Named, Linear"),
+        (Hidden, "no attention was seen in Hidden, though it has Linear"),
+    ],
+)
+def test_a_model_without_attention_names_its_classes_and_what_would_be_seen(
+    make: Callable[[], nn.Module], message: str
+) -> None:
+    model = make()
+    with mhacli.inspecting(model) as seen:
+        model(torch.randn(2, 5, 8))
+    assert seen.passes == ()
+    with pytest.raises(MhaError) as caught:
+        _ = seen.record
+    assert caught.value.message == message
+    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
+
+
+def test_a_context_without_a_call_says_so() -> None:
+    with mhacli.inspecting(written()) as seen:
+        pass
+    with pytest.raises(MhaError, match=r"^Written was not called inside of mhacli\.inspecting\n"):
+        _ = seen.record
+
+
+def test_a_part_that_was_called_by_itself_is_named() -> None:
+    model = written()
+    with mhacli.inspecting(model) as seen:
+        model.layers[1](torch.randn(1, 5, 24))
+    with pytest.raises(MhaError, match=r"^only parts of Written were called by themselves: layers\.1\n"):
+        _ = seen.record
+    assert seen.notes == ("layers.1 was called by itself, outside of a call of the model, and is in no record",)
+
+
+def test_a_head_that_no_layer_has_is_named() -> None:
+    model = written()
+    with mhacli.inspecting(model, heads=[7]) as seen:
+        model(ids_of(1, 5))
+    with pytest.raises(MhaError, match=r"head 7 is out of range: 0 to 2$"):
+        _ = seen.record
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: "MiniLM", "mhacli.inspecting needs one torch.nn.Module, not a str"),
+        (lambda: (written(), written()), "mhacli.inspecting needs one torch.nn.Module, not a tuple"),
+        (lambda: nn.DataParallel(written()),
+         "DataParallel cannot be inspected: it is run in copies, each in a thread of its own"),
+        (lambda: torch.compile(written(), backend="eager"),
+         "OptimizedModule cannot be inspected: it is compiled, and its attention runs within kernels"),
+        (lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
+         "TopLevelTracedModule cannot be inspected: it is scripted: torch.jit runs it without Python"),
+    ],
+    ids=["a path", "two models", "copies", "compiled", "scripted"],
+)  # fmt: skip
+def test_a_model_that_hides_its_parts_is_refused(make: Callable[[], Any], message: str) -> None:
+    model = make()
+    with pytest.raises(MhaError) as caught, mhacli.inspecting(model):
+        pass
+    assert caught.value.message == message
+
+
+def test_so_is_one_with_a_compiled_part_and_one_in_shards() -> None:
+    model = written()
+    model.layers[0].compile(backend="eager")
+    with pytest.raises(MhaError, match=r"^layers\.0 \(Attention\) cannot be inspected"), mhacli.inspecting(model):
+        pass
+    sharded = type("FSDPModule", (Written,), {})()
+    with pytest.raises(MhaError, match="shards"), mhacli.inspecting(sharded):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_so_is_a_call_through_a_wrapper_that_compiles() -> None:
+    model = written()
+    compiled = torch.compile(model, backend="eager")
+    with mhacli.inspecting(model), pytest.raises(MhaError, match=r"^Written is called through torch\.compile"):
+        compiled(ids_of(1, 5))
+
+
+def test_a_matrix_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(MhaError, match="'weights' is no matrix"), mhacli.inspecting(written(), keep=["weights"]):
+        pass
+
+
+def test_what_goes_beyond_the_limit_is_left_out_and_said() -> None:
+    model = written()
+    with mhacli.inspecting(model, keep=["pattern"], keep_limit=4 * 2 * 3 * Q_LEN * Q_LEN) as seen:
+        model(ids_of(2, Q_LEN))
+    assert seen.record.not_kept == ("matrices of layers.1",)
+
+
+def test_layers_whose_attention_is_not_of_the_tokens_are_listed() -> None:
+    model = tiny("clip")
+    with mhacli.inspecting(model) as seen:
+        model(**keywords_of("clip"))
+    assert seen.record.model is not None
+    assert [own.layer for own in seen.record.model.without] == [3, 4, 5]
+
+
+def test_pairs_have_their_two_texts() -> None:
+    assert set(PAIRS) >= {"t5"}
+    model = tiny("t5")
+    with mhacli.inspecting(model) as seen:
+        model(**keywords_of("t5"))
+    assert seen.record.context is not None
+    assert [len(text.ids) for text in (*seen.record.sequences, *seen.record.context)] == [Q_LEN] * 2 + [K_LEN] * 2
+
+
+@pytest.mark.full
+def test_a_long_text_of_few_tokens_rounds_more_than_a_short_one_and_passes() -> None:
+    torch.manual_seed(0)
+    model = Written()
+    with torch.no_grad(), mhacli.inspecting(model) as seen:
+        model(torch.randint(3, 40, (1, 16_384)))
+    assert [check.name for layer in seen.record.layers for check in layer.survey.checks if not check.ok] == []

@@ -1,0 +1,258 @@
+"""`mhacli.removed` against edited copies of the weights, and against masks that the model itself reads."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from typing import Any
+
+import pytest
+import torch
+from support.model_families import FAMILIES, ids_of, made, run_plain
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import mhacli
+
+N, HEADS = 11, 4
+PROJECTIONS = {
+    "gpt2": "transformer.h.{}.attn.c_proj",
+    "llama": "model.layers.{}.self_attn.o_proj",
+    "gemma2": "model.layers.{}.self_attn.o_proj",
+    "gpt_oss": "model.layers.{}.self_attn.o_proj",
+    "bloom": "transformer.h.{}.self_attention.dense",
+}
+
+
+def model_of(name: str, **how: Any) -> Any:
+    family = FAMILIES[name]
+    model = made(family.kind, family.choices, automatic="AutoModelForCausalLM", **how)
+    return model if name == "gpt_oss" else model.double()
+
+
+def without_heads(name: str, model: Any, *heads: tuple[int, int]) -> Any:
+    """A copy whose output projections ignore heads."""
+    edited = copy.deepcopy(model)
+    for layer, head in heads:
+        projection = edited.get_submodule(PROJECTIONS[name].format(layer))
+        weight = projection.weight.data if type(projection).__name__ == "Conv1D" else projection.weight.data.T
+        width = weight.shape[0] // HEADS
+        weight[head * width : (head + 1) * width] = 0
+    return edited
+
+
+def logits(model: Any, ids: Tensor) -> Tensor:
+    return run_plain(model, {"input_ids": ids}).logits
+
+
+def masked_edge(model: Any, ids: Tensor, layer: int, edges: list[tuple[int, int, int]]) -> Tensor:
+    """The logits where the mask of one layer's attention of llama forbids edges of single heads."""
+
+    def forbid(_: Any, args: Any, kwargs: Any) -> Any:
+        mask = torch.zeros(len(ids), HEADS, N, N, dtype=torch.float64)
+        mask = mask.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        for head, query, key in edges:
+            mask[:, head, query, key] = -torch.inf
+        return args, kwargs | {"attention_mask": mask}
+
+    handle = model.model.layers[layer].self_attn.register_forward_pre_hook(forbid, with_kwargs=True)
+    found = logits(model, ids)
+    handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_heads_are_gone_from_every_sequence_of_a_batch(name: str) -> None:
+    model, ids = model_of(name), ids_of(2, N)
+    plain = logits(model, ids)
+    with mhacli.removed(model, heads=[(1, 2), (2, 0)]):
+        found = logits(model, ids)
+    torch.testing.assert_close(found, logits(without_heads(name, model, (1, 2), (2, 0)), ids), rtol=0, atol=2e-5)
+    assert (found - plain).abs().max() > 1e-3
+    assert torch.equal(logits(model, ids), plain), "as it was"
+
+
+def test_edges_of_one_query_are_masked_together() -> None:
+    model, ids = model_of("llama"), ids_of(2, N)
+    edges = [(1, 8, 2), (1, 8, 5), (3, 6, 0)]
+    with mhacli.removed(model, edges=[(1, *edge) for edge in edges]):
+        found = logits(model, ids)
+    torch.testing.assert_close(found, masked_edge(model, ids, 1, edges), rtol=0, atol=1e-9)
+
+
+def test_an_edge_of_all_heads_and_nested_contexts_add_up() -> None:
+    model, ids = model_of("llama"), ids_of(1, N)
+    of_all = [(head, 8, 2) for head in range(HEADS)]
+    with mhacli.removed(model, edges=[(1, None, 8, 2)]):
+        outer = logits(model, ids)
+        with mhacli.removed(model, edges=[(1, 0, 8, 4)]), mhacli.removed(model, heads=[(2, 1)]):
+            inner = logits(model, ids)
+        again = logits(model, ids)
+    torch.testing.assert_close(outer, masked_edge(model, ids, 1, of_all), rtol=0, atol=1e-9)
+    both = masked_edge(without_heads("llama", model, (2, 1)), ids, 1, [*of_all, (0, 8, 4)])
+    torch.testing.assert_close(inner, both, rtol=0, atol=1e-9)
+    assert torch.equal(again, outer)
+
+
+def test_an_edge_of_a_head_that_is_gone_does_not_bring_it_back() -> None:
+    model, ids = model_of("gpt2"), ids_of(1, N)
+    with mhacli.removed(model, heads=[(0, 3)], edges=[(0, 3, 8, 2)]):
+        found = logits(model, ids)
+    torch.testing.assert_close(found, logits(without_heads("gpt2", model, (0, 3)), ids), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_generation_with_a_cache_runs_without_the_head_and_the_edge(name: str) -> None:
+    model, ids = model_of(name), ids_of(1, N)
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    query = N + 1
+    with mhacli.removed(model, heads=[(1, 2)], edges=[(2, 1, query, query - 1)]):
+        steps = model.generate(ids, **how, output_logits=True, return_dict_in_generate=True)
+        whole = logits(model, steps.sequences)
+    made_of = torch.stack(steps.logits, dim=1)
+    torch.testing.assert_close(made_of.double(), whole[:, N - 1 : -1].double(), rtol=0, atol=2e-5)
+
+
+def test_gradients_are_those_of_the_model_without_the_head() -> None:
+    model, ids = model_of("gpt2").requires_grad_(True), ids_of(1, N)
+    edited = without_heads("gpt2", model, (1, 2))
+    with mhacli.removed(model, heads=[(1, 2)]):
+        model(ids, use_cache=False).logits[0, -1, 5].backward()
+    edited(ids, use_cache=False).logits[0, -1, 5].backward()
+    for (name, one), other in zip(model.named_parameters(), edited.parameters(), strict=True):
+        if name != "transformer.h.1.attn.c_proj.weight":  # of the head that is not there
+            torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-9, msg=name)
+
+
+def test_gradients_flow_through_what_is_left_of_a_row() -> None:
+    model, ids = model_of("llama").requires_grad_(True), ids_of(1, N)
+    other = copy.deepcopy(model)
+    with mhacli.removed(model, edges=[(1, 2, N - 1, 3)]):
+        model(ids, use_cache=False).logits[0, -1, 5].backward()
+
+    def forbid(_: Any, args: Any, kwargs: Any) -> Any:
+        mask = torch.zeros(1, HEADS, N, N, dtype=torch.float64)
+        mask = mask.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        mask[:, 2, N - 1, 3] = -torch.inf
+        return args, kwargs | {"attention_mask": mask}
+
+    other.model.layers[1].self_attn.register_forward_pre_hook(forbid, with_kwargs=True)
+    other(ids, use_cache=False).logits[0, -1, 5].backward()
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_context_that_raises_leaves_the_model_as_it_was() -> None:
+    model, ids = model_of("gpt2"), ids_of(1, N)
+    plain = logits(model, ids)
+    with pytest.raises(ZeroDivisionError), mhacli.removed(model, heads=[(0, 0)]):
+        raise ZeroDivisionError
+    assert torch.equal(logits(model, ids), plain)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+class Written(nn.Module):
+    """Attention over scaled_dot_product_attention, without transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attn = WrittenAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x)
+
+
+class WrittenAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (9, 4)).transpose(1, 2).split(3, dim=1)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_a_module_of_ones_own_loses_a_head() -> None:
+    model, x = Written(), torch.randn(2, 5, 12)
+    edited = copy.deepcopy(model)
+    edited.attn.out.weight.data[:, 4:8] = 0
+    with mhacli.removed(model, heads=[(0, 1)]):
+        found = model(x)
+    torch.testing.assert_close(found, edited(x))
+
+
+def test_another_model_of_the_same_class_is_left_alone() -> None:
+    model, other, ids = model_of("llama"), model_of("llama"), ids_of(1, N)
+    plain = logits(other, ids)
+    with mhacli.removed(model, heads=[(1, 2)]):
+        logits(model, ids)
+        assert torch.equal(logits(other, ids), plain)
+
+
+# ------------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_call_in_another_thread_is_refused() -> None:
+    model, ids, faults = model_of("gpt2"), ids_of(1, N), list[Exception]()
+
+    def call() -> None:
+        try:
+            logits(model, ids)
+        except mhacli.MhaError as fault:
+            faults.append(fault)
+
+    with mhacli.removed(model, heads=[(0, 0)]):
+        logits(model, ids)
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert [fault.code for fault in faults] == ["other-thread"]
+
+
+@pytest.mark.parametrize(("what", "message"), [
+    ({"heads": [(9, 0)]}, "layer 9 did not occur in the calls of GPT2LMHeadModel: not all was removed"),
+    ({"edges": [(0, 1, 40, 2)]}, "query 40 and key 2 of layer 0 did not occur in the calls of GPT2LMHeadModel"),
+    ({"heads": [(0, 7)]}, "layer 0: head 7 is out of range"),
+    ({"heads": [(0,)]}, "heads: (0,) is not (layer, head)"),
+    ({"heads": [5]}, "heads: 5 is not (layer, head)"),
+    ({"edges": [(0, 1, 2)]}, "edges: (0, 1, 2) is not (layer, head, query, key)"),
+    ({}, "mhacli.removed is given nothing to remove"),
+])  # fmt: skip
+def test_what_cannot_be_removed_is_an_error(what: Any, message: str) -> None:
+    model = model_of("gpt2")
+    with pytest.raises(mhacli.MhaError) as fault, mhacli.removed(model, **what):
+        logits(model, ids_of(1, N))
+    assert str(fault.value).startswith(message)
+
+
+def test_a_model_that_is_not_called_is_an_error() -> None:
+    with pytest.raises(mhacli.MhaError, match="was not called inside of"), mhacli.removed(model_of("gpt2"), [(0, 0)]):
+        pass
+
+
+def test_models_that_share_modules_are_not_opened_together() -> None:
+    model = model_of("gpt2")
+    with mhacli.removed(model, heads=[(0, 0)]):
+        logits(model, ids_of(1, N))
+        with pytest.raises(mhacli.MhaError, match="share modules"), mhacli.removed(model.base_model, heads=[(0, 1)]):
+            pass
+
+
+def test_a_compiled_model_is_refused() -> None:
+    model = model_of("gpt2")
+    model.compile(backend="eager")
+    with pytest.raises(mhacli.MhaError, match="it is compiled"), mhacli.removed(model, heads=[(0, 0)]):
+        pass
+
+
+def test_activations_that_are_computed_again_are_refused() -> None:
+    model = model_of("llama").requires_grad_(True).train()
+    for layer in model.model.layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+    with mhacli.removed(model, heads=[(1, 0)]):
+        loss = model(ids_of(1, N), use_cache=False).logits.sum()
+        with pytest.raises(mhacli.MhaError, match="checkpoints of activations"):
+            loss.backward()
