@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the tier, all where rows are asked for by name; skips what needs a device or Triton."""
+    """Leaves the tests of the tier, all where rows are asked for by name; skips what needs a device or another library."""
     from support import tiers
 
     if not any("[" in word for word in config.args):
@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in kept]
     _skip_without_device(items)
     _skip_without_interpreter(items)
+    _skip_without_ray(items)
 
 
 def pytest_collection_finish() -> None:
@@ -67,6 +68,15 @@ def _skip_without_interpreter(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("triton"):
             item.add_marker(pytest.mark.skip(reason="needs Triton and TRITON_INTERPRET=1"))
+
+
+def _skip_without_ray(items: list[pytest.Item]) -> None:
+    """Both libraries of the extra `scan`."""
+    if find_spec("ray") is not None and find_spec("pyarrow") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("scan"):
+            item.add_marker(pytest.mark.skip(reason="needs Ray and pyarrow"))
 
 
 @pytest.fixture
