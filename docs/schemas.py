@@ -155,6 +155,7 @@ RECORD_FIELDS = {
     "module": "`trace FILE.py:CLASS`: the class, its arguments and sizes",
     "effects": "`effect`: a list of removals, each with what it changes",
     "effect": "`effect`: what was measured and where, the noise floor, and the removals that were computed a second time",
+    "corpus": "`scan`: the documents, and how the statistics of each head spread over them",
     "nonfinite": "how many numbers of each array are NaN or infinite; those are null",
 }
 

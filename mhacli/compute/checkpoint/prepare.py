@@ -13,6 +13,7 @@ from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.attention.tiled.reducer import settled
+from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -64,6 +65,38 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
 def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
     """The model, with a language `head` if one is asked for, and the texts as its inputs. Raises `MhaError` for what cannot
     work, before the weights are loaded where that can be known."""
+    unloaded = find(request)
+    texts = make_texts(request, unloaded.tokenizer, unloaded.config)
+    loaded = unloaded.load(request, head)
+    return ReadCheckpoint(loaded, inputs_of(loaded, texts, unloaded.tokenizer, request), texts, unloaded.tokenizer)
+
+
+class UnloadedCheckpoint(NamedTuple):
+    """A checkpoint whose weights are not loaded: its folder with the revision, config and tokenizer, and the device that it is
+    for."""
+
+    checkpoint: Checkpoint
+    revision: str | None
+    config: Any
+    tokenizer: ModelTokenizer
+    device: torch.device
+
+    def load(self, request: ModelRequest, head: LanguageHead | None) -> Loaded:
+        """The model, with a language `head` if one is asked for."""
+        return load_model(
+            request.source,
+            self.checkpoint,
+            self.config,
+            revision=self.revision,
+            device=self.device,
+            dtype=request.dtype,
+            head=head,
+            allow_nonfinite=request.wanted.allow_nonfinite,
+        )
+
+
+def find(request: ModelRequest) -> UnloadedCheckpoint:
+    """The checkpoint of a request, on a torch with as many threads as it asks for. Raises `MhaError`."""
     device = choose_device(request.device)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
@@ -72,19 +105,7 @@ def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
     )
     config = load_config(checkpoint)
     _require_kinds(request, config)
-    tokenizer = load_tokenizer(checkpoint, request.tokenizer)
-    texts = make_texts(request, tokenizer, config)
-    loaded = load_model(
-        request.source,
-        checkpoint,
-        config,
-        revision=revision,
-        device=device,
-        dtype=request.dtype,
-        head=head,
-        allow_nonfinite=request.wanted.allow_nonfinite,
-    )
-    return ReadCheckpoint(loaded, inputs_of(loaded, texts, tokenizer, request), texts, tokenizer)
+    return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.tokenizer), device)
 
 
 def _require_kinds(request: ModelRequest, config: Any) -> None:

@@ -121,6 +121,14 @@ class CheckpointRun:
     @torch.no_grad()
     def run(self, tell: Progress = no_progress) -> None:
         """One pass with every layer looked at, and the passes that show that looking changes nothing."""
+        outputs = self.inspect(tell)
+        began = perf_counter()
+        self._compare(outputs)
+        self.seconds["comparison"] = perf_counter() - began
+
+    @torch.no_grad()
+    def inspect(self, tell: Progress = no_progress) -> Mapping[str, Any]:
+        """One pass with every layer looked at, and the outputs of the model."""
         self.foresee()  # what is kept cell by cell may have been asked for since
         began = perf_counter()
         self.layers = self._inspection(tell)
@@ -129,9 +137,7 @@ class CheckpointRun:
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:
             raise self._nothing_seen()
-        began = perf_counter()
-        self._compare(outputs)
-        self.seconds["comparison"] = perf_counter() - began
+        return outputs
 
     def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
         """The outputs of the model, watched by `take` or by nobody."""

@@ -18,6 +18,7 @@ from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
 from mhacli.results.display import Page, Shown, page_of
 from mhacli.results.record.arrays import Array, Prefixed
+from mhacli.results.record.corpus import CorpusSummary
 from mhacli.results.record.effect import EffectSummary
 from mhacli.results.record.head_statistics import HeadsSummary
 from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
@@ -45,6 +46,8 @@ class Record(Shown):
     the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
     A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.
     `effects` are what removing parts of a checkpoint's attention changes, and `effect` says of what.
+    A record of a `corpus` is that of one of its documents, the example, with the heads of the whole corpus: `heads` are means
+    over the documents, as are the arrays `profile`, `uniform_profile`, `span_mass`, `uniform_span_mass`; checks are the worst.
     `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
     arrays that were left out to stay within the limit, and with `NOT_SEEN` behind them those that a checkpoint did not show.
     """
@@ -71,6 +74,7 @@ class Record(Shown):
     module: UserModule | None = None
     effects: EffectTable = field(default_factory=EffectTable)
     effect: EffectSummary | None = None
+    corpus: CorpusSummary | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     def __post_init__(self) -> None:
@@ -171,12 +175,16 @@ class Record(Shown):
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""
+        write_whole(path, self.to_bytes(), force=force)
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file that `save` writes."""
         import numpy as np
         from safetensors.numpy import save
 
         header = json.dumps(self.document(), separators=(",", ":"), allow_nan=False)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
-        write_whole(path, save(arrays, metadata={tensorfile.METADATA_KEY: header}), force=force)
+        return save(arrays, metadata={tensorfile.METADATA_KEY: header})
 
 
 def layer_prefix(index: int) -> str:

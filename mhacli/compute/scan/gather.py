@@ -1,0 +1,214 @@
+"""The documents of a unit as they are computed, and the files that they come to."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mhacli.compute.base.taps import to_array
+from mhacli.compute.checkpoint.layers import LayerResults
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.requests.scan import ScanRequest
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.corpus import BadEntry, CorpusCell, TokenSink
+from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
+from mhacli.results.record.record import InspectedLayer, Record, texts_of
+from mhacli.results.scan.layers import worst_layers
+from mhacli.results.scan.rows import DocumentTable
+from mhacli.results.scan.settings import ScanSettings
+from mhacli.results.scan.statistics import statistic_names, uniform_names, values
+from mhacli.results.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums
+from mhacli.results.scan.unit import Unit, UnitFiles, document_digest
+from mhacli.spec.tokens import TokenSequence
+from mhacli.text.corpus import BadDocument, Document
+
+EXAMPLE_LEN = 64
+"""Tokens up to which a longer document is a better example."""
+_KINDS = {kind: number for number, kind in enumerate(HEAD_TYPES)}
+
+
+@dataclass
+class Gathered:
+    """What is known of the documents of a unit so far."""
+
+    unit: Unit
+    request: ScanRequest
+    settings: ScanSettings
+    documents: list[UnitDocument] = field(default_factory=list)
+    bad: list[BadEntry] = field(default_factory=list)
+    heads: list[tuple[HeadStatistics, ...]] = field(default_factory=list)
+    _layers: list[tuple[InspectedLayer, ...]] = field(default_factory=list)
+    _sums: dict[str, Array] = field(default_factory=dict)
+    _sinks: list[dict[str, list[float]]] = field(default_factory=list)
+    _cells: list[list[CorpusCell]] = field(default_factory=list)
+    _identical: bool = True
+    _example: tuple[tuple[bool, int], Record] | None = None
+
+    def leave_out(self, document: Document | BadDocument, reason: str) -> None:
+        """A bad document."""
+        self.bad.append(BadEntry(document.file, document.place, reason))
+
+    def add(self, document: Document, run: CheckpointRun) -> None:
+        """A document that was computed."""
+        texts, results = run.inputs.context or run.inputs.sequences, run.results
+        n_tokens = len(texts[0].ids)
+        heads = tuple(head for done in results for head in done.heads)
+        self.documents.append(UnitDocument(document.file, document.place, document_digest(document), n_tokens))
+        self.heads.append(heads)
+        self._layers.append(tuple(done.layer for done in results))
+        self._identical &= run.identical is not False
+        self._add_sums(results, run)
+        self._add_places(document, run)
+        self._take_example(n_tokens, run)
+
+    def _add_sums(self, results: Sequence[LayerResults], run: CheckpointRun) -> None:
+        """The profiles and the masses of spans of a document, to those of the documents before it."""
+        for name in ("profile", "uniform_profile"):
+            rows = [_of_heads(done, name) for done in results]
+            width = max(row.shape[1] for row in rows)
+            self._add(name, np.concatenate([_widened(row, width) for row in rows]))
+        if not self.request.spans:
+            return
+        words = [word.partition("=")[0].strip() for word in self.request.spans]
+        places = [words.index(span.name) for span in run.wanted.spans]
+        grid, n = np.ix_(places, places), len(words)
+        counts = np.zeros((n, n))
+        counts[grid[0], grid[1]] = 1
+        self._add("span_counts", counts)
+        for name in ("span_mass", "uniform_span_mass"):
+            whole = np.zeros((len(self.heads[-1]), n, n))
+            if places:
+                whole[:, grid[0], grid[1]] = np.concatenate([_of_heads(done, name) for done in results])
+            self._add(name, whole)
+
+    def _add(self, name: str, array: Array) -> None:
+        before = self._sums.get(name)
+        if before is None:
+            self._sums[name] = array
+            return
+        width = max(before.shape[-1], array.shape[-1])
+        self._sums[name] = _widened(before, width) + _widened(array, width)
+
+    def _add_places(self, document: Document, run: CheckpointRun) -> None:
+        """The sinks and the strong cells of a document, by their tokens."""
+        self._sinks = self._sinks or [{} for _ in self.heads[-1]]
+        self._cells = self._cells or [[] for _ in self.heads[-1]]
+        number = 0
+        for done in run.results:
+            queries, keys = texts_of(done.layer.kind, run.inputs.sequences, run.inputs.context)
+            for head in done.heads:
+                self._add_sinks(self._sinks[number], head, keys[0])
+                cells = [
+                    CorpusCell(
+                        document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
+                        keys[0].tokens[cell.key], cell.share, cell.lift,
+                    )
+                    for cell in head.largest
+                ]  # fmt: skip
+                self._cells[number] = strongest([*self._cells[number], *cells])
+                number += 1
+
+    @staticmethod
+    def _add_sinks(known: dict[str, list[float]], head: HeadStatistics, keys: TokenSequence) -> None:
+        shares: dict[str, float] = {}
+        for sink in head.sink_keys:
+            token = keys.tokens[sink.key]
+            shares[token] = shares.get(token, 0.0) + sink.share
+        for token, share in shares.items():
+            known.setdefault(token, []).append(share)
+
+    def _take_example(self, n_tokens: int, run: CheckpointRun) -> None:
+        """The record of the document, where it is a better example than those before it: the longest that is short enough, else
+        the shortest."""
+        if not self.unit.wants_example:
+            return
+        rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
+        if self._example is None or rank > self._example[0]:
+            self._example = rank, self._plain(run.record())
+
+    def _plain(self, record: Record) -> Record:
+        """The record without what depends on the machine and the moment."""
+        device = self.settings.device
+        environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
+        return replace(record, timings={}, environment=environment)
+
+    # ------------------------------------------------------------------------------------------------------ the files
+
+    def files(self) -> UnitFiles:
+        """The files of the unit."""
+        table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)))
+        rows = table.to_bytes(self.request.rows)
+        sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
+        return UnitFiles(
+            rows=rows,
+            sums=sums.to_bytes(),
+            example=b"" if self._example is None else self._example[1].to_bytes(),
+            n_documents=len(self.documents),
+            n_bad=len(self.bad),
+            n_tokens=sum(document.n_tokens for document in self.documents),
+        )
+
+    def _facts(self, rows_digest: str) -> UnitFacts:
+        layers: tuple[InspectedLayer, ...] = ()
+        if self.documents:
+            longest = max(range(len(self.documents)), key=lambda i: (self.documents[i].n_tokens, -i))
+            layers = worst_layers(self._layers[longest], self._layers)
+        return UnitFacts(
+            number=self.unit.number,
+            settings=self.settings.digest,
+            device=self.settings.device,
+            rows=rows_digest,
+            documents=tuple(self.documents),
+            bad=tuple(self.bad),
+            statistics=self._names() if self.documents else (),
+            heads=tuple(
+                UnitHead(
+                    head.layer,
+                    head.attention,
+                    head.head,
+                    tuple(TokenSink(token, len(s), math.fsum(s) / len(s)) for token, s in sorted(sinks.items())),
+                    tuple(cells),
+                )
+                for head, sinks, cells in zip(
+                    self.heads[0] if self.heads else (), self._sinks, self._cells, strict=True
+                )
+            ),
+            layers=layers,
+            identical=self._identical,
+        )
+
+    def _names(self) -> tuple[str, ...]:
+        return statistic_names(len(self.request.conditions))
+
+    def _arrays(self) -> dict[str, Array]:
+        if not self.documents:
+            return {}
+        plain = [[head.uniform or Averages() for head in of] for of in self.heads]
+        uniform = values(plain, uniform_names(len(self.request.conditions)))
+        return {
+            "statistics": values(self.heads, self._names()),
+            "kinds": np.array([[_KINDS[head.kind] for head in of] for of in self.heads], dtype=np.uint8),
+            "uniform": np.nansum(uniform, axis=1),
+            "uniform_counts": np.isfinite(uniform).sum(axis=1),
+            **self._sums,
+        }
+
+
+def _of_heads(done: LayerResults, name: str) -> Array:
+    """An array of one text, for every head of the layer, in float64."""
+    array = to_array(done.arrays[name])[0].astype(np.float64)
+    return np.broadcast_to(array, (len(done.heads), *array.shape[1:]))
+
+
+def _widened(array: Array, width: int) -> Array:
+    """The array with zeros behind its last axis."""
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
+
+
+def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
+    """The cells that stand out most, those that come first before others."""
+    return sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST]

@@ -1,0 +1,142 @@
+"""A worker: a model that is loaded once, and the files of each unit that it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
+
+import mhacli
+from mhacli.adapters.hf.inputs import ModelInputs
+from mhacli.attention.tiled.reducer import settled
+from mhacli.checkpoints.digest import checkpoint_digest
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.prepare import UnloadedCheckpoint, find, inputs_of, make_texts
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.scan.gather import Gathered
+from mhacli.errors import MhaError
+from mhacli.requests.scan import ScanRequest
+from mhacli.results.scan.settings import ScanSettings, differences
+from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles
+from mhacli.text.corpus import Document
+from mhacli.text.spans import find_spans
+
+_BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
+"""Faults of a document, and not of the model or the machine."""
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """What a worker is made from, in any process. It can be pickled."""
+
+    request: ScanRequest
+    settings: ScanSettings
+
+    def load(self) -> Worker:
+        """The worker. Raises `MhaError` where its device, its model or its versions are not those of the scan."""
+        return Worker(self.request, self.settings)
+
+
+def settings_here(request: ScanRequest) -> ScanSettings:
+    """The settings of this process: nothing of the model is loaded but its config and tokenizer, and its weights are hashed."""
+    return _settings(request, find(request.of_document("")))
+
+
+def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
+    device, config = unloaded.device, unloaded.config
+    dtype = request.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+    reducer, _ = settled(request.reducer, device, getattr(torch, dtype))
+    return ScanSettings(
+        model=request.source,
+        model_digest=checkpoint_digest(unloaded.checkpoint, request.tokenizer),
+        mha=mhacli.__version__,
+        torch=torch.__version__,
+        transformers=version("transformers"),
+        dtype=dtype,
+        reducer=reducer,
+        device=_device_words(device),
+        threads=request.threads,
+        rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
+        unit_size=UNIT_SIZE,
+        max_tokens=request.max_tokens,
+        layers=request.layers,
+        heads=request.heads,
+        conditions=request.conditions,
+        spans=request.spans,
+        first_tokens=request.sink_tokens,
+        sink_weight=request.sink_share,
+        allow_nonfinite=request.allow_nonfinite,
+    )
+
+
+def _device_words(device: torch.device) -> str:
+    """The kind of a device, with the name of a GPU or the instructions that torch uses of a CPU."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
+
+
+class Worker:
+    """The model of a scan. `compute` gives the same bytes for the same unit, in any order."""
+
+    def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
+        model = request.of_document("")
+        unloaded = find(model)
+        changed = [
+            f"{name} {now} instead of {was}" for name, was, now in differences(settings, _settings(request, unloaded))
+        ]
+        if changed:
+            raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
+        self._request, self._settings, self._unloaded = request, settings, unloaded
+        self._loaded = unloaded.load(model, None)
+
+    def compute(self, unit: Unit) -> UnitFiles:
+        """The files of a unit: each document computed by itself, as `mha heads` does.
+
+        The first good one is also computed without inspection, to compare the bits. Raises `MhaError` for what is no fault of a
+        document.
+        """
+        gathered = Gathered(unit, self._request, self._settings)
+        for document in unit.documents:
+            if isinstance(document, Document):
+                try:
+                    run = self._inspected(document, is_compared=not gathered.documents)
+                except MhaError as fault:
+                    if fault.code not in _BAD_CODES:
+                        raise
+                    gathered.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
+                else:
+                    gathered.add(document, run)
+            else:
+                gathered.leave_out(document, document.reason)
+        return gathered.files()
+
+    @torch.no_grad()
+    def _inspected(self, document: Document, *, is_compared: bool) -> CheckpointRun:
+        if not document.text.strip():
+            raise MhaError("only white space", code="no-tokens")
+        request = self._request.of_document(document.text, self._spans_in(document.text))
+        texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
+        inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
+        heads = replace(request.wanted, reducer=self._settings.reducer)
+        wanted = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
+        run = CheckpointRun(self._loaded, inputs, wanted, request.device)
+        if is_compared:
+            run.run()
+        else:
+            run.inspect()
+        return run
+
+    def _spans_in(self, text: str) -> tuple[str, ...]:
+        """The words of the spans that the text has."""
+        return tuple(word for word in self._request.spans if _is_in(word, text))
+
+
+def _is_in(span: str, text: str) -> bool:
+    try:
+        return bool(find_spans((span,), text, ()))
+    except MhaError as fault:
+        if fault.code != "no-span":
+            raise
+        return False

@@ -1,0 +1,64 @@
+"""What is asked of a corpus, before anything of the model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS, HeadsRequest
+from mhacli.results.record.record import LayerChoice
+from mhacli.results.scan.settings import RowFormat
+from mhacli.spec.conditions import parse_pattern
+from mhacli.spec.config import Reducer
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """The checkpoint by its path or id, and what to find out about its heads in every document.
+
+    `conditions` are words of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is that of
+    its weights. `max_tokens` cuts documents. `threads` are those of torch in each worker. The request is plain data that can
+    be pickled: a worker loads what it needs by it.
+    """
+
+    source: str
+    revision: str | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    threads: int = 1
+    max_tokens: int | None = None
+    layers: tuple[LayerChoice, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    conditions: tuple[str, ...] = ()
+    spans: tuple[str, ...] = ()
+    sink_tokens: int = SINK_TOKENS
+    sink_share: float = SINK_SHARE
+    allow_nonfinite: bool = False
+    reducer: Reducer = "auto"
+    rows: RowFormat = "jsonl"
+
+    def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:
+        """The request that `mha heads` would make of one document, with the words of those spans that it has."""
+        return ModelRequest(
+            source=self.source,
+            checkpoint=None,
+            texts=(text,),
+            wanted=HeadsRequest(
+                heads=self.heads,
+                patterns=tuple(map(parse_pattern, self.conditions)),
+                sink_tokens=self.sink_tokens,
+                sink_share=self.sink_share,
+                allow_nonfinite=self.allow_nonfinite,
+                reducer=self.reducer,
+            ),
+            revision=self.revision,
+            spans=spans,
+            layers=self.layers,
+            tokenizer=self.tokenizer,
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            max_tokens=self.max_tokens,
+            keep=(),
+        )

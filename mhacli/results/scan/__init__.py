@@ -1,0 +1,1 @@
+"""What `mha scan` found: units of documents, the folder that they lie in, and the corpus as one record."""

@@ -1,0 +1,41 @@
+"""The rows of a unit: one for each document, layer and head, as Parquet or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mhacli.results.record.head_statistics import HeadStatistics
+from mhacli.results.record.tables import Column, HeadTable, Table
+from mhacli.results.scan.settings import RowFormat
+from mhacli.results.scan.sums import UnitDocument
+
+
+@dataclass(frozen=True)
+class DocumentTable(Table):
+    """The heads of documents. Columns are `file`, `place` (line or row from 1, 0 for a whole file) and `n_tokens`, then those of
+    `HeadTable`."""
+
+    documents: Sequence[tuple[UnitDocument, Sequence[HeadStatistics]]]
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        every = [(document, head) for document, heads in self.documents for head in heads]
+        named = {"file": str, "place": int, "n_tokens": int}
+        columns = {name: Column(kind, [getattr(of, name) for of, _ in every]) for name, kind in named.items()}
+        return {**columns, **HeadTable(head for _, head in every).columns()}
+
+    def to_bytes(self, rows: RowFormat) -> bytes:
+        """The file of rows: the same rows give the same bytes. Raises `MhaError` where pyarrow is missing for Parquet."""
+        if rows == "jsonl":
+            lines = (json.dumps(row, separators=(",", ":"), allow_nan=False) for row in self.to_dicts())
+            return "".join(f"{line}\n" for line in lines).encode()
+        from io import BytesIO
+
+        table = self.to_arrow()
+        from pyarrow import parquet
+
+        file = BytesIO()
+        parquet.write_table(table, file, compression="zstd")
+        return file.getvalue()

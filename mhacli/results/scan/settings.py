@@ -1,0 +1,64 @@
+"""What decides the numbers of a scan beside its documents: two scans with the same settings give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from mhacli.io.json_schema import plain
+from mhacli.results.record.record import LayerChoice
+from mhacli.spec.config import Reducer
+
+RowFormat = Literal["parquet", "jsonl"]
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """The model by its `model_digest` (of the weights, the config and the tokenizer), the versions of what computes, where it
+    computes, and what is asked of every document.
+
+    `device` is the kind of device with its name or instruction set, `rows` the format of rows with the library that writes it.
+    """
+
+    model: str
+    model_digest: str
+    mha: str
+    torch: str
+    transformers: str
+    dtype: str
+    reducer: Reducer
+    device: str
+    threads: int
+    rows: str
+    unit_size: int
+    max_tokens: int | None
+    layers: tuple[LayerChoice, ...] | None
+    heads: tuple[int, ...] | None
+    conditions: tuple[str, ...]
+    spans: tuple[str, ...]
+    first_tokens: int
+    sink_weight: float
+    allow_nonfinite: bool
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of all of it but the model's name, which is where it lies and not what it is."""
+        text = json.dumps(plain(replace(self, model="")), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(old: ScanSettings, new: ScanSettings) -> Iterator[tuple[str, str, str]]:
+    """The settings that differ and decide numbers: name, old value and new value, in words."""
+    for field in fields(ScanSettings):
+        was, now = getattr(old, field.name), getattr(new, field.name)
+        if was != now and field.name != "model":
+            yield field.name, _word(was), _word(now)
+
+
+def _word(value: object) -> str:
+    """A value as messages show it, digests shortened."""
+    text = value if isinstance(value, str) else json.dumps(plain(value))
+    return text[:12] if len(text) == hashlib.sha256().digest_size * 2 else text

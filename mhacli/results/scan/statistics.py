@@ -1,0 +1,54 @@
+"""The statistics of heads as arrays: which there are, under which names, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.head_statistics import STATISTICS, Averages, HeadStatistics
+
+PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
+"""What the names of conditions begin with, as in tables; and the uniform weight at a head's own strongest distance."""
+_OF_ONE_DOCUMENT = ("offset", "at_offset", "certainty")
+"""Statistics of which no mean over documents is taken: they are of a distance, or a type, that may be another in each."""
+
+
+def statistic_names(n_patterns: int) -> tuple[str, ...]:
+    """What is kept of every head in every document."""
+    own = (row.field for row in STATISTICS if row.field != "certainty")
+    return (*own, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
+
+
+def spread_names(n_patterns: int) -> tuple[str, ...]:
+    """Those whose spread over the documents has a meaning."""
+    own = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
+    return (*own, *_patterns(n_patterns))
+
+
+def uniform_names(n_patterns: int) -> tuple[str, ...]:
+    """What is known of uniform attention, whose mean over the documents is taken."""
+    own = (own.name for own in fields(Averages) if own.name not in (*_OF_ONE_DOCUMENT, "patterns"))
+    return (*own, *_patterns(n_patterns))
+
+
+def _patterns(n: int) -> tuple[str, ...]:
+    return tuple(f"{PATTERN}{number + 1}" for number in range(n))
+
+
+def values(heads: Sequence[Sequence[Averages]], names: Sequence[str]) -> Array:
+    """The statistics `[statistic, document, head]` of the heads of documents, NaN where there is no value."""
+    numbers = [[[_value(head, name) for head in of] for of in heads] for name in names]
+    return np.array(numbers, dtype=np.float64)
+
+
+def _value(head: Averages, name: str) -> float | None:  # numpy makes NaN of None
+    if name.startswith(PATTERN):
+        return head.patterns[int(name.removeprefix(PATTERN)) - 1]
+    if name == UNIFORM_AT_OFFSET:
+        assert isinstance(head, HeadStatistics), "it is of a head"
+        return None if head.uniform is None else head.uniform.at_offset
+    value: float | None = getattr(head, name)
+    return value
