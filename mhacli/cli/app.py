@@ -27,7 +27,7 @@ from mhacli.text.escape import message_text, without_surrogates
 COMMANDS: Mapping[str, str] = {
     "run": "Show the attention pattern of every head for a text, with a table of what each head does.",
     "heads": "Compute exact statistics of every head for a long text, without a matrix of all queries and keys.",
-    "effect": "Measure what changes when heads or attention weights of a checkpoint are removed.",
+    "effect": "Measure what changes when heads or single attention weights are removed.",
     "trace": "Show every step of attention with its shape and formula, or how one attention weight comes about.",
     "decode": "Decode token by token with a KV cache, and compare each step with a full computation.",
     "bench": "Measure the time, memory and numerical error of attention backends on this machine.",

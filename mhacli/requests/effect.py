@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from mhacli.errors import UsageError
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.requests.layer import LayerRequest
 from mhacli.spec.tokens import AttentionKind
@@ -24,7 +26,7 @@ class EffectRequest:
     `position` None is the last token, or the masked one. `target` None is what the model predicts; of a target of several tokens
     `target_first` takes the first; a number is an id. `n_verified` removals are computed a second time.
     With `n_screened` so many heads with the largest estimates are removed, and as many others. With `judge` usual pictures of
-    attention are compared with the effects of edges.
+    attention are compared with the effects. `from_python`: it was asked for by `mhacli.effects`, not by the command.
     """
 
     model: ModelRequest
@@ -41,6 +43,44 @@ class EffectRequest:
     n_verified: int = 4
     n_screened: int | None = None
     judge: bool = False
+    from_python: bool = False
+
+    def name_of(self, parameter: str) -> str:
+        """What the user calls a parameter."""
+        return parameter if self.from_python else option_of(parameter)
+
+
+_OPTIONS = {"heads": "--head", "layers": "--layer", "other": "--with"}
+
+
+def option_of(parameter: str) -> str:
+    """The option of a parameter: `--with` of `other`."""
+    return _OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))
+
+
+def require_one_removal(named: Callable[[str], str], **given: object) -> None:
+    """Raises `UsageError` for parameters that do not go together; None and False are not given. `named` is what the user calls
+    one."""
+    chosen = {name for name, value in given.items() if value is not None and value is not False}
+    for first, others in _EXCLUDED.items():
+        both = [other for other in others if first in chosen and other in chosen]
+        if both:
+            message = f"{named(first)} and {named(both[0])} exclude each other"
+            raise UsageError(message, hint=f"leave {named(both[0])} out")
+    if (given["replace"] == "resample") != ("other" in chosen):
+        needed = [f"{named('replace')} resample", named("other")]
+        if "other" in chosen:
+            needed.reverse()
+        raise UsageError(f"{needed[0]} needs {needed[1]}", hint=f"{named('other')} is another text")
+
+
+_OF_HEADS = ("at", "replace", "screen")
+_EXCLUDED = {
+    "cut": ("edges", "heads", "judge", *_OF_HEADS),
+    "edges": _OF_HEADS,
+    "screen": ("heads",),
+}
+"""What a parameter cannot be given with."""
 
 
 @dataclass(frozen=True)

@@ -231,19 +231,26 @@ class CheckpointFacts:
 @dataclass(frozen=True)
 class EffectFacts:
     """What the memory of removals depends on: that of one pass over the text, what is kept of each of `n_layers` layers, and
-    the logits, which some families make at one position (`n_logits` 1) and others at all."""
+    the logits, which some families make at one position (`n_logits` 1) and others at all. A row runs `n_run` tokens of the text,
+    None for all; the keys and values of those before come from a cache."""
 
     one_pass: CheckpointFacts
     n_layers: int
     n_vocabulary: int
     n_logits: int
+    n_run: int | None = None
 
     def peak_bytes(self, n_rows: int) -> int:
-        """What a batch of so many copies of the text takes beside the weights."""
+        """What the pass over the text takes beside the weights, or a batch of so many rows, whichever takes more."""
         one = self.one_pass
-        kept = 3 * self.n_layers * one.length * one.d_model * one.item_bytes  # outputs of blocks and heads, twice
-        made = self.n_logits * max(FLOAT32_BYTES, one.item_bytes) + 4 * _FLOAT64_BYTES
-        return replace(one, batch=n_rows).peak_bytes() + kept + n_rows * self.n_vocabulary * made
+        row_bytes = one.length * one.d_model * one.item_bytes
+        kept = 3 * self.n_layers * row_bytes  # outputs of blocks and heads, twice
+        batch, n_run = replace(one, batch=n_rows).peak_bytes(), min(self.n_run or one.length, one.length)
+        if n_run < one.length:
+            kept += 2 * self.n_layers * row_bytes  # keys and values
+            batch = batch * n_run // one.length + 2 * n_rows * row_bytes  # those of one layer, in every row
+        made = min(self.n_logits, n_run) * max(FLOAT32_BYTES, one.item_bytes) + 4 * _FLOAT64_BYTES
+        return max(one.peak_bytes(), batch) + kept + n_rows * self.n_vocabulary * made
 
 
 def rows_that_fit(facts: EffectFacts, most: int, available: int) -> int:

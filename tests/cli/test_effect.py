@@ -138,10 +138,13 @@ def test_a_span_is_cut_from_another_in_the_layers_that_are_chosen(effect: Run) -
     assert back[0]["d_output"] == 0, "the cat comes before the dog"
 
 
-def test_pictures_of_attention_are_judged_by_the_effects_of_edges(effect: Run) -> None:
-    judged = effect("--edges", "--judge", "--json").document["effect"]["judgements"]
-    assert len(judged) == 4
-    assert all(-1 <= each["correlation"] <= 1 for each in judged)
+def test_pictures_of_attention_are_judged_by_the_effects_of_edges_or_heads(effect: Run) -> None:
+    of_edges, of_heads = (
+        effect(*how, "--judge", "--json").document["effect"]["judgements"] for how in (["--edges"], [])
+    )
+    assert all(-1 <= each["correlation"] <= 1 for each in of_edges)
+    assert [each["correlation"] is None for each in of_edges] == [False] * 4
+    assert [each["correlation"] is None for each in of_heads] == [False, False, True, False]
 
 
 def test_a_saved_record_is_shown_again(effect: Run, mha: Run, tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Che
 @pytest.mark.parametrize("options", [
     ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
     ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
-    ("--judge",), ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
+    ("--cut", "a:b", "--judge"), ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
     ("--verify", "0"), ("--edges", "--replace", "mean"), ("--edges", "--at", "1"), ("--cut", "a:b", "--at", "1"),
     ("--replace", "resample"), ("--with", TEXT),
     ("--replace", "resample", "--with", "the"), ("--edges", "--replace", "resample", "--with", TEXT),
@@ -250,7 +253,7 @@ def test_many_removals_are_announced(effect: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(command, "note", notes.append)
     monkeypatch.setattr(command, "_WORTH_TELLING_S", 0.0)
     effect()
-    assert re.search(rf"{LAYERS * HEADS} removals in {LAYERS} batches: .* [KM]iB", notes[0])
+    assert re.search(rf"{LAYERS * HEADS} removals: about .*s, and at most .* [KM]iB", notes[0])
 
 
 def test_an_interrupted_run_prints_what_is_finished(

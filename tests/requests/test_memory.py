@@ -137,6 +137,16 @@ def test_removals_of_which_not_one_fits_are_refused_with_both_numbers_and_a_leng
     assert rows_that_fit(narrow, 8, 1 << 40) == 8
 
 
+def test_rows_that_go_on_from_a_cache_take_the_memory_of_their_own_tokens_and_of_copies_of_keys_and_values():
+    one = CheckpointFacts(1, 500, 64, 256, 4, 4, holds_matrices=True, kept_matrices=0, keep_limit=0)
+    whole, last = EffectFacts(one, 2, 100, 1), EffectFacts(one, 2, 100, 1, n_run=1)
+    copies = 2 * 500 * 64 * 4
+    assert last.peak_bytes(3) < whole.peak_bytes(3)
+    assert last.peak_bytes(1) - whole.peak_bytes(1) == 2 * copies, "both run the whole text once, and one keeps a cache"
+    of_row = replace(one, batch=5000).peak_bytes() / 500 / 5000 + copies
+    assert (last.peak_bytes(5000) - last.peak_bytes(4000)) / 1000 == pytest.approx(of_row + 100 * 36, rel=0.01)
+
+
 LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), ((), 0)]
 
 

@@ -46,9 +46,9 @@ def make_inputs(
     """The inputs of one pass. Raises `UsageError` for a model that does not read text."""
     family, accepted = model.config.model_type, inspect.signature(model.forward).parameters
     if "input_ids" not in accepted or model.main_input_name != "input_ids":
-        raise UsageError(f"--model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
+        raise UsageError(f"the model reads {model.main_input_name}, not text (family {family})", hint=_FROM_PYTHON)
     if _compares_pictures(model):
-        raise UsageError(f"--model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
+        raise UsageError(f"the model needs pixel_values besides text (family {family})", hint=_FROM_PYTHON)
     is_pair = bool(model.config.is_encoder_decoder)
     if context is not None and not is_pair:
         raise UsageError(f"--context does not work with {family}, which has no encoder", hint="put it into the text")
@@ -69,7 +69,9 @@ def n_vocabulary_of(config: Any) -> int:
     """How many ids a model has rows for. Raises `UsageError` for one that reads no tokens of a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
-        raise UsageError(f"--model has no vocabulary and reads no text (family {config.model_type})", hint=_FROM_PYTHON)
+        raise UsageError(
+            f"the model has no vocabulary and reads no text (family {config.model_type})", hint=_FROM_PYTHON
+        )
     return n
 
 

@@ -264,6 +264,6 @@ def _is_fast(module: nn.Module) -> bool:
 
 def noted(fault: MhaError) -> MhaError:
     """An error whose hint stands in the traceback too, where no command prints it."""
-    if fault.hint:
+    if fault.hint and not hasattr(fault, "__notes__"):
         fault.add_note(f"hint: {fault.hint}")
     return fault

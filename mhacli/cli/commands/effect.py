@@ -148,7 +148,7 @@ class MeasurementOptions:
     ] = False
     judge: Annotated[
         bool,
-        option(_MEASURED, "With --edges: how well attention weights and other pictures rank the effects.", "--judge"),
+        option(_MEASURED, "Say how well attention weights and other usual pictures rank the effects.", "--judge"),
     ] = False
     verify: Annotated[
         int, number(_MEASURED, whole("verify", 1, 10_000), "Compute so many removals a second time, in another way.")
@@ -214,9 +214,9 @@ def effect(
     output: EffectOutput,
 ) -> None:
     """Options in, the study of effects, its record out."""
-    _require_one_removal(removal)
-    if measurement.judge and not removal.edges:
-        raise UsageError("--judge compares pictures of single attention weights", hint="add --edges")
+    from mhacli.requests.effect import option_of, require_one_removal
+
+    require_one_removal(option_of, **vars(removal) | {"heads": removal.head, "judge": measurement.judge})
     saving = SaveOptions(save=output.save, force=output.force, keep="")
     options = with_output(ViewOptions(everything=output.all), output, others=saving.files)
     given = _Given(source, text, removal, measurement, layer, model, device, saving, output)
@@ -321,10 +321,9 @@ def _of_checkpoint(given: _Given) -> tuple[Record, tuple[str, ...]]:
 def _announce(cost: Cost) -> None:
     """What many removals will take."""
     if cost.seconds > _WORTH_TELLING_S:
-        batches = "1 batch" if cost.n_batches == 1 else f"{cost.n_batches:,} batches"
         note(
-            f"{count_of(cost.n_removals, 'removal', grouped=True)} in {batches}: at most about "
-            f"{seconds_text(cost.seconds)} and {format_size(cost.peak_bytes)} beside the weights"
+            f"{count_of(cost.n_removals, 'removal', grouped=True)}: about {seconds_text(cost.seconds)}, "
+            f"and at most {format_size(cost.peak_bytes)} beside the weights"
         )
 
 
@@ -362,23 +361,3 @@ def cut_names(word: str | None) -> tuple[str, str] | None:
     if not (first and colon and second):
         raise UsageError(f"--cut {shlex.quote(word[:80])} is not two spans, such as doc:question")
     return first, second
-
-
-def _require_one_removal(removal: RemovalOptions) -> None:
-    """Raises `UsageError` for options of heads beside `--edges` or `--cut`, and for both of these."""
-    of_heads: dict[str, object] = {"--at": removal.at, "--replace": removal.replace, "--screen": removal.screen}
-    excluded: dict[str, dict[str, object]] = {
-        "--cut": {"--edges": removal.edges or None, "--head": removal.head, **of_heads},
-        "--edges": of_heads,
-        "--screen": {"--head": removal.head},
-    }
-    chosen = "--cut" if removal.cut is not None else "--edges" if removal.edges else None
-    chosen = "--screen" if chosen is None and removal.screen is not None else chosen
-    for name, value in excluded.get(chosen or "", {}).items():
-        if value is not None:
-            raise UsageError(f"{chosen} and {name} exclude each other", hint=f"leave {name} out")
-    if (removal.replace == "resample") != (removal.other is not None):
-        given, needed = (
-            ("--with", "--replace resample") if removal.other is not None else ("--replace resample", "--with TEXT")
-        )
-        raise UsageError(f"{given} needs {needed}", hint=f"add {needed}")

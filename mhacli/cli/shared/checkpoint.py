@@ -44,7 +44,7 @@ class LayerChoiceOptions:
         str | None,
         option(
             _MODEL,
-            "Show only these layers, such as 5 or 0,8-10; decoder.5 or cross.5 of an encoder-decoder.",
+            "Take only these layers, such as 5 or 0,8-10; decoder.5 or cross.5 of an encoder-decoder.",
             metavar="LIST",
             common=True,
         ),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 class Segment:
     """The tokens from `start` on, up to the one that is measured or to the end. `past` has the keys and values of those before.
 
-    `position` counts from `start`.
+    `position` counts from `start`. `seconds` is how long one row took, of a text that is not run whole.
     """
 
     keywords: Mapping[str, Tensor]
@@ -31,6 +32,12 @@ class Segment:
     entries: Entries
     start: int = 0
     past: Any = None
+    seconds: float = 0.0
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens each row runs, of the longer text of a pair."""
+        return max(tensor.shape[1] for tensor in self.keywords.values())
 
     def read(self, model: nn.Module, n_rows: int = 1) -> Reading:
         """What one pass over `n_rows` copies gives."""
@@ -58,8 +65,11 @@ def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Read
         segment = Segment(
             {"input_ids": ids[:, start : whole.position + 1]}, whole.position - start, entries, start, past
         )
+        began = perf_counter()
         with blocks_seen(model, entries):
-            return segment, segment.read(model)
+            reading = segment.read(model)
+            reading.hidden.cpu()  # on a GPU the pass is over only then
+        return replace(segment, seconds=perf_counter() - began), reading
     except MhaError:  # the model cannot go on from its own cache
         return None
 

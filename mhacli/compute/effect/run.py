@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ TOKENS_AT_ONCE = 4096
 N_UNTOUCHED = 2
 """How many rows of a batch are without a removal."""
 _SEED = 0
+_PASSES_OF_GRADIENT = 3
+"""A forward and a backward pass take about as long as so many forward passes."""
+_Pass = TypeVar("_Pass", Reading, ModelParts)
 _NOTHING_VERIFIED = Verification(0, 0.0, 0.0, True, True)
 
 
@@ -47,10 +50,9 @@ def rows_at_once(keywords: Mapping[str, Tensor]) -> int:
 
 
 class Cost(NamedTuple):
-    """What removals take at most: how many there are, in how many batches, how long, and how much memory beside the weights."""
+    """What removals will take: how many there are, about how long, and at most how much memory beside the weights."""
 
     n_removals: int
-    n_batches: int
     seconds: float
     peak_bytes: int
 
@@ -79,16 +81,45 @@ class EffectRun:
     n_batches: int = 0
     verified: Verification = _NOTHING_VERIFIED
     most_rows: int = TOKENS_AT_ONCE
+    _pass_seconds: float = float("inf")
     _floors: list[Changes] = field(default_factory=list)
     _hidden: dict[int, Tensor] = field(default_factory=dict)
     _emptied: set[int] = field(default_factory=set)
     _departed: float = 0.0
 
     @cached_property
-    @torch.no_grad()
     def untouched(self) -> Reading:
         """The plain pass, that nobody watches."""
-        return read_position(self.loaded.model, self.keywords, self.position)
+        return self._timed(lambda: read_position(self.loaded.model, self.keywords, self.position))
+
+    @cached_property
+    def parts(self) -> ModelParts:
+        """What one watched pass tells of the model. Raises `MhaError` for an attention that removals cannot reach."""
+        return self._timed(lambda: find_parts(self.loaded.model, self.keywords, self.position))
+
+    @cached_property
+    @torch.no_grad()
+    def segment(self) -> Segment:
+        """What has to run of the text. All of it, unless the model goes on from its cache to what the plain pass gives."""
+        whole = Segment(self.keywords, self.position, self.parts.entries)
+        later = later_segment(self.loaded.model, whole, self._first_changed)
+        if later is None or float((later[1].hidden - self.untouched.hidden).abs().max()) > self._tolerance:
+            return whole
+        return later[0]
+
+    @property
+    def _first_changed(self) -> int:
+        """The first position at which a removal changes what the measured one may read."""
+        return min([removal.first for item in self.plan for removal in item] + [self.position])
+
+    @torch.no_grad()
+    def _timed(self, run: Callable[[], _Pass]) -> _Pass:
+        """What a pass over the whole text gives. The quickest of them says how long one takes, for other load only delays."""
+        began = perf_counter()
+        given = run()
+        given.hidden.cpu()  # on a GPU the pass is over only then
+        self._pass_seconds = min(self._pass_seconds, perf_counter() - began)
+        return given
 
     @property
     def metric(self) -> Literal["d_logit", "d_output"]:
@@ -99,40 +130,55 @@ class EffectRun:
     def run(self, tell: Progress = no_progress) -> None:
         """All removals, and the proof of some. Raises `MhaError` for an attention that removals cannot reach."""
         tell(0.0, "the untouched pass")
-        parts = find_parts(self.loaded.model, self.keywords, self.position)
+        parts = self.parts
         stand_ins = StandIns(parts.attention.z, self.resampled)
         self._follow_direct_paths(parts, stand_ins)
-        segment = self._segment(parts)
         gradients = self._gradients(parts)
         items = range(len(self.plan)) if self.n_screened is None else self._screened(stand_ins, gradients)
-        for batch in self._batches(items, is_short=segment.start > 0):
-            self._run_batch(batch, stand_ins, segment)
+        for batch in self._batches(items):
+            self._run_batch(batch, stand_ins)
             tell(min(1.0, len(self.results) / len(items)), "removing")
         self._verify(parts)
         if self.is_judged:
-            sizes = {item: self.size(item) for item in self.results}
-            edges = [(self.plan[item][0], sizes[item]) for item in sorted(sizes)]
-            self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, edges, gradients)
+            alone = [
+                (self.plan[item][0], self.size(item)) for item in sorted(self.results) if len(self.plan[item]) == 1
+            ]
+            self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, alone, gradients)
 
     def foresee(self, facts: EffectFacts, available: int) -> Cost:
-        """How many rows a batch may have, and what all removals take at most. Raises `MhaError` where not one fits in memory."""
-        self.most_rows = rows_that_fit(facts, rows_at_once(self.keywords), available)
-        began = perf_counter()
+        """How many rows a batch may have, and what the removals take. Raises `MhaError` where not one fits in memory."""
+        most = rows_at_once(self.keywords)
+        rows_that_fit(replace(facts, n_run=facts.one_pass.length - self._first_changed), most, available)  # at best
         _ = self.untouched
-        seconds = perf_counter() - began
-        n_screened = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
-        batches = [*self._batches(range(n_screened))]
+        facts = replace(facts, n_run=self.segment.n_tokens)
+        self.most_rows = rows_that_fit(facts, most, available)
+        n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
+        batches = [*self._batches(range(n_removals))]
         rows = [len(batch) + N_UNTOUCHED for batch in batches]
-        passes = sum(rows) + 2 * self.n_verified
-        return Cost(n_screened, len(batches), passes * seconds, facts.peak_bytes(max(rows, default=0)))
+        passes = sum(n * self._part_of_pass(batch) for n, batch in zip(rows, batches, strict=True))
+        passes += min(self.n_verified, n_removals) + self.is_judged + _PASSES_OF_GRADIENT * self._needs_gradient
+        seconds = passes * self._pass_seconds + len(batches) * self.segment.seconds
+        return Cost(n_removals, seconds, facts.peak_bytes(max(rows, default=0)))
+
+    def _part_of_pass(self, batch: Sequence[int]) -> float:
+        """How much of a pass over the whole text each row of a batch runs: what lies behind the blocks and the tokens that are
+        not computed again."""
+        before, n_blocks = self.segment.entries.before, len(self.parts.entries.blocks)
+        skipped = min(before.get(removal.layer, 0) for item in batch for removal in self.plan[item])
+        n_tokens = max(tensor.shape[1] for tensor in self.keywords.values())
+        return self.segment.n_tokens / n_tokens * (1 - skipped / max(1, n_blocks))
 
     def size(self, item: int) -> float:
         """The change by which removals are ranked, 0 where it is noise."""
         change = float(getattr(self.results[item], self.metric))
         return change if abs(change) > self.floor(self.metric) else 0.0
 
+    @property
+    def _needs_gradient(self) -> bool:
+        return self.is_judged or self.n_screened is not None
+
     def _gradients(self, parts: ModelParts) -> dict[LayerKey, Tensor]:
-        if self.target is None or not (self.is_judged or self.n_screened is not None):
+        if self.target is None or not self._needs_gradient:
             return {}
         return z_gradients(self.loaded.model, parts.attention, self.keywords, self.position, self.target)
 
@@ -143,8 +189,8 @@ class EffectRun:
         self.estimates = {item: estimate for item, estimate in found.items() if estimate is not None}
         if not self.estimates:
             raise MhaError(
-                "--screen finds no output projection of an attention, whose gradient it needs",
-                hint="leave out --screen",
+                "no output projection of an attention is found, whose gradient a first-order estimate needs",
+                hint="remove the heads without estimates",
                 code="no-attention",
             )
         return screened(self.estimates, self.n_screened)
@@ -157,24 +203,16 @@ class EffectRun:
         self.direct = {item: change for item, change in changes.items() if change is not None}
         self.direct_paths = paths if self.direct else None
 
-    def _batches(self, items: Sequence[int], *, is_short: bool = False) -> Iterator[list[int]]:
+    def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The items of the plan that run together: those that begin at the same layer. Where few tokens run, it costs more to
         read the weights than to compute a layer again, and items of several layers fill a batch."""
         n_items = max(1, min(self.most_rows, rows_at_once(self.keywords)) - N_UNTOUCHED)
-        for _, alike in groupby(items, key=lambda item: is_short or self.plan[item][0].layer):
+        for _, alike in groupby(items, key=lambda item: self.segment.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, n_items)):
                 yield batch
 
-    def _segment(self, parts: ModelParts) -> Segment:
-        """What has to run of the text. All of it, unless the model goes on from its cache to what the plain pass gives."""
-        whole = Segment(self.keywords, self.position, parts.entries)
-        first = min((removal.first for item in self.plan for removal in item), default=0)
-        later = later_segment(self.loaded.model, whole, min(first, self.position))
-        if later is None or float((later[1].hidden - self.untouched.hidden).abs().max()) > self._tolerance:
-            return whole
-        return later[0]
-
-    def _run_batch(self, items: Sequence[int], stand_ins: StandIns, segment: Segment) -> None:
+    def _run_batch(self, items: Sequence[int], stand_ins: StandIns) -> None:
+        segment = self.segment
         rows = [(), *(self.plan[item] for item in items), ()]
         remover = Remover(rows, stand_ins, start=segment.start)
         model, before = self.loaded.model, segment.entries.before
@@ -184,7 +222,7 @@ class EffectRun:
         if remover.n_removed != sum(map(len, rows)):
             raise MhaError(
                 "an attention gives no head outputs that could be replaced",
-                hint="mha run --model DIR lists the attentions that are inspected",
+                hint="its z is not seen where a model computes attention in a way of its own",
                 code="no-attention",
             )
         first = Reading(seen.hidden[:1], None if seen.logits is None else seen.logits[:1])

@@ -118,8 +118,9 @@ class EffectStudy:
         if -1 in wanted:
             at = places.index(-1) if self.request.at is None else self.request.at
             raise UsageError(
-                f"--with cannot be aligned: no token of it corresponds to {mine.tokens[at]!r} at position {at}",
-                hint="between equal tokens both texts need as many others; --at P takes a position that corresponds",
+                f"{self._named('other')} cannot be aligned: no token of it corresponds to {mine.tokens[at]!r} at position {at}",
+                hint="between equal tokens both texts need as many others; a position that corresponds works alone, by "
+                + self._named("at"),
             )
         return places
 
@@ -136,7 +137,7 @@ class EffectStudy:
 
     def _head(self, key: LayerKey, head: int) -> Removal:
         if self.request.at is not None and self.request.at >= (n := self._length(key)):
-            raise UsageError(out_of_range("--at", self.request.at, n))
+            raise UsageError(out_of_range(self._named("at"), self.request.at, n))
         return Removal(key, (head,), replace=self.request.replace, at=self.request.at)
 
     def _edges(
@@ -170,7 +171,9 @@ class EffectStudy:
         wanted = replace(self.inspected.wanted, layers=asked)
         for kind, n in asked or ():
             if not any(number == n and kind in (None, own) for own, number in layers):
-                raise UsageError(f"--layer {n} has no attention", hint=f"layers with attention: {_listed(layers)}")
+                raise UsageError(
+                    f"{self._named('layers')} {n} has no attention", hint=f"layers with attention: {_listed(layers)}"
+                )
         return {key: layer for key, layer in layers.items() if wanted.is_wanted(key[1], key[0])}
 
     def _heads(self, layers: dict[LayerKey, InspectedLayer]) -> list[tuple[LayerKey, int]]:
@@ -182,11 +185,11 @@ class EffectStudy:
             layer = layers.get((kind or own, n))  # type: ignore[arg-type]
             if layer is None:
                 raise UsageError(
-                    f"--head {n}.{head}: there is no layer {n} with attention",
+                    f"{self._named('heads')} {n}.{head}: there is no layer {n} with attention",
                     hint=f"layers with attention: {_listed(layers)}",
                 )
             if head >= layer.n_heads:
-                raise UsageError(out_of_range(f"--head {n}.{head}: head", head, layer.n_heads))
+                raise UsageError(out_of_range(f"{self._named('heads')} {n}.{head}: head", head, layer.n_heads))
             chosen.append(((layer.kind, n), head))
         return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
 
@@ -208,7 +211,7 @@ class EffectStudy:
         n = len(sequence.ids)
         if asked is not None:
             if not -n <= asked < n:
-                raise UsageError(out_of_range("--position", asked, n))
+                raise UsageError(out_of_range(self._named("position"), asked, n))
             return asked % n
         masks = [self.checkpoint.tokenizer.library.token_to_id(name) for name in _MASKS]
         return next((i for i, token in enumerate(sequence.ids) if token in masks), n - 1)
@@ -216,37 +219,42 @@ class EffectStudy:
     def _target(self) -> Target | None:
         asked = self.request
         if not self._has_head:
-            given = "--target" if asked.target is not None else "--versus" if asked.versus is not None else None
-            given = "--screen" if asked.n_screened is not None else given
+            needing = {"screen": asked.n_screened, "target": asked.target, "versus": asked.versus}
+            given = next((name for name, value in needing.items() if value is not None), None)
             if given is not None:
                 raise UsageError(
-                    f"{given} needs a language head, which this checkpoint does not have",
+                    f"{self._named(given)} needs a language head, which this model does not have",
                     hint="without it, the change of the output vector is measured",
                 )
             return None
-        versus = None if asked.versus is None else self._id("--versus", asked.versus)
+        versus = None if asked.versus is None else self._id("versus", asked.versus)
         if asked.target is not None:
-            return Target(self._id("--target", asked.target), versus)
+            return Target(self._id("target", asked.target), versus)
         logits = self.effects.untouched.logits
         assert logits is not None
         return Target(int(logits[0].argmax()), versus)
 
-    def _id(self, option: str, word: str | int) -> int:
+    def _id(self, parameter: str, word: str | int) -> int:
+        name = self._named(parameter)
         if isinstance(word, int):
             n = self._facts().n_vocabulary
             if not 0 <= word < n:
-                raise UsageError(out_of_range(option, word, n))
+                raise UsageError(out_of_range(name, word, n))
             return word
         sequence = self.checkpoint.tokenizer.sequence(word, special=False)
         if not sequence.ids:
-            raise UsageError(f"{option} {word!r} has no token")
+            raise UsageError(f"{name} {word!r} has no token")
         if len(sequence.ids) > 1 and not self.request.target_first:
             pieces = " ".join(repr(token) for token in sequence.tokens)
             raise UsageError(
-                f"{option} {word!r} is {len(sequence.ids)} tokens: {pieces}",
-                hint="--target-first takes the first of them",
+                f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}",
+                hint=f"{self._named('target_first')} takes the first of them",
             )
         return sequence.ids[0]
+
+    def _named(self, parameter: str) -> str:
+        """A parameter in the words of the user."""
+        return self.request.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------------- the record
 

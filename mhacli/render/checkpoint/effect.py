@@ -236,7 +236,7 @@ def number_words(effect: Effect, name: str, floor: float = 0.0) -> str:
     number = getattr(effect, name)
     if name == "later" and number is not None and abs(number) <= floor:
         number = 0.0
-    return or_dash(number, str if isinstance(number, int) else signed_text if name in _SIGNED else number_text)
+    return or_dash(number, str if isinstance(number, int) else signed_text if name in _SIGNED else _size_text)
 
 
 def removal_words(effect: Effect, record: Record) -> str:
@@ -254,7 +254,12 @@ def change_words(shown: EffectMap, effect: Effect) -> str:
 
 def signed_text(number: float) -> str:
     """A change with its sign: `-0.2500`, `+1.2e-05`, `0`."""
-    return "0" if number == 0 else f"{number:+.4f}" if abs(number) >= 1e-4 else f"{number:+.1e}"
+    return f"{'+' if number > 0 else ''}{_size_text(number)}"
+
+
+def _size_text(number: float) -> str:
+    """A change with as many digits as the others of its column: `0.2500`, `1.2e-05`, `0`."""
+    return "0" if number == 0 else f"{number:.4f}" if abs(number) >= 1e-4 else f"{number:.1e}"
 
 
 def _type(record: Record, effect: Effect) -> str:

@@ -13,6 +13,8 @@ Replacement = Literal["zero", "mean", "resample", "renormalise"]
 """What stands in the place of what is removed. For the output of a head: zeros, its mean over the positions of the text, or its
 output in another text at the positions that correspond. For an edge: the other weights of its row, which grow in proportion
 until the row sums to what it did."""
+REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean", "resample")
+"""What may replace the output of a head."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class Screening:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a usual picture of attention ranks `n` weights: Spearman's correlation with the sizes of the changes that their removal
-    makes. None where the picture is not defined for this model."""
+    """How a usual picture of attention ranks `n` heads or weights: Spearman's correlation with the sizes of the changes that
+    their removal makes. None where the picture is not defined for this model, or for heads."""
 
     picture: str
     correlation: float | None

@@ -198,7 +198,7 @@ def test_a_model_that_reads_no_vocabulary_is_refused_before_its_weights_are_read
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
     fault = refusal(str(tmp_path), TEXT)
-    assert fault.message == "--model has no vocabulary and reads no text (family canine)"
+    assert fault.message == "the model has no vocabulary and reads no text (family canine)"
     assert (fault.exit_code, fault.code) == (2, "usage")
 
 

@@ -528,9 +528,9 @@ def test_a_text_of_an_encoder_has_its_own_length() -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("vit", "--model reads pixel_values, not text (family vit)"),
-    ("clip", "--model needs pixel_values besides text (family clip)"),
-    ("whisper", "--model reads input_features, not text (family whisper)"),
+    ("vit", "the model reads pixel_values, not text (family vit)"),
+    ("clip", "the model needs pixel_values besides text (family clip)"),
+    ("whisper", "the model reads input_features, not text (family whisper)"),
 ])  # fmt: skip
 def test_a_model_that_does_not_read_text_is_refused_by_the_study(name: str, message: str) -> None:
     model = tiny(name)

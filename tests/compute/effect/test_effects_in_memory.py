@@ -84,14 +84,27 @@ def test_another_text_is_resampled_from() -> None:
     (lambda model: (model, {"pixel_values": torch.ones(1)}, {}), "mhacli.effects cannot take pixel_values as it is given"),
     (lambda model: (model, {}, {}), "mhacli.effects needs input_ids"),
     (lambda model: (model, ids_of(1, 5), {"heads": [3]}), "heads: 3 is not (layer, head)"),
-    (lambda model: (model, ids_of(1, 5), {"target": 500}), "--target 500 is out of range"),
-    (lambda model: (model, ids_of(1, 5), {"replace": "resample"}), "replace='resample' and other=… go together"),
+    (lambda model: (model, ids_of(1, 5), {"heads": [(0, 1.5)]}), "heads: (0, 1.5) is not (layer, head)"),
+    (lambda model: (model, ids_of(1, 5), {"heads": [(9, 0)]}), "heads 9.0: there is no layer 9 with attention"),
+    (lambda model: (model, ids_of(1, 5), {"layers": [9]}), "layers 9 has no attention"),
+    (lambda model: (model, ids_of(1, 5), {"target": 500}), "target 500 is out of range: 0 to 98"),
+    (lambda model: (model, ids_of(1, 5), {"position": 5}), "position 5 is out of range: 0 to 4"),
+    (lambda model: (model, ids_of(1, 5), {"at": 5}), "at 5 is out of range: 0 to 4"),
+    (lambda model: (model, ids_of(1, 5), {"at": -1}), "at -1 is below 0"),
+    (lambda model: (model, ids_of(1, 5), {"versus": "1 2"}), "versus '1 2' is 2 tokens: '1' '2'"),
+    (lambda model: (model.base_model, ids_of(1, 5), {"screen": 2}), "screen needs a language head, which this model does not"),
+    (lambda model: (model, ids_of(1, 5), {"screen": 2, "edges": True}), "edges and screen exclude each other"),
+    (lambda model: (model, ids_of(1, 5), {"replace": "noise"}), "replace 'noise' is not known"),
+    (lambda model: (model, ids_of(1, 5), {"replace": "resample"}), "replace resample needs other"),
+    (lambda model: (model, ids_of(1, 5), {"replace": "resample", "other": ids_of(1, 4)}), "other cannot be aligned"),
 ])  # fmt: skip
 def test_what_cannot_work_is_an_error(change: Any, message: str) -> None:
     model, inputs, options = change(small())
     with pytest.raises(mhacli.MhaError) as fault:
         mhacli.effects(model, inputs, **options)
     assert str(fault.value).startswith(message)
+    assert "--" not in f"{fault.value} {fault.value.hint}", "options belong to the command"
+    assert getattr(fault.value, "__notes__", []) == [f"hint: {fault.value.hint}"] * bool(fault.value.hint)
 
 
 def test_removals_that_are_not_verified_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

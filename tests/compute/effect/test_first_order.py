@@ -78,19 +78,12 @@ def test_pictures_rank_edges_as_their_formulas_do() -> None:
 
 def _pictures(model: Any, ids: torch.Tensor, query: int) -> list[np.ndarray]:
     """The four pictures of each layer and key, by the weights of the model."""
-    inputs = {}
-    for layer, block in enumerate(model.transformer.h):
-        block.attn.register_forward_pre_hook(
-            lambda _, args, kwargs, layer=layer: inputs.update({layer: (args or (kwargs["hidden_states"],))[0][0]}),
-            with_kwargs=True,
-        )
-    patterns = [p[0].numpy() for p in run_plain(model, {"input_ids": ids}, output_attentions=True).attentions]
+    patterns, values = _patterns_and_values(model, ids)
     attention, weighted, rollout, graded = (np.zeros((LAYERS, N)) for _ in range(4))
     passed_on = np.eye(N)
     for layer, block in enumerate(model.transformer.h):
         p = patterns[layer]
-        d = block.attn.c_proj.weight.shape[0]
-        v = (inputs[layer].numpy() @ block.attn.c_attn.weight.numpy() + block.attn.c_attn.bias.numpy())[:, 2 * d :]
+        v, d = values[layer], values[layer].shape[1]
         attention[layer] = p[:, query].mean(axis=0)
         added = np.zeros((N, d))
         for head in range(HEADS):
@@ -102,6 +95,53 @@ def _pictures(model: Any, ids: torch.Tensor, query: int) -> list[np.ndarray]:
         for key in range(N):
             graded[layer, key] = abs(_slope(model, block.attn.c_proj, ids, query, added[key]))
     return [attention, weighted, rollout, graded]
+
+
+def _patterns_and_values(model: Any, ids: torch.Tensor) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Of each layer the pattern [head, query, key], and the values of all heads side by side [key, d_model]."""
+    inputs = {}
+    for layer, block in enumerate(model.transformer.h):
+        block.attn.register_forward_pre_hook(
+            lambda _, args, kwargs, layer=layer: inputs.update({layer: (args or (kwargs["hidden_states"],))[0][0]}),
+            with_kwargs=True,
+        )
+    patterns = [p[0].numpy() for p in run_plain(model, {"input_ids": ids}, output_attentions=True).attentions]
+    values = []
+    for layer, block in enumerate(model.transformer.h):
+        qkv = inputs[layer].numpy() @ block.attn.c_attn.weight.numpy() + block.attn.c_attn.bias.numpy()
+        values.append(qkv[:, 2 * qkv.shape[1] // 3 :])
+    return patterns, values
+
+
+@pytest.mark.parametrize("at", [None, 6])
+def test_pictures_rank_heads_as_their_formulas_do(at: int | None) -> None:
+    model, ids = model_of("gpt2", attn_implementation="eager"), ids_of(1, N)
+    heads = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    plan = [(Removal(("self", layer), (head,), at=at),) for layer, head in heads]
+    together = tuple(removal for removals in plan[:2] for removal in removals)
+    given = {"input_ids": ids}, [*plan, together], QUERY, Target(TARGET)
+    run = EffectRun(loaded_of(model), *given, n_verified=0, is_judged=True)
+    run.run()
+    changes, places = [abs(run.size(item)) for item in range(len(heads))], range(N) if at is None else [at]
+    patterns, values = _patterns_and_values(model, ids)
+    largest, written, graded = [], [], []
+    for layer, head in heads:
+        width = values[layer].shape[1] // HEADS
+        part = slice(head * width, (head + 1) * width)
+        projection = model.transformer.h[layer].attn.c_proj
+        added = patterns[layer][head] @ values[layer][:, part] @ projection.weight.numpy()[part]
+        largest.append(np.mean([patterns[layer][head, place].max() for place in places]))
+        written.append(np.mean([np.linalg.norm(added[place]) for place in places]))
+        columns = slice(0, N) if at is None else slice(at, at + 1)
+        less, more = (logit_with(model, projection, part, columns, 1 + step) for step in (-1e-4, 1e-4))
+        graded.append(abs(more - less))
+    assert [(judged.picture, judged.n) for judged in run.judgements] == [
+        ("attention weight", 12), ("value-weighted attention", 12), ("attention rollout", 0), ("gradient × attention", 12),
+    ]  # fmt: skip
+    expected = [_spearman(largest, changes), _spearman(written, changes), None, _spearman(graded, changes)]
+    assert [judged.correlation for judged in run.judgements] == [
+        None if each is None else pytest.approx(each) for each in expected
+    ]
 
 
 def _slope(model: Any, projection: Any, ids: torch.Tensor, query: int, vector: np.ndarray) -> float:
@@ -122,9 +162,18 @@ def _slope(model: Any, projection: Any, ids: torch.Tensor, query: int, vector: n
 
 
 def _spearman(one: list[float], other: list[float]) -> float:
-    """Of numbers of which no two are equal."""
-    ranks = [np.argsort(np.argsort(numbers)) for numbers in (one, other)]
+    """Pearson's correlation of the ranks. A rank counts the smaller numbers, and half of those that are equal."""
+    ranks = []
+    for numbers in (one, other):
+        rows = np.array(numbers)[:, None]
+        ranks.append((rows > rows.T).sum(axis=1) + (rows == rows.T).sum(axis=1) / 2)
     return float(np.corrcoef(*ranks)[0, 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_correlation_is_that_of_ranks_by_counting(seed: int) -> None:
+    one, other = np.random.default_rng(seed).integers(0, 6, (2, 17)).tolist()
+    assert rank_correlation(one, other) == pytest.approx(_spearman(one, other))
 
 
 def test_equal_numbers_share_the_mean_of_their_ranks() -> None:

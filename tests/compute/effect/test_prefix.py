@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mhacli.compute.effect import run as effect_run
 from mhacli.compute.effect.prefix import Segment
 from mhacli.compute.effect.removal import Removal
 from mhacli.compute.effect.run import EffectRun, Target
+from mhacli.requests.memory import CheckpointFacts, EffectFacts
 
 N, HEADS, LAYERS, TARGET = 11, 4, 3, 5
 CACHED = ("gpt2", "llama", "mistral", "qwen3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "bloom", "falcon-alibi")
@@ -31,9 +33,9 @@ def run_of(model: Any, plan: list[tuple[Removal, ...]], position: int) -> tuple[
     run = EffectRun(loaded_of(model), {"input_ids": ids_of(1, N)}, plan, position, Target(TARGET))
     batch = run._run_batch
 
-    def watched(items: Any, parts: Any, segment: Segment) -> None:
-        segments.append(segment)
-        batch(items, parts, segment)
+    def watched(items: Any, stand_ins: Any) -> None:
+        segments.append(run.segment)
+        batch(items, stand_ins)
 
     run._run_batch = watched  # type: ignore[method-assign]
     run.run()
@@ -119,6 +121,20 @@ def test_a_model_that_does_not_go_on_from_its_cache_runs_over_the_whole_text(mon
     run, segments = run_of(model, [(Removal(("self", 1), (0,), at=N - 1),)], N - 1)
     assert [segment.start for segment in segments] == [0]
     assert run.verified.ok
+
+
+def test_what_is_foreseen_counts_the_tokens_and_blocks_that_run() -> None:
+    model, places = model_of("llama", torch.float64), {"last": N - 1, "all": None}
+    one = CheckpointFacts(1, N, 48, 192, HEADS, 8, holds_matrices=False, kept_matrices=0, keep_limit=0)
+    facts, parts = EffectFacts(one, LAYERS, 99, 1), {}
+    for name, at in places.items():
+        plan = [(Removal(("self", layer), (0,), at=at),) for layer in range(LAYERS)]
+        run = EffectRun(loaded_of(model), {"input_ids": ids_of(1, N)}, plan, N - 1, Target(TARGET))
+        cost = run.foresee(facts, 1 << 40)
+        parts[name] = [run._part_of_pass([item]) for item in range(LAYERS)]
+        assert cost.peak_bytes == replace(facts, n_run=1 if at else None).peak_bytes(5 if at else 3)
+    assert parts["all"] == pytest.approx([1, 2 / 3, 1 / 3])
+    assert parts["last"] == pytest.approx([1 / N, 2 / 3 / N, 1 / 3 / N])
 
 
 def test_heads_at_every_position_run_over_the_whole_text() -> None:

@@ -143,6 +143,113 @@ def test_gradients_flow_through_what_is_left_of_a_row() -> None:
         torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=1e-6, msg=name)
 
 
+LEFT = torch.tensor([[0] * 4 + [1] * (N - 4), [1] * N])
+"""Of two sequences the first is shorter, and stands behind padding."""
+
+
+def padded() -> dict[str, Tensor]:
+    return {"input_ids": ids_of(2, N) * LEFT, "attention_mask": LEFT}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_behind_padding_on_the_left_heads_and_edges_are_those_of_the_text_alone(name: str) -> None:
+    model, inputs = model_of(name), padded()
+    places = (LEFT.cumsum(dim=1) - 1).clamp(min=0)
+    alone = inputs["input_ids"][:1, 4:]
+    for replace in ("zero", "mean"):
+        with mhacli.removed(model, heads=[(1, 2)], replace=replace):
+            both = run_plain(model, inputs | {"position_ids": places}).logits
+            single = logits(model, alone)
+        torch.testing.assert_close(both[:1, 4:], single, rtol=0, atol=1e-6)
+        assert not torch.allclose(single, logits(model, alone), atol=1e-4)
+    with mhacli.removed(model, edges=[(1, 2, N - 1, N - 3)]):
+        both = run_plain(model, inputs | {"position_ids": places}).logits
+    with mhacli.removed(model, edges=[(1, 2, N - 5, N - 7)]):
+        single = logits(model, alone)
+    torch.testing.assert_close(both[:1, 4:], single, rtol=0, atol=1e-6)
+
+
+def hooked_logits(model: Any, inputs: dict[str, Tensor], layer: int, edit: Any) -> Tensor:
+    """The logits where the columns of head 2 in the input of llama's output projection are edited."""
+
+    def hook(_: Any, args: Any) -> Any:
+        x = args[0].clone()
+        columns = slice(2 * x.shape[-1] // HEADS, 3 * x.shape[-1] // HEADS)
+        x[..., columns] = edit(x[..., columns])
+        return (x,)
+
+    handle = model.get_submodule(PROJECTIONS["llama"].format(layer)).register_forward_pre_hook(hook)
+    found = run_plain(model, inputs).logits
+    handle.remove()
+    return found
+
+
+def test_a_mean_is_that_of_each_sequence_without_its_padding() -> None:
+    model, inputs = model_of("llama"), padded()
+    real = LEFT[..., None].double()
+    expected = hooked_logits(model, inputs, 1, lambda x: (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True))
+    with mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+        found = run_plain(model, inputs).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("n_others", [1, 2])
+def test_a_head_gives_what_it_gives_in_another_input_of_the_whole_model(n_others: int) -> None:
+    model, ids, other = model_of("llama"), ids_of(2, N), ids_of(n_others, N, seed=7)
+    seen: list[Tensor] = []
+    hooked_logits(model, {"input_ids": other}, 1, lambda x: seen.append(x.clone()) or x)
+    expected = hooked_logits(without_heads("llama", model, (0, 3)), {"input_ids": ids}, 1, lambda x: seen[0])
+    with (
+        mhacli.removed(model, heads=[(0, 3)]),
+        mhacli.removed(model, heads=[(1, 2)], replace="resample", other={"input_ids": other}),
+    ):
+        found = logits(model, ids)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_generation_takes_from_another_input_what_stands_at_the_same_positions() -> None:
+    model, ids, other = model_of("llama"), ids_of(1, N), ids_of(1, N + 4, seed=7)
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with mhacli.removed(model, heads=[(1, 2)], replace="resample", other=other):
+        steps = model.generate(ids, **how, output_logits=True, return_dict_in_generate=True)
+        whole = logits(model, steps.sequences)
+    made_of = torch.stack(steps.logits, dim=1)
+    torch.testing.assert_close(made_of.double(), whole[:, N - 1 : -1].double(), rtol=0, atol=2e-5)
+
+
+def test_the_inner_of_two_contexts_says_what_a_head_gives() -> None:
+    model, ids = model_of("llama"), ids_of(1, N)
+    mean = hooked_logits(model, {"input_ids": ids}, 1, lambda x: x.mean(1, keepdim=True))
+    with mhacli.removed(model, heads=[(1, 2)]):
+        outer = logits(model, ids)
+        with mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+            torch.testing.assert_close(logits(model, ids), mean, rtol=0, atol=1e-9)
+        assert torch.equal(logits(model, ids), outer)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_heads_of_a_pair_give_their_mean_over_the_text_of_their_queries(kind: str) -> None:
+    family = FAMILIES["t5"]
+    model = made(family.kind, family.choices, automatic="AutoModelForSeq2SeqLM").double()
+    real = LEFT.flip(1)
+    inputs = {"input_ids": ids_of(2, N) * real, "attention_mask": real, "decoder_input_ids": ids_of(2, 5, seed=3)}
+    half, part = ("encoder", "0.SelfAttention") if kind == "encoder" else ("decoder", "1.EncDecAttention")
+    projection = model.get_submodule(f"{half}.block.1.layer.{part}.o")
+    weight = (real if kind == "encoder" else torch.ones(2, 5))[..., None].double()
+
+    def hook(_: Any, args: Any) -> Any:
+        x = args[0].clone()
+        x[..., 24:36] = (x[..., 24:36] * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)
+        return (x,)
+
+    handle = projection.register_forward_pre_hook(hook)
+    expected = run_plain(model, inputs).logits
+    handle.remove()
+    with mhacli.removed(model, heads=[(kind, 1, 2)], replace="mean"):
+        found = run_plain(model, inputs).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
 def test_a_context_that_raises_leaves_the_model_as_it_was() -> None:
     model, ids = model_of("gpt2"), ids_of(1, N)
     plain = logits(model, ids)
@@ -219,6 +326,13 @@ def test_a_call_in_another_thread_is_refused() -> None:
     ({"heads": [5]}, "heads: 5 is not (layer, head)"),
     ({"edges": [(0, 1, 2)]}, "edges: (0, 1, 2) is not (layer, head, query, key)"),
     ({}, "mhacli.removed is given nothing to remove"),
+    ({"heads": [(0, 1)], "replace": "noise"}, "replace 'noise' is not known"),
+    ({"edges": [(0, 1, 2, 1)], "replace": "mean"}, "replace is of heads: an edge is masked"),
+    ({"heads": [(0, 1)], "replace": "resample"}, "replace='resample' and other go together"),
+    ({"heads": [(0, 1)], "replace": "resample", "other": ids_of(1, N - 1)},
+     "transformer.h.0.attn runs 1 × 11 positions, and other has 1 × 10"),
+    ({"heads": [(0, 1)], "replace": "resample", "other": ids_of(2, N)},
+     "transformer.h.0.attn runs 1 × 11 positions, and other has 2 × 11"),
 ])  # fmt: skip
 def test_what_cannot_be_removed_is_an_error(what: Any, message: str) -> None:
     model = model_of("gpt2")
@@ -227,9 +341,32 @@ def test_what_cannot_be_removed_is_an_error(what: Any, message: str) -> None:
     assert str(fault.value).startswith(message)
 
 
+def test_a_mean_over_positions_that_a_call_does_not_have_is_refused() -> None:
+    model, ids = model_of("llama"), ids_of(1, N)
+    for call, message in (
+        (
+            lambda: model.generate(ids, max_new_tokens=3, pad_token_id=0, eos_token_id=None),
+            "behind 11 tokens in a cache",
+        ),
+        (lambda: model(inputs_embeds=model.model.embed_tokens(ids)), "reads no ids"),
+    ):
+        with pytest.raises(mhacli.MhaError, match=message), mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+            call()
+
+
 def test_a_model_that_is_not_called_is_an_error() -> None:
     with pytest.raises(mhacli.MhaError, match="was not called inside of"), mhacli.removed(model_of("gpt2"), [(0, 0)]):
         pass
+
+
+def test_the_pass_over_another_input_does_not_count_as_a_call() -> None:
+    model, ids = model_of("gpt2"), ids_of(1, N)
+    outer = mhacli.removed(model, [(0, 0)])
+    outer.__enter__()
+    with pytest.raises(mhacli.MhaError), mhacli.removed(model, [(0, 1)], replace="resample", other=ids):
+        pass
+    with pytest.raises(mhacli.MhaError, match="was not called inside of"):
+        outer.__exit__(None, None, None)
 
 
 def test_models_that_share_modules_are_not_opened_together() -> None:

@@ -1,10 +1,9 @@
-"""What usual pictures of attention say of single weights, to be compared with what their removal changes."""
+"""What usual pictures of attention say of heads and of single weights, to be compared with what their removal changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,23 +30,36 @@ class _Layer:
     rollout: Float[Tensor, " key"] | None
 
 
+_Said = tuple[float | None, ...]
+"""What each of `PICTURES` says of a removal, None where it is not defined."""
+
+
 @dataclass
 class Pictures:
-    """The weights of one query in every attention, and what is needed to picture them."""
+    """What pictures of attention say of removals: of edges from `query`, or where that is None of heads."""
 
-    query: int
+    query: int | None
+    attention: AttentionParts
+    gradients: Mapping[LayerKey, Tensor]
     layers: dict[LayerKey, _Layer] = field(default_factory=dict)
+    largest: dict[LayerKey, Float[Tensor, "head query"]] = field(default_factory=dict)
     _rollout: Float[Tensor, "query key"] | None = None
 
     def take(self, call: Call) -> None:
-        """Keeps one attention of a pass."""
-        if call.part != 0 or call.v is None or call.kind not in ("self", "decoder", "cross"):
+        """Keeps of one attention of a pass what the pictures need."""
+        key = (call.kind, call.layer)
+        if call.part != 0 or call.v is None or key not in self.attention.z:
+            return
+        if self.query is not None and call.kind == "encoder":  # its queries are those of another text
             return
         real = torch.ones(1, call.shape[2], dtype=torch.bool, device=call.device)
         pattern = full_matrices(as_attention(call, real, KnownMasks()))["pattern"][0].double()
+        if self.query is None:
+            self.largest[key] = pattern.amax(dim=-1)
+            return
         rollout = None if call.kind == "cross" else self._roll(pattern.mean(dim=0))[self.query]
         v = call.v[0].double().repeat_interleave(pattern.shape[0] // call.v.shape[1], dim=0)
-        self.layers[call.kind, call.layer] = _Layer(pattern[:, self.query], v, rollout)
+        self.layers[key] = _Layer(pattern[:, self.query], v, rollout)
 
     def _roll(self, mean: Float[Tensor, "query key"]) -> Float[Tensor, "query key"]:
         """Attention passed on from layer to layer, half of it along the residual stream. Source: Abnar and Zuidema 2020."""
@@ -55,40 +67,62 @@ class Pictures:
         self._rollout = here if self._rollout is None else here @ self._rollout
         return self._rollout
 
-    def of_edge(
-        self, removal: Removal, attention: AttentionParts, gradients: Mapping[LayerKey, Tensor]
-    ) -> tuple[float | None, ...] | None:
-        """What each of `PICTURES` says of an edge, None where it is not defined. None for an edge that has no weight."""
+    def of_edge(self, removal: Removal) -> _Said | None:
+        """What they say of an edge. None for one that has no weight."""
         layer, key, heads = self.layers[removal.layer], (removal.keys or (0,))[0], list(removal.heads)
         weights, v = layer.weights[heads, key], layer.v[heads, key]
         if not bool(weights.any()):
             return None
-        projection, gradient = attention.projections.get(removal.layer), gradients.get(removal.layer)
-        added = weighted = None
-        if projection is not None:
-            by_head = by_input(projection).double().reshape(len(layer.v), v.shape[1], -1)[heads]
-            added = float((weights[:, None, None] * (v[:, None] @ by_head)).sum(dim=0).norm())
-        if gradient is not None:
-            weighted = abs(float((weights * (v * gradient[heads, self.query]).sum(dim=1)).sum()))
-        return float(weights.mean()), added, None if layer.rollout is None else float(layer.rollout[key]), weighted
+        by_head, gradient = self._projection(removal.layer), self.gradients.get(removal.layer)
+        weighted = weights[:, None] * v
+        return (
+            float(weights.mean()),
+            None if by_head is None else float((weighted[:, None] @ by_head[heads]).sum(dim=0).norm()),
+            None if layer.rollout is None else float(layer.rollout[key]),
+            None if gradient is None else abs(float((weighted * gradient[heads, self.query]).sum())),
+        )
+
+    def of_head(self, removal: Removal) -> _Said:
+        """What they say of a head at the positions where it is removed. Rollout takes the mean over the heads, and says nothing.
+
+        Source: Voita et al. 2019 for the largest weight of each query, Michel et al. 2019 for the gradient."""
+        places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+        by_head, gradient = self._projection(removal.layer), self.gradients.get(removal.layer)
+        (head,) = removal.heads
+        z = self.attention.z[removal.layer][0, head, places].double()
+        return (
+            float(self.largest[removal.layer][head, places].mean()),
+            None if by_head is None else float((z @ by_head[head]).norm(dim=1).mean()),
+            None,
+            None if gradient is None else abs(float((z * gradient[head, places]).sum())),
+        )
+
+    def _projection(self, layer: LayerKey) -> Float[Tensor, "head d_v d_model"] | None:
+        """The rows of the output projection by head, None where it is not known."""
+        projection = self.attention.projections.get(layer)
+        if projection is None:
+            return None
+        _, n_heads, _, d_v = self.attention.z[layer].shape
+        return by_input(projection).double().reshape(n_heads, d_v, -1)
 
 
 def judgements(
     model: nn.Module,
     attention: AttentionParts,
     keywords: Mapping[str, Tensor],
-    edges: Sequence[tuple[Removal, float]],
+    removals: Sequence[tuple[Removal, float]],
     gradients: Mapping[LayerKey, Tensor],
 ) -> tuple[Judgement, ...]:
-    """How well each picture ranks the edges of one query, of which the size of the change by their removal is known."""
-    pictures = Pictures(edges[0][0].queries[0])
+    """How well each picture ranks heads, or edges of one query, of which the size of the change by their removal is known."""
+    are_heads = removals[0][0].keys is None
+    pictures = Pictures(None if are_heads else removals[0][0].queries[0], attention, gradients)
     with torch.no_grad(), captured(model, pictures.take, batch=1):
         outputs_of(model, keywords)
-    rows = [(pictures.of_edge(edge, attention, gradients), abs(change)) for edge, change in edges]
-    seen: list[tuple[Any, float]] = [(row, change) for row, change in rows if row is not None]
+    rows = [((pictures.of_head if are_heads else pictures.of_edge)(one), abs(change)) for one, change in removals]
+    seen = [(row, change) for row, change in rows if row is not None]
     judged = []
     for place, name in enumerate(PICTURES):
-        pairs = [(row[place], change) for row, change in seen if row[place] is not None]
+        pairs = [(said, change) for row, change in seen if (said := row[place]) is not None]
         correlation = rank_correlation(*zip(*pairs, strict=True)) if pairs else None
         judged.append(Judgement(name, correlation, len(pairs)))
     return tuple(judged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, Texts
 from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.effect.in_memory.removed import head_place
 from mhacli.compute.effect.study import EffectStudy
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.requests.effect import EffectRequest
+from mhacli.requests.effect import EffectRequest, HeadChoice, require_one_removal
+from mhacli.results.record.effect import REPLACEMENTS
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import LayerChoice, Record
 from mhacli.spec.tokens import TokenSequence, named_by_ids
@@ -43,6 +45,7 @@ def effects(
     position: int | None = None,
     target: str | int | None = None,
     versus: str | int | None = None,
+    target_first: bool = False,
     n_verified: int = 4,
     screen: int | None = None,
     judge: bool = False,
@@ -56,48 +59,63 @@ def effects(
     docs/EFFECT.md. Weights are edited for the proof, and put back. Raises `MhaError` for what cannot work, and where the proof
     fails.
     """
-    require_open(model, _NAME)
-    _require_transformers(model)
-    if (replace == "resample") != (other is not None):
-        raise noted(
-            UsageError("replace='resample' and other=… go together", hint="other are the inputs of another text")
-        )
-    names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
-    mine = _inputs(model, inputs, names)
-    device = str(model.device)
-    texts = Texts(mine.sequences, mine.context, (), ())
-    request = EffectRequest(
-        ModelRequest(
-            type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=_layers(layers), device=device
-        ),
-        heads=None if heads is None else tuple(map(_head, heads)),
+    removal = {"heads": heads, "edges": edges, "at": at, "screen": screen, "judge": judge, "other": other, "cut": None}
+    wanted = EffectRequest(
+        _model_request(model, layers),
+        heads=None if heads is None else tuple(cast("HeadChoice", head_place(head)[:3]) for head in heads),
         edges=edges,
         replace=replace,
         at=at,
         position=position,
         target=target,
         versus=versus,
+        target_first=target_first,
         n_verified=n_verified,
         n_screened=screen,
         judge=judge,
+        from_python=True,
     )
+    try:
+        require_open(model, _NAME)
+        _require_transformers(model)
+        _require_choices(replace, at=(at, 0), screen=(screen, 1), n_verified=(n_verified, 0))
+        require_one_removal(wanted.name_of, **removal, replace=None if replace == "zero" else replace)
+        return _record(model, inputs, tokenizer, wanted, other)
+    except MhaError as fault:
+        if fault.code == "out-of-memory":  # the hint of the command names an option
+            fault.hint = "a smaller model or a shorter text needs less"
+        noted(fault)
+        raise
+
+
+def _model_request(model: Any, layers: Sequence[int | LayerChoice] | None) -> ModelRequest:
+    chosen = None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)
+    device = str(getattr(model, "device", "cpu"))
+    return ModelRequest(
+        type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=chosen, device=device
+    )
+
+
+def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, other: Any) -> Record:
+    """The record of effects in a model that is open."""
+    names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
+    mine = _inputs(model, inputs, names)
+    theirs = None if other is None else _inputs(model, other, names)
     source = getattr(model, "name_or_path", "") or type(model).__name__
     loaded = Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
     base = Loaded(model.base_model, loaded.checkpoint, source, None)
-    inspected = CheckpointRun(base, mine, CheckpointRunRequest(request.model.wanted), device)
-    theirs = None if other is None else _inputs(model, other, names)
+    inspected = CheckpointRun(base, mine, CheckpointRunRequest(request.model.wanted), request.model.device)
+    texts = Texts(mine.sequences, mine.context, (), ())
     study = EffectStudy(request, ReadCheckpoint(loaded, mine, texts, names), inspected, theirs)
     with torch.no_grad():
         study.inspect()
         study.run()
     record = study.record()
     if record.effect is None or not record.effect.verified.ok:
-        raise noted(
-            MhaError(
-                "the removals are not verified: computed in another way they differ",
-                hint="report the family of this model; its attention does more than is known here",
-                code="not-verified",
-            )
+        raise MhaError(
+            "the removals are not verified: computed in another way they differ",
+            hint="report the family of this model; its attention does more than is known here",
+            code="not-verified",
         )
     return record
 
@@ -111,8 +129,8 @@ class _IdNames(ModelTokenizer):
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The ids that a text is made of."""
         if not all(word.isdecimal() for word in text.split()):
-            raise noted(
-                UsageError(f"{text!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, inputs, tokenizer)")
+            raise UsageError(
+                f"{text!r} is a text, and no tokenizer is given", hint=f"{_NAME}(model, inputs, tokenizer)"
             )
         return named_by_ids([int(word) for word in text.split()])
 
@@ -123,14 +141,12 @@ class _IdNames(ModelTokenizer):
 
 def _require_transformers(model: Any) -> None:
     if not hasattr(getattr(model, "config", None), "get_text_config") or not hasattr(model, "base_model"):
-        raise noted(
-            UsageError(
-                f"{_NAME} needs a model of transformers, not a {type(model).__name__}",
-                hint="mhacli.removed takes any module, and your own calls measure",
-            )
+        raise UsageError(
+            f"{_NAME} needs a model of transformers, not a {type(model).__name__}",
+            hint="mhacli.removed takes any module, and your own calls measure",
         )
     if model.training:
-        raise noted(UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()"))
+        raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")
 
 
 def _inputs(model: Any, given: Any, names: ModelTokenizer) -> ModelInputs:
@@ -147,12 +163,12 @@ def _inputs(model: Any, given: Any, names: ModelTokenizer) -> ModelInputs:
             hint = (
                 "one text without padding has no mask and one type of tokens" if name in known else f"leave {name} out"
             )
-            raise noted(UsageError(f"{_NAME} cannot take {name} as it is given", hint=hint))
+            raise UsageError(f"{_NAME} cannot take {name} as it is given", hint=hint)
     missing = next(
         (name for name in (["input_ids", "decoder_input_ids"] if is_pair else ["input_ids"]) if name not in given), None
     )
     if missing is not None:
-        raise noted(UsageError(f"{_NAME} needs {missing}", hint="what the tokenizer of the model gives for one text"))
+        raise UsageError(f"{_NAME} needs {missing}", hint="what the tokenizer of the model gives for one text")
     own = _text(given["decoder_input_ids" if is_pair else "input_ids"], names)
     context = (_text(given["input_ids"], names),) if is_pair else None
     return make_inputs(model, (own,), context, names.side, names.pad_id or 0)
@@ -162,11 +178,9 @@ def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
     ids: Tensor = torch.as_tensor(given)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1] or ids.is_floating_point():
-        raise noted(
-            UsageError(
-                f"{_NAME} takes the ids of one text, not {ids.dtype} of shape {tuple(ids.shape)}",
-                hint="shape (1, n) or (n,)",
-            )
+        raise UsageError(
+            f"{_NAME} takes the ids of one text, not {ids.dtype} of shape {tuple(ids.shape)}",
+            hint="shape (1, n) or (n,)",
         )
     row = [int(i) for i in ids[0]]
     return (
@@ -176,12 +190,10 @@ def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
     )
 
 
-def _head(given: tuple[Any, ...]) -> tuple[Any, int, int]:
-    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-        raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
-    kind, layer, head = (None, *given) if len(given) == 2 else given
-    return kind, layer, head
-
-
-def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:
-    return None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)
+def _require_choices(replace: str, **numbers: tuple[int | None, int]) -> None:
+    """Raises `UsageError` for what stands for nothing: a word, and numbers below their least."""
+    if replace not in REPLACEMENTS:
+        raise UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS))
+    for name, (number, least) in numbers.items():
+        if number is not None and number < least:
+            raise UsageError(f"{name} {number} is below {least}")

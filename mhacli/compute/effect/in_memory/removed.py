@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
 from mhacli.compute.effect.removal import Removal, Remover, StandIns
 from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.results.record.effect import REPLACEMENTS, Replacement
 from mhacli.spec.tokens import AttentionKind
 
 _NAME = "mhacli.removed"
@@ -23,24 +24,34 @@ _NAME = "mhacli.removed"
 
 @contextmanager
 def removed(
-    model: nn.Module, heads: Sequence[tuple[Any, ...]] = (), edges: Sequence[tuple[Any, ...]] = ()
+    model: nn.Module,
+    heads: Sequence[tuple[Any, ...]] = (),
+    edges: Sequence[tuple[Any, ...]] = (),
+    *,
+    replace: Literal["zero", "mean", "resample"] = "zero",
+    other: Any = None,
 ) -> Iterator[None]:
     """While it is open, `model` runs without some heads and edges: `with removed(model, heads=[(5, 1)]): model(**inputs)`.
 
-    A head is `(layer, head)`: zeros enter the output projection in its place, at all positions of all sequences. An edge is
-    `(layer, head, query, key)`: this attention weight is masked, and the rest of its row grows until it sums to what it did; head
-    None stands for all heads. A model of two halves has its decoder's own attention there; `("cross", 2, 1)` is a head of another
-    kind. Positions are columns of the batch, tokens in a cache among them. Gradients flow through what is left.
+    A head is `(layer, head)`: zeros enter the output projection in its place, at all positions of all sequences. With `replace`
+    mean it gives the mean of its outputs over the positions of each sequence, without padding. With resample it gives what it
+    gives at the same position in the inputs `other`, in which the whole model runs first: keywords of a call, or its first
+    argument. An edge is `(layer, head, query, key)`: this attention weight is masked, and the rest of its row grows until it sums
+    to what it did; head None stands for all heads. A model of two halves has its decoder's own attention there;
+    `("cross", 2, 1)` is a head of another kind. Positions are columns of the batch, tokens in a cache among them. Gradients flow
+    through what is left.
 
-    Nested contexts of one model add up. On leaving, all is as it was. Raises `MhaError` where not all was removed: for a model
-    that hides its parts (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, and on
-    leaving a context in which the model was not called, or never computed a layer or position that is named.
+    Nested contexts of one model add up; where two name the same head, the inner one says what it gives. On leaving, all is as it
+    was. Raises `MhaError` where not all was removed: for a model that hides its parts (compiled, scripted, distributed) or is
+    called in another thread, for heads that do not exist, for a mean of which a call has not all positions, for positions that
+    `other` lacks, and on leaving a context in which the model was not called, or never computed what is named.
     """
     require_open(model, _NAME)
-    request = _Request(tuple(map(_head, heads)), tuple(map(_edge, edges)))
-    if not request.heads + request.edges:
-        raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+    request = _Request(tuple(map(head_place, heads)), tuple(map(_edge, edges)), replace)
+    request.require_possible(has_other=other is not None)
     with _opened(model) as shared:
+        if other is not None:
+            request.resampled = shared.outputs_in(other)
         shared.requests.append(request)
         try:
             yield
@@ -69,8 +80,23 @@ class _Request:
 
     heads: tuple[_Place, ...]
     edges: tuple[_Place, ...]
+    replace: Replacement
+    resampled: dict[LayerKey, Tensor] = field(default_factory=dict)
     n_passes: int = 0
     done: set[_Place] = field(default_factory=set)
+
+    def require_possible(self, *, has_other: bool) -> None:
+        """Raises `UsageError` for what stands for nothing."""
+        if not self.heads + self.edges:
+            raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
+        if self.replace not in REPLACEMENTS:
+            raise noted(UsageError(f"replace {self.replace!r} is not known", hint=", ".join(REPLACEMENTS)))
+        if not self.heads and self.replace != "zero":
+            raise noted(UsageError("replace is of heads: an edge is masked", hint="leave replace out"))
+        if (self.replace == "resample") != has_other:
+            raise noted(
+                UsageError("replace='resample' and other go together", hint="other is another input of the model")
+            )
 
     def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
         """Raises `MhaError` for what was not removed."""
@@ -136,11 +162,22 @@ class _Removing:
         self.requests: list[_Request] = []
         self.layers: list[LayerKey] = []
         self._pass = ModelPass(1)
+        self._kept: dict[LayerKey, Tensor] | None = None
+
+    @torch.no_grad()
+    def outputs_in(self, other: Any) -> dict[LayerKey, Tensor]:
+        """The outputs z of all heads of the whole model in another input."""
+        self._kept = {}
+        try:
+            self.model(**other) if isinstance(other, Mapping) else self.model(other)
+            return self._kept
+        finally:
+            self._kept = None
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
         self._pass = began
-        for request in self.requests:
+        for request in self.requests if self._kept is None else ():
             request.n_passes += 1
 
     def end(self, *, is_whole: bool) -> None:
@@ -160,28 +197,74 @@ class _Removing:
         """`z` with the removals of this attention."""
         if call.part != 0:
             return None
-        self.layers += [] if (call.kind, call.layer) in self.layers else [(call.kind, call.layer)]
-        heads, rows = set[int](), dict[tuple[int, int], set[int]]()
+        key: LayerKey = (call.kind, call.layer)
+        if self._kept is not None:
+            self._kept |= {} if call.z is None else {key: call.z.clone()}
+            return None
+        self.layers += [] if key in self.layers else [key]
+        heads, rows = dict[int, _Request](), dict[tuple[int, int], set[int]]()
         for request in self.requests:
             here = [place for place in (*request.heads, *request.edges) if place.is_in(call)]
             for place in here:
                 self._require_possible(place, call)
                 if place.query is None or place.key is None:
-                    heads |= self._heads(place, call)
+                    heads |= dict.fromkeys(self._heads(place, call), request)
                     request.done.add(place)
                 elif self._runs(place.query, place.key, call):
                     request.done.add(place)
                     for head in self._heads(place, call):
                         rows.setdefault((head, place.query), set()).add(place.key)
-        key: LayerKey = (call.kind, call.layer)
-        removals = [
-            Removal(key, (head,), (query,), tuple(sorted(keys)), "renormalise") for (head, query), keys in rows.items()
-        ]
-        removals += [Removal(key, tuple(sorted(heads)))] * bool(heads)  # last: an edge of a whole head is gone with it
-        if not removals or call.z is None:
+        if not (heads or rows) or call.z is None:
             return None
+        edges = [
+            Removal(key, (head,), (query,), tuple(sorted(of)), "renormalise") for (head, query), of in rows.items()
+        ]
         with torch.autocast(call.device.type, enabled=False):
-            return Remover([removals] * call.shape[0], StandIns({key: call.z}), start=self._pass.n_past)(call)
+            z = Remover([edges] * call.shape[0], StandIns({}), start=self._pass.n_past)(call) if edges else None
+            z = call.z.clone() if z is None else z
+            for head, request in heads.items():  # last: an edge of a whole head is gone with it
+                z[:, head] = self._stand_in(head, request, call, call.z[:, head]).to(z.dtype)
+        return z
+
+    def _stand_in(self, head: int, request: _Request, call: Call, z: Tensor) -> Tensor:
+        """What a head gives instead of z [batch, query, d_v]."""
+        if request.replace == "mean":
+            return self._mean(call, z).expand_as(z)
+        if request.replace == "zero":
+            return torch.zeros_like(z)
+        first, (batch, n_queries) = self._pass.n_past, z.shape[:2]
+        given = request.resampled.get((call.kind, call.layer))
+        shape = (0, 0) if given is None else (given.shape[0], given.shape[2])
+        if given is None or shape[0] not in (1, batch) or shape[1] < first + n_queries:
+            raise _refused(
+                f"{call.name} runs {batch} × {first + n_queries} positions, and other has {shape[0]} × {shape[1]}",
+                "give other as many tokens, and one sequence or as many",
+            )
+        return given[:, head, first : first + n_queries].expand_as(z)
+
+    def _mean(self, call: Call, z: Tensor) -> Tensor:
+        """The mean over the positions of each sequence. Raises `MhaError` where the call has not all of them, or hides which
+        are padding."""
+        read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
+        if self._pass.n_past and call.kind != "encoder":
+            raise _refused(
+                f"{call.name} runs behind {self._pass.n_past} tokens in a cache: a mean over all positions is not known",
+                "call the model with the whole text",
+            )
+        if read is None and hasattr(self.model, "config"):
+            raise _refused(
+                f"{call.name} reads no ids, and which positions are padding is not known",
+                "call the model with input_ids",
+            )
+        if read is None or read.real is None:
+            return z.mean(dim=1, keepdim=True)
+        real = torch.tensor(read.real, dtype=z.dtype, device=z.device)[..., None]
+        if real.shape[:2] != z.shape[:2]:
+            raise _refused(
+                f"{call.name} has other positions than input_ids, and which are padding is not known",
+                "leave padding out",
+            )
+        return (z * real).sum(dim=1, keepdim=True) / real.sum(dim=1, keepdim=True)
 
     def _heads(self, place: _Place, call: Call) -> set[int]:
         return set(range(call.shape[1])) if place.head is None else {place.head}
@@ -202,10 +285,15 @@ class _Removing:
             raise noted(MhaError(f"{call.name} {why}: nothing can be removed", hint=hint, code="no-attention"))
 
 
+def _refused(message: str, hint: str) -> MhaError:
+    return noted(MhaError(message, hint=hint, code="not-removed"))
+
+
 # ---------------------------------------------------------------------------------------------------- what is asked for
 
 
-def _head(given: tuple[Any, ...]) -> _Place:
+def head_place(given: Any) -> _Place:
+    """A head as users name it. Raises `UsageError` with the form."""
     kind, numbers = _kind(given)
     if len(numbers) != 2 or not all(map(_is_index, numbers)):
         raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
