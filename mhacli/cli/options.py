@@ -90,7 +90,7 @@ def _filled(group: Any, values: Mapping[str, Any]) -> Any:
 
 
 _TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and scores"
-_DEVICE, VIEW, OUTPUT = "Device", "View", "Output"
+DEVICE, VIEW, OUTPUT = "Device", "View", "Output"
 
 
 def option(panel: str, text: str, *names: str, common: bool = False, **how: Any) -> Any:
@@ -382,11 +382,11 @@ class DeviceOptions:
 
     device: Annotated[
         str | None,
-        device_option(_DEVICE, " (default: auto)"),
+        device_option(DEVICE, " (default: auto)"),
     ] = None
-    dtype: Annotated[Dtype | None, option(_DEVICE, f"{NUMBER_FORMAT} (default: float32; with --model, its own)")] = None
-    threads: Annotated[int | None, threads_option(_DEVICE)] = None
-    repeat: Annotated[int | None, repeat_option(_DEVICE, "5, fewer if slow")] = None
+    dtype: Annotated[Dtype | None, option(DEVICE, f"{NUMBER_FORMAT} (default: float32; with --model, its own)")] = None
+    threads: Annotated[int | None, threads_option(DEVICE)] = None
+    repeat: Annotated[int | None, repeat_option(DEVICE, "5, fewer if slow")] = None
 
 
 # --------------------------------------------------------------------------------------------------- what is shown

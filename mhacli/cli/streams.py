@@ -160,6 +160,13 @@ def note(text: str) -> None:
         sys.stderr.write(f"{stderr_lines(f'mha: {message_text(text)}')}\n")
 
 
+def stderr_line(text: str) -> None:
+    """A line on stderr as it is, for programs."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
 def stderr_lines(message: str, *, has_commands: bool = True) -> str:
     """A message as a terminal's stderr shows it, on lines that break between words; elsewhere one line.
 
@@ -202,7 +209,7 @@ def _stderr_columns() -> float:
 @contextmanager
 def show_activity(doing: str) -> Iterator[None]:
     """Says on a terminal's stderr what takes long, once it does, and takes it back; elsewhere nothing."""
-    if not _is_lively():
+    if not is_lively():
         yield
         return
     done = threading.Event()
@@ -237,7 +244,7 @@ def progress() -> Iterator[Progress]:
 
     It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
     """
-    if not _is_lively():
+    if not is_lively():
         yield no_progress
         return
     from rich.console import Console
@@ -255,7 +262,7 @@ def progress() -> Iterator[Progress]:
         yield tell
 
 
-def _is_lively() -> bool:
+def is_lively() -> bool:
     """Whether stderr is a terminal that can take back what it shows."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 

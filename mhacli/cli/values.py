@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import parse_size
 from mhacli.io.safetensors import PICKLE_ENDINGS
+from mhacli.io.scan_folder import is_scan
 
 
 def _option(name: str) -> str:
@@ -209,7 +210,9 @@ def are_literal() -> bool:
 
 
 def holds_record(path: str) -> bool:
-    """Whether a path is that of a file with a record, by its header. False where it cannot be read."""
+    """Whether a path is that of the folder of a scan, or of a file with a record by its header. False where it cannot be read."""
+    if is_scan(path):
+        return True
     if "\0" in path or not os.path.isfile(path):
         return False
     try:
@@ -269,7 +272,7 @@ def require_record(path: str) -> None:
     if not path:
         raise UsageError("mha show needs a record, a file that --save wrote", hint=saved_here("mha show", 1))
     shown = shlex.quote(path)
-    if os.path.isdir(path):
+    if os.path.isdir(path) and not is_scan(path):
         hint = f"mha weights info {shown} says what a checkpoint holds, mha run TEXT --model {shown} looks into it"
         raise MhaError(f"{path} is a directory, not a record", hint=hint, code="unreadable", path=path)
     if _is_text(path):

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from mhacli.io.files import remove_temporary_folders
@@ -39,6 +41,35 @@ def more_time(seconds: float) -> None:
     """Lets the main thread tell what is finished: the process is not ended from now on for so many seconds."""
     global _not_before
     _not_before = time.monotonic() + seconds
+
+
+@contextmanager
+def told_to_stop(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, for work that then ends by itself; a second one is an interrupt as ever.
+
+    `on_interrupt` is called at the first. Where interrupts are ignored they stay so. For the main thread alone.
+    """
+    stopped = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield stopped.is_set
+        return
+    writing = signal.set_wakeup_fd(-1)  # the thread that ends the process hears nothing meanwhile
+
+    def leave() -> None:
+        signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        leave()
+        stopped.set()
+        on_interrupt()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped.is_set
+    finally:
+        leave()
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -220,6 +220,20 @@ def find_spans(words: Sequence[str], text: str, turns: Sequence[Turn]) -> tuple[
     return tuple(Span(name, ranges or searched[name]) for name, ranges in found.items())
 
 
+def require_expressions(words: Sequence[str]) -> None:
+    """Raises `UsageError` for words that are not the names of different regular expressions, the only spans of any text."""
+    names = []
+    for name, value in (pair for word in words for pair in _pairs(word)):
+        if value is None or len(value) < 3 or not (value.startswith("/") and value.endswith("/")):
+            raise UsageError(
+                f"--span {name}: a corpus has spans by regular expressions only", hint=f"try --span {name}=/REGEX/"
+            )
+        if name in names:
+            raise UsageError(f"--span {name} is given twice")
+        _compiled(Expression(name, value[1:-1]))
+        names.append(name)
+
+
 def _pairs(word: str) -> list[tuple[str, str | None]]:
     """What a word names, and what it says of it: nothing, where it is a list of names of the chat."""
     name, is_said, value = word.partition("=")

@@ -74,7 +74,7 @@ def test_every_option_says_what_it_does() -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    words = "run heads effect trace decode bench check doctor vocab weights show view explain diff"
+    words = "run heads effect scan trace decode bench check doctor vocab weights show view explain diff"
     assert set(COMMANDS) == set(words.split())
 
 

@@ -25,6 +25,7 @@ PANELS = {
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",
     "bench": "What, Sizes, How, Against a baseline, Output",
     "effect": "Text, Checkpoint, Removal, Measurement, Attention, Positions, Mask and scores, Device, Output, View",
+    "scan": "Corpus, Checkpoint, Heads, View, Device, Output",
     "heads": "Text, Attention, Positions, Mask and scores, Device, View, Heads, Checkpoint, Output, Pictures",
     "check": "What, What its author meant, How, Output",
     "doctor": "Checkpoint, Device, Output",
@@ -134,7 +135,7 @@ def test_headings_are_bold_on_a_screen_with_colour_alone(monkeypatch: pytest.Mon
 DIFFERENT = {
     "csv": "bench heads effect", "head": "view effect", "sequence": "trace view", "layer": "weights convert", "save": "vocab",
     "html": "bench effect", "svg": "bench", "top": "vocab heads", "tokenizer": "doctor", "lengths": "decode",
-    "prefix": "weights convert",
+    "prefix": "weights convert", "max_bytes": "scan", "span": "scan", "strict": "scan",
 }  # fmt: skip
 """Options that are something else in some commands."""
 
@@ -157,6 +158,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = furnish(tmp_path_factory.mktemp("examples"), "")
     for name in ("poem.txt", "my_attention.py"):
         shutil.copy(ROOT / "sample_texts" / name, place / name)
+    (place / "texts").mkdir()
+    (place / "texts" / "a.jsonl").write_text('{"body": "the cat sat"}\n')
     for name, text in (("before", "the cat sat"), ("after", "the cat ran")):
         assert run(f'mha run "{text}" --save {name}.safetensors', place).returncode == 0
     return place
@@ -175,6 +178,10 @@ def test_an_example_runs(path: str, line: str, folder: Path) -> None:
     if save:
         (folder / save[1]).unlink(missing_ok=True)
     needed = {"--weights layer": "convert", "compare before.json": "save-baseline", "show cat": "--save cat"}
+    if "heads.mha" in line:
+        shutil.rmtree(folder / "heads.mha", ignore_errors=True)
+    if "show heads.mha" in line:
+        run(next(other for _, other in EXAMPLES if "--out heads.mha" in other), folder)
     for sign, maker in needed.items():
         if sign in line:
             run(next(other for _, other in EXAMPLES if maker in other) + " --force", folder)

@@ -49,8 +49,9 @@ from mhacli.cli.shared.output import (
     with_output,
 )
 from mhacli.cli.shared.request import record_command, require_heads
+from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
 from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
-from mhacli.cli.values import index_list, real, span, whole
+from mhacli.cli.values import index_list, span, whole
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import more_time
@@ -59,70 +60,35 @@ from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.layer import LayerRequest, require_no_dropout
 from mhacli.requests.memory import BASE_BYTES, predict_heads_memory
-from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS, Corner, HeadsRequest, Kept
+from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
 from mhacli.results.record.record import LayerChoice, kinds_of
-from mhacli.spec.conditions import INDUCTION, parse_pattern
-from mhacli.spec.config import MAX_LENGTH, Reducer
+from mhacli.spec.conditions import parse_pattern
 
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.compute.heads import HeadsRun
     from mhacli.results.record.record import Record
 
-_HEADS, _VIEW = "Heads", "View"
 _WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 10.0, 3.0, 8192
 
 
 @option_group
-class HeadsOptions:
+class HeadsOptions(StatisticsOptions):
     """What to find out about the heads."""
 
     head: Annotated[str | None, head_list("all")] = None
-    pattern: Annotated[
-        list[str] | None,
-        option(
-            _HEADS,
-            f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
-            "--where",
-            metavar="CONDITION",
-            common=True,
-        ),
-    ] = None
-    sink_tokens: Annotated[
-        int,
-        number(
-            _HEADS,
-            whole("first-tokens", 1, MAX_LENGTH),
-            "Number of first tokens whose attention is reported together.",
-            "--first-tokens",
-        ),
-    ] = SINK_TOKENS
-    sink_share: Annotated[
-        float,
-        number(
-            _HEADS,
-            real("sink-weight"),
-            "The least part of all attention that a key must receive to be a sink.",
-            "--sink-weight",
-            metavar="P",
-        ),
-    ] = SINK_SHARE
     query: Annotated[
         str | None,
         option(
-            _HEADS,
+            HEADS,
             "List the strongest keys of these queries in every head, such as 1000 or 0,5-7.",
             metavar="LIST",
             common=True,
         ),
     ] = None
-    top: Annotated[int, number(_HEADS, whole("top", 1, 1000), "Keys per query, with --query.", metavar="K")] = 10
-    rows: Annotated[str | None, option(_HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
-    keys: Annotated[str | None, option(_HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
-    reducer: Annotated[
-        Reducer,
-        option(_HEADS, "What makes the statistics: torch, one Triton kernel on a GPU, or whichever can run."),
-    ] = "auto"
+    top: Annotated[int, number(HEADS, whole("top", 1, 1000), "Keys per query, with --query.", metavar="K")] = 10
+    rows: Annotated[str | None, option(HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
+    keys: Annotated[str | None, option(HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
 
 
 @option_group
@@ -275,8 +241,7 @@ _ONE_KIND = "--layer encoder.N, decoder.N or cross.N chooses one kind"
 
 def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
     """What is asked of heads, whatever they are of."""
-    if not 0 < asked.sink_share <= 1:
-        raise UsageError(f"--sink-weight {asked.sink_share:g} is out of range: above 0, at most 1")
+    asked.require_range()
     return HeadsRequest(
         heads=heads,
         patterns=tuple(map(parse_pattern, asked.pattern or ())),

@@ -237,7 +237,7 @@ def model_request(
     checkpoint = local_checkpoint(asked)
     layers = layer_list(asked.layer)
     if checkpoint is not None and layers is not None:
-        _require_layers(layers, checkpoint)
+        require_layers(layers, checkpoint)
     decoding = make_decoding(source)
     chat, texts = _chat_or_texts(reading, source, decoding)
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
@@ -300,7 +300,7 @@ def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
         ) from None
 
 
-def _require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
+def require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
     """Raises `UsageError` for layers that the config does not have."""
     from mhacli.checkpoints.head_counts import head_counts
 

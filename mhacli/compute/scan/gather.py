@@ -14,7 +14,7 @@ from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.corpus import BadEntry, CorpusCell, TokenSink
+from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record, texts_of
 from mhacli.results.scan.layers import worst_layers
@@ -63,7 +63,7 @@ class Gathered:
         self._identical &= run.identical is not False
         self._add_sums(results, run)
         self._add_places(document, run)
-        self._take_example(n_tokens, run)
+        self._take_example(self.documents[-1], run)
 
     def _add_sums(self, results: Sequence[LayerResults], run: CheckpointRun) -> None:
         """The profiles and the masses of spans of a document, to those of the documents before it."""
@@ -73,9 +73,9 @@ class Gathered:
             self._add(name, np.concatenate([_widened(row, width) for row in rows]))
         if not self.request.spans:
             return
-        words = [word.partition("=")[0].strip() for word in self.request.spans]
-        places = [words.index(span.name) for span in run.wanted.spans]
-        grid, n = np.ix_(places, places), len(words)
+        names = self.settings.span_names
+        places = [names.index(span.name) for span in run.wanted.spans]
+        grid, n = np.ix_(places, places), len(names)
         counts = np.zeros((n, n))
         counts[grid[0], grid[1]] = 1
         self._add("span_counts", counts)
@@ -121,20 +121,22 @@ class Gathered:
         for token, share in shares.items():
             known.setdefault(token, []).append(share)
 
-    def _take_example(self, n_tokens: int, run: CheckpointRun) -> None:
+    def _take_example(self, document: UnitDocument, run: CheckpointRun) -> None:
         """The record of the document, where it is a better example than those before it: the longest that is short enough, else
         the shortest."""
         if not self.unit.wants_example:
             return
-        rank = (True, n_tokens) if n_tokens <= EXAMPLE_LEN else (False, -n_tokens)
+        n = document.n_tokens
+        rank = (True, n) if n <= EXAMPLE_LEN else (False, -n)
         if self._example is None or rank > self._example[0]:
-            self._example = rank, self._plain(run.record())
+            self._example = rank, self._plain(run.record(), document)
 
-    def _plain(self, record: Record) -> Record:
-        """The record without what depends on the machine and the moment."""
-        device = self.settings.device
+    def _plain(self, record: Record, of: UnitDocument) -> Record:
+        """The record without what depends on the machine and the moment, as that of a corpus of one document."""
+        device, n = self.settings.device, of.n_tokens
         environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
-        return replace(record, timings={}, environment=environment)
+        corpus = CorpusSummary(1, n, 0, n, of.file, of.place, (device,), ())
+        return replace(record, timings={}, environment=environment, corpus=corpus)
 
     # ------------------------------------------------------------------------------------------------------ the files
 

@@ -188,7 +188,9 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
 
 def _means(view: Record) -> Iterator[str]:
     """Means of heads that are beyond what they can be."""
-    longest, n_keys = max(view.facts.q_len, view.facts.k_len), view.facts.k_len + 1  # a sink logit counts as a key
+    of_corpus = 0 if view.corpus is None else view.corpus.longest
+    longest = max(view.facts.q_len, view.facts.k_len, of_corpus)
+    n_keys = max(view.facts.k_len, of_corpus) + 1  # a sink logit counts as a key
     limits: dict[str, tuple[float, float]] = {
         "weight": (0.0, 1.0),
         "fraction": (0.0, 1.0),

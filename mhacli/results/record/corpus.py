@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mhacli.results.record.head_statistics import Kind
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """The parts of the documents up to which quantiles are given."""
 CONFIDENCE = 0.95
@@ -60,6 +62,11 @@ class BadEntry:
     place: int
     reason: str
 
+    @property
+    def named(self) -> str:
+        """`corpus.jsonl:17`."""
+        return f"{self.file}:{self.place}" if self.place else self.file
+
 
 @dataclass(frozen=True)
 class CorpusHead:
@@ -70,7 +77,7 @@ class CorpusHead:
     attention: str
     head: int
     agree: float
-    kinds: Mapping[str, int] = field(hash=False)
+    kinds: Mapping[Kind, int] = field(hash=False)
     spreads: tuple[Spread, ...]
     sinks: tuple[TokenSink, ...]
     cells: tuple[CorpusCell, ...]

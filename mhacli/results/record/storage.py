@@ -20,6 +20,7 @@ from mhacli.io.safetensors import (
     shown_name,
     tensors_of,
 )
+from mhacli.io.scan_folder import summary_of
 from mhacli.results.record.arrays import Array, LateArrays, Prefixed
 from mhacli.results.record.consistency import impossible
 from mhacli.results.record.record import SCHEMA, Record, layer_prefix
@@ -40,19 +41,20 @@ _READABLE = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64
 
 
 def load(path: str) -> Record:
-    """The record in a file. Raises `MhaError` for a file that is no record, or one whose parts do not fit together."""
-    file = read_tensor_file(path, MAX_FILE_BYTES)
+    """The record in a file, or in the folder of a scan. Raises `MhaError` for a file that is no record, or one whose parts do not
+    fit together."""
+    file = read_tensor_file(summary_of(path), MAX_FILE_BYTES)
     record = _described(file, lambda: file)
     return dataclasses.replace(record, arrays=dict(record.arrays))
 
 
 def load_late(path: str) -> Record:
-    """The record in a file that stays as it is: its arrays are read, and numpy loaded, when the first is asked for.
+    """The record in a file, or in the folder of a scan. Arrays are read, and numpy loaded, when the first is asked for.
 
     Raises `MhaError` for a file that is no record, or one whose parts do not fit together; an array that is asked for
     does where numbers have no meaning, or the file is another by then.
     """
-    header = read_tensor_header(path)
+    header = read_tensor_header(summary_of(path))
     return _described(header, lambda: read_tensors_of(header, MAX_FILE_BYTES))
 
 

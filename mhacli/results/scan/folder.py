@@ -12,19 +12,28 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import read_whole, write_whole
 from mhacli.io.json_schema import decode, load_json, plain
+from mhacli.io.scan_folder import MANIFEST, SUMMARY
 from mhacli.results.scan.settings import ScanSettings, differences
-from mhacli.results.scan.sums import MAX_FILE_BYTES, UnitSums, read_sums
+from mhacli.results.scan.sums import MAX_FILE_BYTES, UnitFacts, read_sums
 from mhacli.results.scan.unit import Unit, UnitFiles, unit_name
 
 SCHEMA = "mha.scan/1"
-MANIFEST, SUMMARY, ROWS, UNITS, EXAMPLE = "manifest.json", "summary.safetensors", "rows", "units", "example-"
+ROWS, UNITS, EXAMPLE = "rows", "units", "example-"
 SAFETENSORS = ".safetensors"
 _MAX_MANIFEST_BYTES = 1 << 30
+
+
+class Finished(NamedTuple):
+    """The name under which a unit is done and its facts, None where it is not; and what is wrong with what there is of it."""
+
+    name: str | None
+    facts: UnitFacts | None
+    fault: str | None
 
 
 @dataclass(frozen=True)
@@ -39,27 +48,28 @@ class ScanFolder:
         """The ending of files of rows."""
         return f".{self.settings[0].rows.split()[0]}"
 
-    def finished(self, unit: Unit) -> tuple[str | None, str | None]:
-        """The name under which a unit is done, None where it is not; and what is wrong with what there is of it.
-
-        The sums are read and checked, and the rows against the digest in them.
-        """
+    def finished(self, unit: Unit) -> Finished:
+        """What there is of a unit. The sums are read and checked, and the rows against the digest in them."""
         fault = None
-        for settings in self.settings:
-            name = unit_name(unit.number, unit.documents, settings.digest)
+        for name in self.names_of(unit):
             if not os.path.lexists(self.sums_path(name)):
                 continue
             try:
-                self._require_rows(name, read_sums(self.sums_path(name)))
+                facts = read_sums(self.sums_path(name)).facts
+                self._require_rows(name, facts)
             except MhaError as error:
                 fault = error.message
             else:
-                return name, None
-        return None, fault
+                return Finished(name, facts, None)
+        return Finished(None, None, fault)
 
-    def _require_rows(self, name: str, sums: UnitSums) -> None:
+    def names_of(self, unit: Unit) -> tuple[str, ...]:
+        """The names that the unit has by the settings of each device."""
+        return tuple(unit_name(unit.number, unit.documents, own.digest) for own in self.settings)
+
+    def _require_rows(self, name: str, facts: UnitFacts) -> None:
         path = self.rows_path(name)
-        if hashlib.sha256(read_whole(path, MAX_FILE_BYTES)).hexdigest() != sums.facts.rows:
+        if hashlib.sha256(read_whole(path, MAX_FILE_BYTES)).hexdigest() != facts.rows:
             raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
 
     def write(self, unit: Unit, files: UnitFiles) -> None:
@@ -102,9 +112,13 @@ class ScanFolder:
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def write_manifest(self, found: Mapping[str, Any]) -> None:
-        """The manifest with what was found, once the corpus is merged."""
+    def finish(self, summary: bytes, found: Mapping[str, Any]) -> None:
+        """Writes the summary, and the manifest with what was found; the examples that it does not need are removed."""
+        write_whole(self.summary_path, summary, force=True)
         write_whole(os.path.join(self.path, MANIFEST), _manifest(self.settings, found), force=True)
+        for number in self.examples()[1:]:
+            with suppress(FileNotFoundError):
+                os.unlink(self.example_path(number))
 
 
 def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
@@ -129,7 +143,7 @@ def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> Sc
         return ScanFolder(path, (settings, *others))
     _require_same(path, known[0], settings, mixed=mixed)
     folder = ScanFolder(path, (settings, *known))
-    folder.write_manifest({})
+    write_whole(manifest, _manifest(folder.settings, {}), force=True)
     return folder
 
 

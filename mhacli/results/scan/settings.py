@@ -44,6 +44,11 @@ class ScanSettings:
     allow_nonfinite: bool
 
     @property
+    def span_names(self) -> tuple[str, ...]:
+        """The names of the spans."""
+        return tuple(word.partition("=")[0].strip() for word in self.spans)
+
+    @property
     def digest(self) -> str:
         """The sha256 of all of it but the model's name, which is where it lies and not what it is."""
         text = json.dumps(plain(replace(self, model="")), sort_keys=True, separators=(",", ":"))

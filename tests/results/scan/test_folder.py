@@ -18,10 +18,13 @@ UNIT = next(units([Document("a.txt", 1, "a"), Document("a.txt", 2, "b")], SETTIN
 ROWS = b'{"head":0}\n'
 
 
-def files_of(unit: Unit, rows: bytes = ROWS) -> UnitFiles:
-    digest = hashlib.sha256(rows).hexdigest()
-    facts = UnitFacts(unit.number, SETTINGS.digest, SETTINGS.device, digest, (), (), (), (), (), identical=True)
-    return UnitFiles(rows, UnitSums(facts, {}).to_bytes(), b"example", 2, 0, 5)
+def facts_of(unit: Unit) -> UnitFacts:
+    digest = hashlib.sha256(ROWS).hexdigest()
+    return UnitFacts(unit.number, SETTINGS.digest, SETTINGS.device, digest, (), (), (), (), (), identical=True)
+
+
+def files_of(unit: Unit) -> UnitFiles:
+    return UnitFiles(ROWS, UnitSums(facts_of(unit), {}).to_bytes(), b"example", 2, 0, 5)
 
 
 @pytest.fixture
@@ -30,9 +33,9 @@ def folder(tmp_path: Path) -> ScanFolder:
 
 
 def test_a_unit_is_done_once_it_is_written(folder: ScanFolder) -> None:
-    assert folder.finished(UNIT) == (None, None)
+    assert folder.finished(UNIT) == (None, None, None)
     folder.write(UNIT, files_of(UNIT))
-    assert folder.finished(UNIT) == (UNIT.name, None)
+    assert folder.finished(UNIT) == (UNIT.name, facts_of(UNIT), None)
     assert folder.unit_names() == [UNIT.name]
     assert folder.examples() == [0]
 
@@ -40,7 +43,7 @@ def test_a_unit_is_done_once_it_is_written(folder: ScanFolder) -> None:
 def test_a_unit_of_other_documents_is_not_done(folder: ScanFolder) -> None:
     folder.write(UNIT, files_of(UNIT))
     other = next(units([Document("a.txt", 1, "a"), Document("a.txt", 2, "c")], SETTINGS.digest))
-    assert folder.finished(other) == (None, None)
+    assert folder.finished(other) == (None, None, None)
 
 
 def test_a_scan_that_ends_at_any_write_leaves_no_unit_that_is_half_done(
@@ -61,7 +64,7 @@ def test_a_scan_that_ends_at_any_write_leaves_no_unit_that_is_half_done(
         monkeypatch.setattr("mhacli.results.scan.folder.write_whole", write_or_end)
         with pytest.raises(KilledError):
             folder.write(UNIT, files_of(UNIT))
-        assert folder.finished(UNIT) == (None, None)
+        assert folder.finished(UNIT) == (None, None, None)
     monkeypatch.setattr("mhacli.results.scan.folder.write_whole", write_whole)
     folder.write(UNIT, files_of(UNIT))
     assert folder.finished(UNIT)[0] == UNIT.name
@@ -82,7 +85,7 @@ def change(path: str) -> None:
 def test_damaged_rows_are_named_and_not_done(folder: ScanFolder, damage: Callable[[str], None]) -> None:
     folder.write(UNIT, files_of(UNIT))
     damage(folder.rows_path(UNIT.name))
-    name, fault = folder.finished(UNIT)
+    name, _, fault = folder.finished(UNIT)
     assert name is None
     assert folder.rows_path(UNIT.name) in str(fault)
 
@@ -92,7 +95,7 @@ def test_damaged_rows_are_named_and_not_done(folder: ScanFolder, damage: Callabl
 def test_damaged_sums_are_named_and_not_done(folder: ScanFolder, damage: Callable[[str], None]) -> None:
     folder.write(UNIT, files_of(UNIT))
     damage(folder.sums_path(UNIT.name))
-    name, fault = folder.finished(UNIT)
+    name, _, fault = folder.finished(UNIT)
     assert name is None
     assert folder.sums_path(UNIT.name) in str(fault)
 
@@ -122,7 +125,7 @@ def test_another_device_is_refused_unless_devices_are_mixed(folder: ScanFolder) 
     mixed = open_folder(folder.path, other, mixed=True)
     assert {settings.device for settings in mixed.settings} == {"cpu AVX2", "cuda H100"}
     of_other = next(units(UNIT.documents, other.digest))
-    assert mixed.finished(of_other) == (UNIT.name, None)
+    assert mixed.finished(of_other).name == UNIT.name
     assert mixed.finished(UNIT)[0] == open_folder(folder.path, SETTINGS).finished(UNIT)[0] == UNIT.name
 
 

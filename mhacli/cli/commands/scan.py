@@ -1,0 +1,283 @@
+"""`mha scan`: the statistics of every head over a corpus, into a folder that an interrupted scan goes on with."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import (
+    DEVICE,
+    NUMBER_FORMAT,
+    OUTPUT,
+    ColourOptions,
+    Everything,
+    command,
+    device_option,
+    head_list,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.shared.checkpoint import ModelOptions, layer_list, local_checkpoint, require_layers
+from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
+from mhacli.cli.shared.scanning import ScanReport
+from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
+from mhacli.cli.streams import flush, loading_torch, note
+from mhacli.cli.values import index_list, integer, size, whole
+from mhacli.errors import UsageError
+from mhacli.io.files import format_size
+from mhacli.io.interrupts import told_to_stop
+from mhacli.render.base.options import ViewOptions
+from mhacli.spec.conditions import parse_pattern
+from mhacli.spec.config import DEFAULT_MAX_BYTES, MAX_LENGTH, MAX_THREADS, Dtype
+
+if TYPE_CHECKING:
+    from mhacli.compute.scan.run import ScanStudy
+    from mhacli.requests.scan import ScanRequest
+    from mhacli.results.record.record import Record
+    from mhacli.text.corpus import CorpusFormat
+
+_CORPUS, _MODEL = "Corpus", "Checkpoint"
+
+
+@option_group
+class CorpusOptions:
+    """Which documents are read, and how files are divided into them."""
+
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text files, JSON lines, Parquet files or globs; - reads stdin.",
+            metavar="CORPUS...",
+            show_default=False,
+        ),
+    ] = None
+    field: Annotated[
+        str | None,
+        option(
+            _CORPUS,
+            "The files are JSON lines, and this field is the text. (default: text)",
+            metavar="NAME",
+            common=True,
+        ),
+    ] = None
+    column: Annotated[
+        str | None,
+        option(
+            _CORPUS,
+            "The files are Parquet files, and this column is the text (needs pyarrow). (default: text)",
+            metavar="NAME",
+            common=True,
+        ),
+    ] = None
+    lines: Annotated[bool, option(_CORPUS, "Make each line of a file a sequence.", "--lines", common=True)] = False
+    max_docs: Annotated[
+        int | None,
+        number(_CORPUS, whole("max-docs", 1, 10**12), "Take only the first N documents.", common=True),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        number(
+            _CORPUS,
+            whole("max-tokens", 1, MAX_LENGTH),
+            "Take only the first N tokens of each sequence. (default: all; those too long for the model are left out)",
+            common=True,
+        ),
+    ] = None
+    max_bytes: Annotated[
+        int,
+        number(
+            _CORPUS,
+            size("max-bytes"),
+            f"Leave out documents of more bytes. (default: {format_size(DEFAULT_MAX_BYTES)})",
+            metavar="SIZE",
+            show_default=False,
+        ),
+    ] = DEFAULT_MAX_BYTES
+    strict: Annotated[bool, option(_CORPUS, "Stop at a bad document instead of leaving it out.", "--strict")] = False
+
+    def form(self) -> CorpusFormat:
+        """How the files are read. Raises `UsageError` for options that exclude each other."""
+        from mhacli.text.corpus import CorpusFormat
+
+        return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
+
+
+@option_group
+class ScanModelOptions(ModelOptions):
+    """The checkpoint, and what is asked of its heads."""
+
+    tokenizer: Annotated[
+        str | None,
+        option(
+            _MODEL,
+            "word, char, byte, or the path of a tokenizer.json (needs the extra hf). (default: the checkpoint's own)",
+        ),
+    ] = None
+    head: Annotated[str | None, head_list("all")] = None
+    span: Annotated[
+        list[str] | None,
+        option(
+            HEADS,
+            "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable.",
+            metavar="SPAN",
+        ),
+    ] = None
+    allow_nonfinite: Annotated[bool, option(_MODEL, "Go on when numbers are NaN or Inf.", "--allow-nonfinite")] = False
+
+
+@option_group
+class ScanDeviceOptions:
+    """Where it is computed."""
+
+    device: Annotated[str | None, device_option(DEVICE, " (default: auto)")] = None
+    dtype: Annotated[Dtype | None, option(DEVICE, f"{NUMBER_FORMAT} (default: that of the checkpoint)")] = None
+    threads: Annotated[
+        int,
+        number(
+            DEVICE,
+            integer("threads", 1, MAX_THREADS),
+            "Number of CPU threads. (default: 1; another number changes the rounding)",
+            show_default=False,
+        ),
+    ] = 1
+
+
+@format_options(json=JSON)
+class ScanFormats(Formats):
+    """Formats of what a scan prints."""
+
+
+@option_group
+class ScanOutput:
+    """Where the result goes."""
+
+    out: Annotated[
+        str | None,
+        option(
+            OUTPUT, "The folder of the result. A scan that was interrupted goes on there.", metavar="DIR", common=True
+        ),
+    ] = None
+    mixed: Annotated[
+        bool, option(OUTPUT, "Put results of several kinds of devices into one folder; the result says so.", "--mixed")
+    ] = False
+    formats: ScanFormats
+    all: Everything = False
+    colour: ColourOptions
+
+
+@examples(
+    "mha scan --model MiniLM poem.txt --lines --out heads.mha",
+    "mha scan --model MiniLM 'texts/*.jsonl' --field body --max-tokens 512 --out heads.mha",
+    "mha show heads.mha",
+)
+@command
+def scan(
+    corpus: CorpusOptions,
+    model: ScanModelOptions,
+    statistics: StatisticsOptions,
+    device: ScanDeviceOptions,
+    output: ScanOutput,
+) -> None:
+    """A corpus in, the folder and the overview of its heads out."""
+    output.formats.chosen()
+    form, request = corpus.form(), _request(model, statistics, device, corpus.max_tokens)
+    out = _required(output.out, "--out", "a folder for the result, as --out heads.mha")
+    sources = corpus.sources
+    if not sources:
+        raise UsageError("mha scan needs a corpus: text files, JSON lines, Parquet files or -", hint="mha scan --help")
+    with loading_torch():
+        from mhacli.compute.scan.engines.single import SingleEngine
+        from mhacli.compute.scan.run import ScanStudy
+    study = ScanStudy(
+        request, sources, form, out, SingleEngine(), command=_command(request, corpus), strict=corpus.strict,
+        mixed=output.mixed,
+    )  # fmt: skip
+    record = _watched(study, as_json=output.formats.chosen() == "json")
+    if record is None:
+        note(f"the other ranks have not finished their units of {out}; the last one writes the summary")
+        return
+    print_record(record, ViewOptions(view="none", everything=output.all), output.formats.chosen(), output.colour)
+    flush()
+    _tell(record, out)
+    require_self_check(record)
+
+
+def _watched(study: ScanStudy, *, as_json: bool) -> Record | None:
+    """Runs the study. The first Ctrl-C lets it finish what is in flight; then `KeyboardInterrupt` is raised."""
+    with ScanReport.on_stderr(as_json=as_json) as report, told_to_stop(report.stopping) as is_stopped:
+        study.tell, study.note, study.is_stopped = report.tell, report.note, is_stopped
+        record = study.run()
+    if record is None and is_stopped():
+        done = study.progress
+        of = "" if done.of_documents is None else f" of {done.of_documents:,}"
+        note(f"interrupted: {done.n_documents:,}{of} documents are done; the same command goes on with the rest")
+        raise KeyboardInterrupt
+    return record
+
+
+def _tell(record: Record, out: str) -> None:
+    """What was left out, and where the result is."""
+    corpus = record.corpus
+    assert corpus is not None, "it is of a corpus"
+    if corpus.n_bad:
+        first = corpus.bad[0]
+        note(f"{corpus.n_bad:,} documents were left out, the first is {first.named}: {first.reason}")
+    note(f"saved {out}; mha show {shlex.quote(out)} shows it again")
+
+
+def _request(
+    model: ScanModelOptions, statistics: StatisticsOptions, device: ScanDeviceOptions, max_tokens: int | None
+) -> ScanRequest:
+    """What is asked of every document. Raises `UsageError` for what no document can answer."""
+    from mhacli.requests.scan import ScanRequest
+    from mhacli.text.spans import require_expressions
+
+    statistics.require_range()
+    source = _required(model.model, "--model", "a checkpoint, as --model MiniLM")
+    layers, heads = layer_list(model.layer), index_list(model.head, "head")
+    checkpoint = local_checkpoint(model)
+    if checkpoint is not None and layers is not None:
+        require_layers(layers, checkpoint)
+    spans = tuple(model.span or ())
+    require_expressions(spans)
+    return ScanRequest(
+        source=source,
+        revision=model.revision,
+        tokenizer=model.tokenizer,
+        device=device.device or "auto",
+        dtype=device.dtype,
+        threads=device.threads,
+        max_tokens=max_tokens,
+        layers=layers,
+        heads=None if heads is None else tuple(sorted(set(heads))),
+        conditions=tuple(parse_pattern(word).text for word in statistics.pattern or ()),
+        spans=spans,
+        sink_tokens=statistics.sink_tokens,
+        sink_share=statistics.sink_share,
+        allow_nonfinite=model.allow_nonfinite,
+        reducer=statistics.reducer,
+        rows="parquet" if find_spec("pyarrow") is not None else "jsonl",
+    )
+
+
+def _required(value: str | None, name: str, what: str) -> str:
+    if not value:
+        raise UsageError(f"mha scan needs {name}: {what}", hint="mha scan --help shows examples")
+    return value
+
+
+def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
+    """The command line as the record tells it: what decides its numbers, however it was shared out."""
+    given = {
+        "--field": corpus.field, "--column": corpus.column, "--max-docs": corpus.max_docs, "--max-tokens": request.max_tokens,
+        "--dtype": request.dtype,
+    }  # fmt: skip
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    words += [word for condition in request.conditions for word in ("--where", condition)]
+    words += [word for span in request.spans for word in ("--span", span)]
+    return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *(["--lines"] * corpus.lines), *words)

@@ -1,0 +1,58 @@
+"""What `heads` and `scan` ask of the statistics of heads."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mhacli.cli.options import number, option, option_group
+from mhacli.cli.values import real, whole
+from mhacli.errors import UsageError
+from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS
+from mhacli.spec.conditions import INDUCTION
+from mhacli.spec.config import MAX_LENGTH, Reducer
+
+HEADS = "Heads"
+
+
+@option_group
+class StatisticsOptions:
+    """What the statistics of heads count."""
+
+    pattern: Annotated[
+        list[str] | None,
+        option(
+            HEADS,
+            f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
+            "--where",
+            metavar="CONDITION",
+            common=True,
+        ),
+    ] = None
+    sink_tokens: Annotated[
+        int,
+        number(
+            HEADS,
+            whole("first-tokens", 1, MAX_LENGTH),
+            "Number of first tokens whose attention is reported together.",
+            "--first-tokens",
+        ),
+    ] = SINK_TOKENS
+    sink_share: Annotated[
+        float,
+        number(
+            HEADS,
+            real("sink-weight"),
+            "The least part of all attention that a key must receive to be a sink.",
+            "--sink-weight",
+            metavar="P",
+        ),
+    ] = SINK_SHARE
+    reducer: Annotated[
+        Reducer,
+        option(HEADS, "What makes the statistics: torch, one Triton kernel on a GPU, or whichever can run."),
+    ] = "auto"
+
+    def require_range(self) -> None:
+        """Raises `UsageError` for a part of all attention that is none."""
+        if not 0 < self.sink_share <= 1:
+            raise UsageError(f"--sink-weight {self.sink_share:g} is out of range: above 0, at most 1")

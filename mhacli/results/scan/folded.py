@@ -1,0 +1,132 @@
+"""The sums of units, one after the other: in the order of their names they are the same whoever computed which and when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mhacli.errors import MhaError
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
+from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST
+from mhacli.results.record.record import InspectedLayer
+from mhacli.results.scan.layers import worst_layers
+from mhacli.results.scan.statistics import UNIFORM_AT_OFFSET
+from mhacli.results.scan.sums import UnitFacts, UnitHead, UnitSums
+
+MAX_SINKS = 10
+"""The tokens that are listed as sinks of a head."""
+
+
+@dataclass
+class Folded:
+    """What is known after some units: sums over all of their documents, in which nothing grows with the corpus."""
+
+    n_documents: int = 0
+    n_tokens: int = 0
+    n_bad: int = 0
+    longest: int = 0
+    bad: list[BadEntry] = field(default_factory=list)
+    heads: list[FoldedHead] = field(default_factory=list)
+    layers: tuple[InspectedLayer, ...] = ()
+    devices: set[str] = field(default_factory=set)
+    identical: bool = True
+    sums: dict[str, Array] = field(default_factory=dict)
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, unit: UnitSums) -> None:
+        """One unit more."""
+        facts = unit.facts
+        self.n_bad += len(facts.bad)
+        self.bad += facts.bad[: MAX_LISTED_BAD - len(self.bad)]
+        if not facts.documents:
+            return
+        self.n_documents += len(facts.documents)
+        self.n_tokens += sum(document.n_tokens for document in facts.documents)
+        self.devices.add(facts.device)
+        self.identical &= facts.identical
+        self.digest.update("".join(document.digest for document in facts.documents).encode())
+        self._add_heads(facts, unit.arrays)
+        longest = max(document.n_tokens for document in facts.documents)
+        others = [self.layers, facts.layers] if self.layers else [facts.layers]
+        self.layers = worst_layers(facts.layers if longest > self.longest else self.layers, others)
+        self.longest = max(self.longest, longest)
+        kinds = unit.arrays["kinds"]
+        counted = np.stack([(kinds == number).sum(axis=0) for number in range(len(HEAD_TYPES))])
+        of_unit = {name: unit.arrays[name] for name in unit.arrays if name not in ("statistics", "kinds")}
+        for name, array in {**of_unit, "kinds": counted}.items():
+            self.sums[name] = _added(self.sums[name], array) if name in self.sums else array
+
+    def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
+        places = [(head.layer, head.attention, head.head) for head in facts.heads]
+        if not self.heads:
+            self.heads = [FoldedHead(*place) for place in places]
+        if [(head.layer, head.attention, head.head) for head in self.heads] != places:
+            raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
+        rows = dict(zip(facts.statistics, arrays["statistics"], strict=True))
+        scores = rows["max_score"].T.tolist()
+        offsets = np.stack([rows[name] for name in ("offset", "at_offset", UNIFORM_AT_OFFSET)], axis=-1)
+        for number, (head, of_unit) in enumerate(zip(self.heads, facts.heads, strict=True)):
+            head.add(of_unit, offsets[:, number].tolist(), scores[number])
+
+    def manifest(self, names: Sequence[str]) -> dict[str, Any]:
+        """What the manifest says of the corpus."""
+        numbers = {"n_documents": self.n_documents, "n_tokens": self.n_tokens, "n_bad": self.n_bad}
+        return {**numbers, "documents": self.digest.hexdigest(), "devices": sorted(self.devices), "units": list(names)}
+
+    def mean(self, name: str, heads: slice) -> Array:
+        """The mean over the documents of what was summed up for some heads."""
+        mean: Array = self.sums[name][heads] / self.n_documents
+        return mean
+
+
+@dataclass
+class FoldedHead:
+    """A head so far. `offsets` are its strongest distances, each with the number of documents and sums of weights there."""
+
+    layer: int
+    attention: str
+    head: int
+    sinks: dict[str, tuple[int, float]] = field(default_factory=dict)
+    cells: list[CorpusCell] = field(default_factory=list)
+    offsets: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    max_score: float | None = None
+
+    def add(self, of_unit: UnitHead, offsets: Sequence[Sequence[float]], scores: Sequence[float]) -> None:
+        """The head in one unit more, with its largest score in each document."""
+        self.max_score = max(
+            (score for score in (*scores, self.max_score) if score is not None and score == score), default=None
+        )
+        for sink in of_unit.sinks:
+            n, total = self.sinks.get(sink.token, (0, 0.0))
+            self.sinks[sink.token] = n + sink.documents, total + sink.share * sink.documents
+        self.cells = sorted([*self.cells, *of_unit.cells], key=lambda cell: -cell.lift)[:MAX_LARGEST]
+        for offset, weight, uniform in offsets:
+            if np.isfinite(offset):
+                n, own, plain = self.offsets.get(int(offset), (0, 0.0, 0.0))
+                self.offsets[int(offset)] = n + 1, own + weight, plain + uniform
+
+    def sinks_in_order(self) -> tuple[TokenSink, ...]:
+        """The tokens that are sinks in most documents."""
+        ordered = sorted(self.sinks.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        return tuple(TokenSink(token, n, total / n) for token, (n, total) in ordered[:MAX_SINKS])
+
+    def offset(self, n_documents: int) -> tuple[int | None, float | None, float | None]:
+        """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention, which
+        count nothing of documents in which another is."""
+        if not self.offsets:
+            return None, None, None
+        offset, (_, own, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
+        return offset, own / n_documents, uniform / n_documents
+
+
+def _added(a: Array, b: Array) -> Array:
+    """The sum of two arrays, the shorter with zeros behind its last axis."""
+    width = max(a.shape[-1], b.shape[-1])
+    wide = [np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]) for array in (a, b)]
+    total: Array = wide[0] + wide[1]
+    return total

@@ -1,0 +1,216 @@
+"""The units of a scan as one record: folded in the order of their names, so that nobody can tell who computed what and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mhacli.errors import MhaError
+from mhacli.io.safetensors import read_tensor_header
+from mhacli.results.record import storage
+from mhacli.results.record.arrays import Array
+from mhacli.results.record.corpus import CorpusHead, CorpusSummary, Spread
+from mhacli.results.record.head_statistics import HEAD_TYPES, Averages, HeadStatistics, Kind, with_kind
+from mhacli.results.record.record import InspectedLayer, Record, SelfCheck, SpanTokens, layer_prefix
+from mhacli.results.record.tables import HeadTable
+from mhacli.results.scan.folded import Folded, FoldedHead
+from mhacli.results.scan.folder import ScanFolder
+from mhacli.results.scan.spread import spreads
+from mhacli.results.scan.statistics import PATTERN, spread_names, statistic_names, uniform_names
+from mhacli.results.scan.sums import read_sums
+
+_VALUES_AT_ONCE = 1 << 25
+"""Of one statistic, in all documents: 256 MiB."""
+
+
+def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) -> Record:
+    """The record of the corpus, whose units have these names, written into the folder with its manifest.
+
+    The same units give the same bytes. Raises `MhaError` for a unit that is missing or damaged, for units of other heads, and
+    where no document is good.
+    """
+    folded = Folded()
+    for name in names:
+        folded.add(read_sums(folder.sums_path(name)))
+    if not folded.heads:
+        first = f", the first is {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
+        raise MhaError(f"no document could be computed: {folded.n_bad} are bad{first}", code="no-documents")
+    n_patterns = len(folder.settings[0].conditions)
+    found = _spreads([folder.sums_path(name) for name in names], len(folded.heads), n_patterns)
+    example = storage.load(folder.example_path(folder.examples()[0]))
+    record = _record(example, folded, found, command=command, spans=folder.settings[0].span_names)
+    folder.finish(record.to_bytes(), folded.manifest(names))
+    return record
+
+
+# ------------------------------------------------------------------------------------------------------------- spreads
+
+
+class _Numbers(NamedTuple):
+    """Where the statistics of a unit stand in its file, `[statistic, document, head]` in float64."""
+
+    path: str
+    start: int
+    n_documents: int
+    n_heads: int
+
+    def read(self, statistic: int) -> Array:
+        """One statistic, `[document, head]`."""
+        n_bytes = 8 * self.n_documents * self.n_heads
+        with open(self.path, "rb") as file:
+            file.seek(self.start + statistic * n_bytes)
+            numbers = np.frombuffer(file.read(n_bytes), dtype="<f8")
+        return numbers.reshape(self.n_documents, self.n_heads)
+
+
+def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
+    """The statistics of units that have good documents."""
+    for path in paths:
+        header = read_tensor_header(path)
+        if "statistics" in header.tensors:
+            info = header.tensors["statistics"]
+            yield _Numbers(path, header.body_start + info.start, *info.shape[1:])
+
+
+def _spreads(paths: Sequence[str], n_heads: int, n_patterns: int) -> list[list[Spread]]:
+    """The spreads of each head: of one statistic at a time, and of some heads at a time where documents are many."""
+    units = [*_numbers(paths)]
+    step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
+    known, found = statistic_names(n_patterns), list[list[Spread]]([] for _ in range(n_heads))
+    for start in range(0, n_heads, step):
+        for name in spread_names(n_patterns):
+            parts = [unit.read(known.index(name))[:, start : start + step] for unit in units]
+            for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
+                found[head] += [] if spread is None else [spread]
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- record
+
+
+def _record(
+    example: Record,
+    folded: Folded,
+    found: Sequence[Sequence[Spread]],
+    *,
+    command: tuple[str, ...],
+    spans: tuple[str, ...],
+) -> Record:
+    """The record of the example, with the heads of all documents."""
+    assert example.model is not None, "a scan is of a checkpoint"
+    n_patterns = len(example.layers[0].survey.patterns)
+    heads = [_head(own, folded, found[number], number, n_patterns) for number, own in enumerate(folded.heads)]
+    layers = tuple(_layer(own, longest) for own, longest in zip(example.layers, folded.layers, strict=True))
+    checks = [layer.self_check for layer in layers]
+    worst = max(layers, key=lambda layer: layer.survey.checks[-1].severity).self_check
+    in_example = {span.name: span for span in example.spans}
+    return replace(
+        example,
+        command=command,
+        heads=HeadTable(heads),
+        self_check=SelfCheck(
+            worst.max_abs_error, worst.tolerance, folded.identical and all(check.ok for check in checks)
+        ),
+        model=replace(
+            example.model,
+            identical_outputs=folded.identical,
+            compared_len=max(len(text.ids) for text in example.sequences),
+        ),
+        layers=layers,
+        spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(example.sequences))) for name in spans),
+        corpus=_summary(example, folded, heads, found),
+        arrays={**example.arrays, **_arrays(folded, layers)},
+    )
+
+
+def _summary(
+    example: Record, folded: Folded, heads: Sequence[HeadStatistics], found: Sequence[Sequence[Spread]]
+) -> CorpusSummary:
+    place = example.corpus
+    assert place is not None, "an example says which document it is"
+    counts = folded.sums["kinds"]
+    return CorpusSummary(
+        n_documents=folded.n_documents,
+        n_tokens=folded.n_tokens,
+        n_bad=folded.n_bad,
+        longest=folded.longest,
+        example_file=place.example_file,
+        example_place=place.example_place,
+        devices=tuple(sorted(folded.devices)),
+        heads=tuple(
+            _of_corpus(own, head.kind, counts[:, number], found[number], folded.n_documents)
+            for number, (own, head) in enumerate(zip(folded.heads, heads, strict=True))
+        ),
+        bad=tuple(folded.bad),
+    )
+
+
+def _of_corpus(own: FoldedHead, kind: Kind, counts: Array, found: Sequence[Spread], n_documents: int) -> CorpusHead:
+    kinds = {name: int(n) for name, n in zip(HEAD_TYPES, counts.tolist(), strict=True) if n}
+    return CorpusHead(
+        layer=own.layer,
+        attention=own.attention,
+        head=own.head,
+        agree=kinds.get(kind, 0) / n_documents,
+        kinds=kinds,
+        spreads=tuple(found),
+        sinks=own.sinks_in_order(),
+        cells=tuple(own.cells),
+    )
+
+
+def _head(own: FoldedHead, folded: Folded, found: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
+    """The head by its means, with the type that they make it; its largest score is that of all documents."""
+    names = uniform_names(n_patterns)
+    counts = folded.sums["uniform_counts"][:, number].tolist()
+    sums = folded.sums["uniform"][:, number].tolist()
+    uniform = {name: total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
+    offset, weight, plain = own.offset(folded.n_documents)
+    means: dict[str, float | None] = {spread.statistic: spread.mean for spread in found}
+    means["max_score"] = own.max_score
+    return with_kind(
+        HeadStatistics(
+            own.layer,
+            own.attention,
+            own.head,
+            uniform=Averages(**_fields(uniform, n_patterns), at_offset=plain),
+            **_fields(means, n_patterns),
+            offset=offset,
+            at_offset=weight,
+        )
+    )
+
+
+def _fields(means: Mapping[str, float | None], n_patterns: int) -> dict[str, Any]:
+    """Means as fields of `Averages`: whole distances, and the conditions together."""
+    fields: dict[str, Any] = {name: mean for name, mean in means.items() if not name.startswith(PATTERN)}
+    fields |= {name: round(mean) for name, mean in means.items() if mean is not None and name.startswith("window_")}
+    return fields | {"patterns": tuple(means.get(f"{PATTERN}{number + 1}") for number in range(n_patterns))}
+
+
+def _layer(example: InspectedLayer, longest: InspectedLayer) -> InspectedLayer:
+    """The layer of the longest document with the sizes of the example's arrays, of which only profiles are of all documents."""
+    survey = replace(example.survey, steps=longest.survey.steps, checks=longest.survey.checks)
+    return replace(longest, survey=survey)
+
+
+def _arrays(folded: Folded, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
+    """The means over all documents that take the place of arrays of the example."""
+    arrays, first = {}, 0
+    for index, layer in enumerate(layers):
+        own = [head for head in folded.heads[first:] if (head.layer, head.attention) == (layer.layer, layer.name)]
+        heads = slice(first, first + len(own))
+        first = heads.stop
+        for name in ("profile", "uniform_profile"):
+            arrays[layer_prefix(index) + name] = folded.mean(name, heads)[None, :, : len(layer.survey.steps)]
+        if "span_counts" in folded.sums:
+            with np.errstate(invalid="ignore"):  # spans that no document has both of
+                masses = {name: folded.sums[name][heads] / folded.sums["span_counts"] for name in _MASSES}
+            arrays |= {layer_prefix(index) + name: mass[None] for name, mass in masses.items()}
+    return arrays
+
+
+_MASSES = ("span_mass", "uniform_span_mass")

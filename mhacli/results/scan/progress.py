@@ -1,0 +1,52 @@
+"""How far a scan is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class ScanProgress:
+    """The documents that are done, bad ones among them, `of_documents` where that is known. `n_left_done` of them were done
+    before; the others, with `n_new_tokens`, took `seconds`."""
+
+    n_documents: int = 0
+    n_bad: int = 0
+    n_tokens: int = 0
+    of_documents: int | None = None
+    n_left_done: int = 0
+    n_new_tokens: int = 0
+    seconds: float = 0.0
+
+    def leave(self, n_good: int, n_bad: int, n_tokens: int) -> None:
+        """Documents that were done before."""
+        self._count(n_good, n_bad, n_tokens)
+        self.n_left_done += n_good + n_bad
+
+    def add(self, n_good: int, n_bad: int, n_tokens: int, seconds: float) -> None:
+        """Documents that are done now, so many seconds after the beginning."""
+        self._count(n_good, n_bad, n_tokens)
+        self.n_new_tokens += n_tokens
+        self.seconds = seconds
+
+    def _count(self, n_good: int, n_bad: int, n_tokens: int) -> None:
+        self.n_documents += n_good + n_bad
+        self.n_bad += n_bad
+        self.n_tokens += n_tokens
+
+    @property
+    def documents_per_s(self) -> float | None:
+        """The rate of this run, None before the first unit is done."""
+        return (self.n_documents - self.n_left_done) / self.seconds if self.seconds else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The same of tokens."""
+        return self.n_new_tokens / self.seconds if self.seconds else None
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that are left, where that can be known."""
+        if self.of_documents is None or not self.documents_per_s:
+            return None
+        return (self.of_documents - self.n_documents) / self.documents_per_s
