@@ -13,7 +13,7 @@ from mhacli.cli.streams import is_lively, note, progress, stderr_line
 from mhacli.render.base.format import seconds_text
 
 if TYPE_CHECKING:
-    from mhacli.results.scan.progress import ScanProgress
+    from mhacli.compute.scan.progress import ScanProgress
 
 _JSON_EVERY_S, _NOTE_EVERY_S = 1.0, 60.0
 Shown = Callable[["ScanProgress"], None]

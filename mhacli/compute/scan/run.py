@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from mhacli.compute.scan.engines.single import Engine
+from mhacli.compute.scan.merge import merge
+from mhacli.compute.scan.progress import ScanProgress
 from mhacli.compute.scan.worker import WorkerStart
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.scan import ScanRequest
@@ -16,8 +18,6 @@ from mhacli.results.record import storage
 from mhacli.results.record.corpus import BadEntry
 from mhacli.results.record.record import Record
 from mhacli.results.scan.folder import ScanFolder, open_folder
-from mhacli.results.scan.merge import merge
-from mhacli.results.scan.progress import ScanProgress
 from mhacli.results.scan.sums import UnitFacts, read_sums
 from mhacli.results.scan.unit import Unit, UnitFiles, document_digest, units
 from mhacli.text.corpus import CorpusFormat, documents

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mhacli.compute.scan.folded import Folded, FoldedHead
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.results.record import storage
@@ -16,7 +17,6 @@ from mhacli.results.record.corpus import CorpusHead, CorpusSummary, Spread
 from mhacli.results.record.head_statistics import HEAD_TYPES, Averages, HeadStatistics, Kind, with_kind
 from mhacli.results.record.record import InspectedLayer, Record, SelfCheck, SpanTokens, layer_prefix
 from mhacli.results.record.tables import HeadTable
-from mhacli.results.scan.folded import Folded, FoldedHead
 from mhacli.results.scan.folder import ScanFolder
 from mhacli.results.scan.spread import spreads
 from mhacli.results.scan.statistics import PATTERN, spread_names, statistic_names, uniform_names
