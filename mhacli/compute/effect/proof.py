@@ -36,8 +36,9 @@ def _other_way(
 ) -> AbstractContextManager[None] | None:
     if removal.keys is not None:
         module = model.get_submodule(parts.names[removal.layer])
-        is_given = "attention_mask" in inspect.signature(module.forward).parameters
-        return _masked(module, removal, parts) if is_given else None
+        accepted = inspect.signature(module.forward).parameters
+        name = next((name for name in _MASKS if name in accepted), None)
+        return None if name is None else _masked(module, name, removal, parts)
     projection, z = parts.projections.get(removal.layer), parts.z.get(removal.layer)
     if projection is None or z is None:
         return None
@@ -86,24 +87,40 @@ def _edited_input(projection: nn.Module, removal: Removal, z: Tensor) -> Iterato
         handle.remove()
 
 
+_MASKS = ("attention_mask", "mask")
+"""What attention modules call the mask of their scores."""
+
+
 @contextmanager
-def _masked(module: nn.Module, removal: Removal, parts: AttentionParts) -> Iterator[None]:
+def _masked(module: nn.Module, name: str, removal: Removal, parts: AttentionParts) -> Iterator[None]:
     """The mask that an attention module is given forbids the edges."""
-    z = parts.z[removal.layer]
+    z, signature = parts.z[removal.layer], inspect.signature(module.forward)
 
     def forbid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        mask = kwargs.get("attention_mask")
+        given = signature.bind(*args, **kwargs)
+        mask = given.arguments.get(name)
         if mask is None:
             hidden = ~parts.visible[removal.layer]
             mask = torch.zeros_like(hidden, dtype=z.dtype).masked_fill(hidden, torch.finfo(z.dtype).min)[None, None]
         mask = mask.expand(1, z.shape[1], *mask.shape[2:]).clone()
         heads, queries, keys = (torch.tensor(places) for places in (removal.heads, removal.queries, removal.keys))
-        lowest = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-        mask[0, heads[:, None, None], queries[:, None], keys] = lowest
-        return args, kwargs | {"attention_mask": mask}
+        mask[0, heads[:, None, None], queries[:, None], keys] = _forbidding(mask, removal)
+        given.arguments[name] = mask
+        return given.args, given.kwargs
 
     handle = module.register_forward_pre_hook(forbid, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
+
+
+def _forbidding(mask: Tensor, removal: Removal) -> float | bool:
+    """What forbids a cell of a mask. Most are added to scores. Others are 1 where a key is visible, or 1 where it is hidden: a
+    token sees itself, and keys of another text are taken to be visible by 1."""
+    if bool(((mask != 0) & (mask != 1)).any()):
+        return torch.finfo(mask.dtype).min
+    is_shown = removal.layer[0] == "cross" or bool(mask[0, 0, -1, -1])
+    if mask.dtype == torch.bool:
+        return not is_shown
+    return 0.0 if is_shown and bool(mask.any()) else torch.finfo(mask.dtype).min

@@ -60,7 +60,7 @@ class EffectMap:
     @property
     def low(self) -> str:
         """The lower end of the scale in words."""
-        return f"-{number_text(self.largest)}" if self.has_signs else "0"
+        return f"-{number_text(self.largest)}" if self.has_signs and self.largest else "0"
 
     @property
     def meaning(self) -> str:

@@ -76,8 +76,9 @@ def test_every_head_changes_what_zeros_in_a_copy_of_the_weights_change(name: str
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_every_edge_changes_what_a_mask_of_one_layer_changes(name: str) -> None:
-    model, ids, layer, query = model_of(name), ids_of(1, N), 1, N - 1
+@pytest.mark.parametrize("layer", [0, 1])
+def test_every_edge_changes_what_a_mask_of_one_layer_changes(name: str, layer: int) -> None:
+    model, ids, query = model_of(name), ids_of(1, N), N - 1
     keys = range(N)
     run = run_of(
         model,

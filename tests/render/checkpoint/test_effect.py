@@ -55,6 +55,10 @@ def test_what_a_change_is_of_stands_beside_its_scale() -> None:
     assert f"the logit of “{SUMMARY.target}” at {SUMMARY.position}" in line
 
 
+def test_a_scale_of_no_change_has_no_sign() -> None:
+    assert re.search(r"^0 … 0 ", shown(with_effects(head_effect(0, 0, 0.0))), re.MULTILINE)
+
+
 def test_interaction_is_what_heads_change_beyond_the_sum_of_each() -> None:
     joint = replace(head_effect(0, 0, -1.5), removed="heads", layer=None, head=None, heads=((0, 0), (1, 2)))
     text = shown(with_effects(head_effect(0, 0, -1.0), head_effect(1, 2, -0.25), joint))
