@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.results.check import PROBES
 from mhacli.results.glossary import CONCEPTS, SIGNS, TABLES
 from mhacli.results.record.head_statistics import HEAD_TYPES, SINK_TOKENS, STATISTICS
 
@@ -70,7 +71,8 @@ def commands() -> str:
             (code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns.values()
         )
         tables.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
-    return "\n\n".join(tables)
+    probes = table(("probe", "what holds where it passes"), ((code(name), meaning) for name, meaning in PROBES.items()))
+    return "\n\n".join([*tables, f"**Probes of mha check**\n\n{probes}"])
 
 
 def glossary() -> str:

@@ -71,7 +71,7 @@ def to_layer_file(plan: Conversion) -> Converted:
     embedding = torch.zeros(0, width) if plan.embedding is None else _read(plan.embedding)[: plan.n_tokens]
     table = None if plan.table is None else _read(plan.table).reshape(-1, width)[plan.table_skip :]
     layer = LayerWeights(embedding.to(dtype), attention, None if table is None else table.to(dtype))
-    content = to_bytes(layer, plan.config, plan.vocabulary)
+    content = to_bytes(layer, plan.config, plan.vocabulary, number=plan.layer)
     written = {name: t for name, t in load(content).items() if name not in (EMBEDDING, POSITION_EMBEDDING)}
     return Converted(content, _agreed(original, written, plan.layout, plan.sizes))
 

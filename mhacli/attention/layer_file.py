@@ -73,8 +73,9 @@ def new_attention(config: Config, generator: torch.Generator | None = None) -> M
     return attention.to(getattr(torch, config.dtype)).train(config.train)
 
 
-def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -> bytes:
-    """The file's content: the same layer gives the same bytes. Raises `MhaError` for weights that are not finite."""
+def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...], *, number: int | None = None) -> bytes:
+    """The file's content: the same layer gives the same bytes. `number` is that of a layer that was converted from a model.
+    Raises `MhaError` for weights that are not finite."""
     from safetensors.torch import save
 
     tensors = layer.tensors()
@@ -86,6 +87,7 @@ def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -
         "vocabulary": vocabulary,
         "tokenizer": config.tokenizer,
         "probe": asdict(probe(layer, config)),
+        **({} if number is None else {"layer": number}),
     }
     header = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})

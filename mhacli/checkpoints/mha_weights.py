@@ -44,13 +44,14 @@ class WeightsProbe:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Our header entry."""
+    """Our header entry. `layer` is the number that a converted layer had in its model, None for a layer of its own."""
 
     format: str
     config: Config
     vocabulary: tuple[str, ...]
     tokenizer: str
     probe: WeightsProbe
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class LayerFile:
     def path(self) -> str:
         """Where it was read from."""
         return self.file.path
+
+    @property
+    def layer(self) -> int | None:
+        """The number that the layer had in the model that it was converted from, if any."""
+        return None if self.metadata is None else self.metadata.layer
 
 
 def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:

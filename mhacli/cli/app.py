@@ -86,6 +86,8 @@ app = typer.Typer(
     suggest_commands=False,
 )
 
+_DRAW_RECORDS = ("show", "diff")
+"""Commands that draw what was computed before."""
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 _CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -189,9 +191,18 @@ def _usage_error(fault: Exception) -> MhaError:
         return UsageError(
             f"no such command: {word}", hint=_meant_command(word, path, commands) or f"{path} --help lists the commands"
         )
-    return UsageError(
-        f"no such option: {word}", hint=meant_option(word, names) or f"{path} --help-all lists the options"
-    )
+    hint = meant_option(word, names) or _option_of_run(word, context) or f"{path} --help-all lists the options"
+    return UsageError(f"no such option: {word}", hint=hint)
+
+
+def _option_of_run(word: str, context: Any) -> str | None:
+    """What to type for an option of a computation behind a command that draws what was computed; None for any other option."""
+    if context is None or context.info_name not in _DRAW_RECORDS:
+        return None
+    options = [name for one in _load("run").get_params(context) for name in (*one.opts, *one.secondary_opts)]
+    if word not in options:
+        return None
+    return f"a saved record stays as it was computed; mha run TEXT {word} computes another, and --save FILE saves it"
 
 
 def _value_error(fault: Exception, message: str, path: str, options: Sequence[str]) -> MhaError:

@@ -67,7 +67,7 @@ _CELLS_AT_ONCE = 1 << 31
 """Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
 _PASS_COST = 1.3
 """What the second pass takes relative to the first, by benchmarks/heads.py, to tell the time that is left."""
-_SAMPLE_LEN, _SAMPLING_S, _MIN_SAMPLES = 1024, 0.2, 4
+_SAMPLE_LEN, _SAMPLE_HEADS, _SAMPLING_S, _MIN_SAMPLES = 1024, 4, 0.2, 4
 
 
 class Prediction(NamedTuple):
@@ -112,20 +112,21 @@ class HeadsRun:
 
     @torch.no_grad()
     def predict(self) -> Prediction:
-        """What the run will take, by the time of the first tokens of one head."""
-        n = min(_SAMPLE_LEN, *self.scores.shape[2:])
-        first_head = self.scores.of_heads(range(1))
-        small = replace(first_head, q=first_head.q[:1, :, :n], k=first_head.k[:1, :, :n])
+        """What the run will take, by the time of the first tokens of a few heads together."""
+        n, group = min(_SAMPLE_LEN, *self.scores.shape[2:]), self.scores.shape[1] // self.v.shape[1]
+        heads = next(head_groups(self.heads, group, most=_SAMPLE_HEADS))
+        small = replace(self.scores, q=self.scores.q[:1, :, :n], k=self.scores.k[:1, :, :n])
         asked = self.asked.beginning(n)
         seconds, until = math.inf, perf_counter() + _SAMPLING_S
         for attempt in count():  # the first ones take longer, and others are on the machine
             began = perf_counter()
             if attempt >= _MIN_SAMPLES and began > until:
                 break
-            sample = pattern_of(small, attend_lse(small, self.v[:1, :1, :n]).lse)
+            sample = first_pass(small, self.v[:1, :, :n], heads).pattern
             summarise_by(self.wanted.reducer, sample, asked)
             seconds = min(seconds, perf_counter() - began)
-        ratio = (len(self.heads) + 1) * n_cells(first_head) / max(1, n_cells(small))
+        per_head = n_cells(self.scores) / self.scores.shape[1]
+        ratio = (len(self.heads) + 1) * per_head / max(1, n_cells(small.of_heads(heads)))
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal, get_args
 
+from mhacli.results.check import PROBES
 from mhacli.results.columns import (
     BENCH_COLUMNS,
     DECODE_COLUMNS,
@@ -37,7 +38,7 @@ from mhacli.spec.facts import Facts
 from mhacli.spec.sites import SITES
 
 Group = Literal[
-    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "mistake"
+    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
 """Of `column` are those of tables of heads, of a command those of its tables."""
@@ -48,7 +49,8 @@ TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
     "diff": DIFF_COLUMNS,
     "doctor": DOCTOR_COLUMNS,
 }
-_MOST_SUGGESTED = 3
+_MOST_SUGGESTED, _ALIKE = 3, 0.75
+"""The most terms that are suggested for a misspelt one, and how much of the letters they have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +269,19 @@ CONCEPTS = (
         "residue = logit − (embedding + heads + MLPs + biases)",
     ),
     _concept(
+        "stands out",
+        "In a table of mha heads, the attention weights that are the most times as large as uniform attention would give them: "
+        "the query, the key, the weight, and × how many times.",
+        "× = p[i, j] · number of keys that i sees",
+        also=("× uniform", "outstanding cells"),
+    ),
+    _concept(
+        "shade",
+        "The colour or sign of a cell, by its attention weight, from small to large. The caption names its range: linear, in "
+        "which shades follow the weight; log, over three decades; or rank, by the order of the weights alone.",
+        also=("shades", "scale of shades", "linear", "log", "rank scale", "--map-scale"),
+    ),
+    _concept(
         "map",
         "In a record of mha heads, the attention pattern in blocks: the mean weight that the queries of a block give to a block "
         "of keys, all its keys together. uniform_map is the same of uniform attention.",
@@ -277,7 +292,7 @@ CONCEPTS = (
         "In a record of mha heads, how much attention each key receives: the sum of its weights over all queries. "
         "uniform_received is the same of uniform attention.",
         "received[j] = Σ_i p[i, j]",
-        also=("uniform_received",),
+        also=("uniform_received", "receives most"),
     ),
     _concept(
         "profile",
@@ -347,7 +362,7 @@ SIGNS = (
 @cache
 def terms() -> tuple[Term, ...]:
     """Every term, group by group."""
-    return (*CONCEPTS, *SIGNS, *_columns(), *_head_types(), *_of_commands(), *_sites(), *_mistakes())
+    return (*CONCEPTS, *SIGNS, *_columns(), *_head_types(), *_of_commands(), *_sites(), *_probes(), *_mistakes())
 
 
 def of_group(word: str) -> tuple[Term, ...]:
@@ -364,9 +379,13 @@ def meanings(word: str) -> tuple[Term, ...]:
 
 
 def similar(word: str) -> tuple[str, ...]:
-    """The terms that are spelt most like a word."""
+    """The terms that are spelt most like a word, then those of several words of which one is."""
     names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
-    return tuple(names[near] for near in get_close_matches(_plain(word), names, _MOST_SUGGESTED))
+    near = get_close_matches(_plain(word), names, _MOST_SUGGESTED, _ALIKE)
+    words = {part: None for term in terms() for part in _plain(term.name).split()}
+    meant = get_close_matches(_plain(word), words, 1, _ALIKE)
+    longer = [term.name for term in terms() if not {*meant}.isdisjoint(_plain(term.name).split())]
+    return tuple(dict.fromkeys([*(names[name] for name in near), *longer]))[:_MOST_SUGGESTED]
 
 
 def _plain(word: str) -> str:
@@ -378,6 +397,10 @@ def _others(name: str, *words: str) -> tuple[str, ...]:
     return tuple(word for word in dict.fromkeys(words) if word != name)
 
 
+_SHORTER = {"certainty": ("excess",)}
+"""What screens call a column where it is named beside others, by its field."""
+
+
 def _columns() -> Iterator[Term]:
     for row in STATISTICS:
         heading = row.heading.format(sink_tokens=SINK_TOKENS)
@@ -387,7 +410,7 @@ def _columns() -> Iterator[Term]:
             explanation=row.explanation,
             formula=row.formula,
             source=row.source,
-            also=_others(heading or row.name, row.name, row.field),
+            also=_others(heading or row.name, row.name, row.field, *_SHORTER.get(row.field, ())),
         )
 
 
@@ -422,6 +445,11 @@ def _sites() -> Iterator[Term]:
             explanation=f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.",
             formula=site.in_general or site.formula_for(facts),
         )
+
+
+def _probes() -> Iterator[Term]:
+    for name, explanation in PROBES.items():
+        yield Term(name=name, group="probe", explanation=explanation)
 
 
 def _mistakes() -> Iterator[Term]:

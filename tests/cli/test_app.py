@@ -90,6 +90,16 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert done.stderr == "mha: error: no such command: rum\nhint: did you mean mha run?\n"
 
 
+def test_options_of_run_behind_a_saved_record_get_what_to_type() -> None:
+    done = mha("show", "cat.safetensors", "--causal")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "mha: error: no such option: --causal",
+        "hint: a saved record stays as it was computed; mha run TEXT --causal computes another, and --save FILE saves it",
+    ]
+    assert "saved record" not in mha("show", "cat.safetensors", "--causality").stderr
+
+
 def test_a_text_that_begins_with_a_minus_gets_the_way_out() -> None:
     done = mha("run", "-5")
     assert done.returncode == 2

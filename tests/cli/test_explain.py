@@ -30,8 +30,8 @@ def test_without_a_term_the_first_screen_lists_all_but_the_longest_groups(tmp_pa
     lines = done.stdout.splitlines()
     assert len(lines) < 24
     assert max(map(len, lines)) <= 80
-    assert words_of(lines) >= {term.name for term in terms() if term.group not in ("site", "mistake")}
-    for group in ("sites", "mistakes"):
+    assert words_of(lines) >= {term.name for term in terms() if term.group not in ("site", "probe", "mistake")}
+    for group in ("sites", "probes", "mistakes"):
         assert any(f"mha explain {group}" in line for line in lines)
 
 
@@ -63,7 +63,7 @@ def test_an_unknown_term_suggests_the_nearest(tmp_path: Path) -> None:
     done = attempt(tmp_path, "explain", "indcution", code=2)
     assert (
         done.stderr
-        == "mha: error: no term is called 'indcution'\nhint: try mha explain induction, or induction score\n"
+        == "mha: error: no term is called 'indcution'\nhint: try mha explain induction\n"
     )
 
 

@@ -121,7 +121,7 @@ def test_run_prints_the_model_its_tokens_every_head_and_its_checks(mha: Mha, gpt
     assert said.err == ""
     flat = " ".join(said.out.split())
     for piece in ("gpt2 · GPT2Model ", f"{N_LAYERS} layers", f"{N_HEADS} heads × d_head 12", "positions learned, 64 at most",
-                  "path inspected: sdpa (unchanged)", "outputs bit-identical without inspection",
+                  "attention: sdpa (unchanged)", "inspecting changed no bit of the outputs",
                   "kernel flash", "mask: causal", f"text: {N} tokens", "self-check ok: 12 checks, errors at most"):  # fmt: skip
         assert piece in flat, piece
     rows = re.findall(r"^ +(\d) +(\d) [^\w\s] [a-z]", said.out, re.MULTILINE)
@@ -598,7 +598,7 @@ def test_the_layers_that_are_finished_are_told_at_ctrl_c(gpt2: str, tmp_path: Pa
 def test_outputs_that_inspection_would_change_end_with_3(mha: Mha, gpt2: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mhacli.compute.checkpoint.run.are_identical", lambda one, other: False)
     said = mha("run", TEXT, "--model", gpt2, code=3)
-    assert "outputs are NOT identical without inspection" in " ".join(said.out.split())
+    assert "inspecting CHANGED the outputs" in " ".join(said.out.split())
     assert said.err.startswith(
         "mha: error: the model's outputs with inspection are not the bits of its outputs without\n"
     )

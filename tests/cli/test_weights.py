@@ -143,6 +143,7 @@ def test_a_layer_of_a_folder_becomes_a_file_that_runs(tmp_path, form):
     shown = run(tmp_path, "the cat sat", "--weights", "l.safetensors", "--view", "none", "--tokens")
     for piece in ("positions learned · causal", "vocabulary of 7", "self-check ok"):
         assert piece in " ".join(shown.stdout.split())
+    assert "l.safetensors is layer 1 of a model and reads token embeddings here" in " ".join(shown.stderr.split())
 
 
 def test_the_pattern_of_a_run_is_that_of_the_formula(tmp_path):
@@ -205,7 +206,8 @@ def test_without_the_embedding_a_layer_runs_on_random_rows(tmp_path):
     )
     assert "positions are none: the table of learned ones is not taken over" in done.stderr
     assert "embedding of" not in done.stdout
-    run(tmp_path, "--random", "1,4", "--weights", "l.safetensors", "--view", "none")
+    shown = run(tmp_path, "--random", "1,4", "--weights", "l.safetensors", "--view", "none")
+    assert "token embeddings" not in shown.stderr
 
 
 def test_without_a_tokenizer_the_words_come_from_a_vocabulary(tmp_path):

@@ -51,6 +51,11 @@ def groups_of(word: str) -> list[str]:
     ("map", ["concept"]),
     ("received", ["concept"]),
     ("uniform_profile", ["concept"]),
+    ("receives most", ["concept"]),
+    ("stands out", ["concept"]),
+    ("shade", ["concept"]),
+    ("excess", ["column"]),
+    ("batch independence", ["probe"]),
     ("first", ["column", "head type", "bench"]),
     ("nothing of the kind", []),
 ])  # fmt: skip
@@ -91,11 +96,16 @@ def test_explanations_are_sentences_and_names_differ_within_a_group() -> None:
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("indcution", "induction"), ("uniform atention", "uniform attention"), ("scale-mising", "scale-missing")],
+    [
+        ("indcution", "induction"),
+        ("uniform atention", "uniform attention"),
+        ("scale-mising", "scale-missing"),
+        ("atention", "attention weight"),
+    ],
 )
 def test_a_misspelt_word_suggests_the_right_one(word: str, meant: str) -> None:
     assert meant in similar(word)
 
 
 def test_what_resembles_nothing_suggests_nothing() -> None:
-    assert similar("zzzzzzzzzz") == ()
+    assert similar("zzzzzzzzzz") == similar("stand by") == ()

@@ -80,7 +80,7 @@ def find_target(target: str) -> Target:
     if inspect.ismodule(thing):
         raise MhaError(
             f"{name} of {location} is a module, not a class or function",
-            hint=f"{thing.__name__}:NAME",
+            hint=_listed(module, location) if is_file(location) else f"{thing.__name__}:NAME",
             code="no-target",
         )
     if not (callable(thing) or hasattr(thing, "forward")):

@@ -66,7 +66,17 @@ def _settings(
     _require_used(given, config)
     if config.random is not None:
         _require_no_text(source, text)
-    return config, weights, _without_effect(given, config, source)
+    return config, weights, (*_out_of_its_model(weights, config), *_without_effect(given, config, source))
+
+
+def _out_of_its_model(weights: LayerFile | None, config: Config) -> tuple[str, ...]:
+    """What a layer that was converted from a model reads here in place of what it reads there."""
+    if weights is None or weights.layer is None or config.random is not None:
+        return ()
+    return (
+        f"{weights.path} is layer {weights.layer} of a model and reads token embeddings here, not what the model computes "
+        "before this layer; --model DIR shows its attention inside the model",
+    )
 
 
 def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[list[str], list[str]]:

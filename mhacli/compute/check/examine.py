@@ -149,7 +149,7 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage, 
         n_hypotheses=diagnosis.n_hypotheses,
         not_examined=tuple(name for name in subject.untried if name not in (*steps.names, *subject.unread)),
         notes=(*arguments_without_effect(subject, request.of.seed), *steps.notes),
-        next_steps=() if verdict != "unknown" else _next_steps(diagnosis, probed, request),
+        next_steps=() if verdict != "unknown" else _next_steps(diagnosis, probed, departure, request),
     )
     return _ModeResult(report, diagnosis, examined.subject)
 
@@ -292,14 +292,22 @@ def _reason(
         return f"--heads {request.n_heads} does not divide the width {d_in} of its input"
     if not found:
         return "the names and shapes of the parameters do not show which project queries, keys and values"
-    failed = [probe.name for probe in probed.probes if probe.ok is False]
+    failed = [f"{probe.name}: {probe.message}" for probe in probed.probes if probe.ok is False]
     if diagnosis.candidate is not None and not diagnosis.unexplained:
-        return f"the reference gives the same output, but these probes fail: {', '.join(failed)}"
+        return f"the reference gives the same output, but {_certain(failed)}"
     told = _not_understood(found[0], departure)
-    return told + (f"; these probes fail: {', '.join(failed)}" if failed else "")
+    return told + (f"; {_certain(failed)}" if failed else "")
 
 
-def _next_steps(diagnosis: Diagnosis, probed: Probed, request: CheckRequest) -> tuple[str, ...]:
+def _certain(failed: Sequence[str]) -> str:
+    """The first of the probes that fail with its message, and how many more there are."""
+    more = f"; {len(failed) - 1} more probe{'s fail' if len(failed) > 2 else ' fails'}" if len(failed) > 1 else ""
+    return f"a probe fails, {failed[0]}{more}"
+
+
+def _next_steps(
+    diagnosis: Diagnosis, probed: Probed, departure: FirstDifference | None, request: CheckRequest
+) -> tuple[str, ...]:
     """What to try where nothing explains it."""
     if probed.facts.visible == "itself only":
         target = shlex.quote(request.of.target)
@@ -310,7 +318,10 @@ def _next_steps(diagnosis: Diagnosis, probed: Probed, request: CheckRequest) -> 
     open_ones = [
         f"--{name}" for name, value in (given | {"causal": request.of.causal or None}).items() if value is None
     ]
-    steps = ["--against TARGET compares it with code that you trust"]
+    has_line = departure is not None and departure.line is not None
+    first = "check names up to two mistakes at once; if the line above is one, correct it and check again"
+    steps = [first] if has_line else []
+    steps += ["--against TARGET compares it with code that you trust"]
     steps += [f"{', '.join(open_ones)} state what its code does not show"] if open_ones else []
     stated = [f"--{name}" for name in ("heads", "scale") if given[name] is not None]
     steps += [f"without {' and '.join(stated)}, which may contradict the code"] if stated else []

@@ -90,7 +90,8 @@ def record_run(
 def weights_content(request: LayerRequest) -> bytes:
     """The weights that `inspect` computes with, as the content of a weights file. Raises `MhaError` if not finite."""
     setup = make_setup(request)
-    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
+    number = None if request.source is None else request.source.layer
+    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens, number=number)
 
 
 @dataclass(frozen=True)

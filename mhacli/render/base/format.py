@@ -144,6 +144,15 @@ def token_text(sequence: TokenSequence, index: int) -> str:
     return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
 
 
+def placed(token: str, position: int | str, width: int) -> str:
+    """A token with its position, as sentences name it: `25 “for”`; the token cut to `width` cells.
+
+    >>> placed("for", 25, 12)
+    '25 “for”'
+    """
+    return f"{position} “{fitted(token, width)}”"
+
+
 def count_of(n: int, noun: str, *, grouped: bool = False) -> str:
     """`1 token`, `2 tokens`; thousands apart where they are `grouped`, `4,834 tokens`."""
     number = f"{n:,}" if grouped else str(n)

@@ -89,16 +89,16 @@ def _heads(layer: InspectedLayer) -> str:
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
     """Which path was inspected, and whether it gave the same as without inspection."""
-    yield Text(f"path inspected: {visible(model.path_inspected)}", style="bold")
+    yield Text(f"attention: {visible(model.path_inspected)}", style="bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
     part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""
     if model.identical_outputs is None:
-        yield Text("outputs not compared with those without inspection", style="yellow")
+        yield Text("outputs not compared with those of the model alone", style="yellow")
     elif model.identical_outputs:
-        yield Text(f"outputs bit-identical without inspection{part}", style="green")
+        yield Text(f"inspecting changed no bit of the outputs{part}", style="green")
     else:
-        yield Text(f"outputs are NOT identical without inspection{part}", style="bold red")
+        yield Text(f"inspecting CHANGED the outputs{part}", style="bold red")
 
 
 def _how(record: Record, model: Model) -> Iterator[str]:

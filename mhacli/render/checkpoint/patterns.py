@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, type_text
+from mhacli.render.base.format import fitted, percent_text, placed, plain_table, title_rule, type_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
@@ -161,17 +161,13 @@ def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | No
     order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
     keys = [key for key in order if weights[key] > 0][: options.top]
     listed = ", ".join(
-        f"{_name_and_place(head.key_name(key), head.key_index(key))} {percent_text(float(weights[key]))}"
+        f"{placed(head.key_name(key), head.key_index(key), _MOST_NAME)} {percent_text(float(weights[key]))}"
         for key in keys
     )
-    cells = [Text(_name_and_place(head.query_name(row), row), style="bold")]
+    cells = [Text(placed(head.query_name(row), row, _MOST_NAME), style="bold")]
     if produced is not None:
         cells.append(Text(fitted(head.query_name(row + 1), _MOST_NAME) if row >= produced else "", style="cyan"))
     return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]
-
-
-def _name_and_place(name: str, place: int) -> str:
-    return f"{fitted(name, _MOST_NAME)} {place}"
 
 
 # --------------------------------------------------------------------------------------------- words in place of tokens

@@ -33,7 +33,7 @@ from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Ki
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
-MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 6
+MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 5
 """The most heads in the table, of one layer and of several; patterns; and keys that are sinks."""
 _NO_NAME = ("mixed", "uniform")
 

@@ -28,7 +28,7 @@ from mhacli.render.base.cells import (
     ticks,
 )
 from mhacli.render.base.colours import NAN_SIGN
-from mhacli.render.base.format import count_of, fitted, number_text, title_rule, weight_text
+from mhacli.render.base.format import count_of, filled, fitted, number_text, placed, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
@@ -38,8 +38,11 @@ from mhacli.results.record.record import Record
 
 _MAX_MAPS = 1
 """The most heads that are drawn of themselves; --all draws all that changed."""
-_MAX_LINES, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 12, 7, "  "
-_WIDE, _NAMED, _NUMBERED, _MAX_CELL = 100, 5, 5, 8
+_MAX_LINES, _MAX_STACKED, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 24, 12, 7, "  "
+_MOST_NAMED = 3
+"""The most changes that are named below pictures whose cells have no room for numbers."""
+_WIDE, _NAMED, _SIGN_AND_GAP, _MAX_CELL = 100, 5, 3, 8
+"""What a number in a cell takes beside its decimals: a sign, a point, and a gap."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _title(pair: _HeadPair, panels: _HeadPanels | None) -> Rule:
     parts += [f"sequence {pair.sequence}"] if len(pair.a.record.sequences) > 1 else []
     if panels is not None:
         block = panels.aligned_maps.block
-        parts += [f"largest change {number_text(panels.largest_change)}"]
+        parts += [f"largest change {number_text(panels.whole.largest_change)}"]
         parts += [f"each mark {block} × {block} tokens"] if block > 1 else []
     return title_rule(" · ".join(parts))
 
@@ -324,15 +327,25 @@ def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Al
 
 @dataclass(frozen=True)
 class _HeadPanels:
-    """The pictures of a head in as many cells as fit, each `cell` columns wide, or half a character where `is_halved`; `label`
-    columns for the names of rows. `largest_change` is that of the maps before they were pooled."""
+    """The pictures of a head in as many cells as fit, `n_beside` of the three beside each other. Each cell is `cell` columns
+    wide, or half a character where `is_halved`; `label` columns for the names of rows. `whole` are the maps before they were
+    pooled."""
 
     aligned_maps: AlignedMaps
+    whole: AlignedMaps
+    n_beside: int
     cell: int
     is_halved: bool
     label: int
-    largest_change: float
-    is_pooled: bool
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a cell stands for more than one of the maps."""
+        return self.aligned_maps.block > self.whole.block
+
+    def has_numbers(self, precision: int) -> bool:
+        """Whether numbers with so many decimals fit into the cells."""
+        return not self.is_halved and self.cell >= precision + _SIGN_AND_GAP
 
 
 @dataclass(frozen=True)
@@ -346,26 +359,60 @@ class _Panel:
 
 
 def _fitted(pair: _HeadPair, differences: Differences, screen: Screen, options: ViewOptions) -> _HeadPanels | None:
-    """Three panels beside each other, as wide as the screen lets them be; None where the maps cannot lie beside each other."""
+    """Three panels, beside each other or, where numbers then fit into their cells, below; None where the maps cannot be compared
+    cell by cell."""
     queries, keys = (_text(differences, pair, is_key=is_key) for is_key in (False, True))
     whole = aligned_maps(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
     if whole is None:
         return None
     label = _LABEL if screen.width >= _WIDE else _NARROW_LABEL
-    room = max(1, (screen.width - label - 1 - 2 * len(_BETWEEN)) // 3)
+    rooms = {n: max(1, (screen.width - label - 1 - (n - 1) * len(_BETWEEN)) // n) for n in (3, 2, 1)}
     lines = 1 << 30 if options.everything else _MAX_LINES
-    fit = whole.fitting(2 * lines if screen.colour else lines, room)
+    fit = whole.fitting(2 * lines if screen.colour else lines, rooms[3])
     n_rows, n_columns = fit.change.shape
-    width = min(_MAX_CELL, room // n_columns)
+    numbered = [
+        n for n, room in rooms.items()
+        if room // n_columns >= options.precision + _SIGN_AND_GAP and -(-3 // n) * (n_rows + 2) <= _MAX_STACKED
+    ]  # fmt: skip
+    n_beside = numbered[0] if numbered else 3
+    width = min(_MAX_CELL, rooms[n_beside] // n_columns)
     is_halved = screen.colour and (width < 2 or n_rows > lines)
-    return _HeadPanels(fit, 1 if is_halved else width, is_halved, label, whole.largest_change, fit.block > whole.block)
+    return _HeadPanels(fit, whole, n_beside, 1 if is_halved else width, is_halved, label)
 
 
 def _panels(
     drawn: _HeadPanels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int
 ) -> Text:
-    """A, B and B − A beside each other, of the levels of A and B."""
-    own, panels = drawn.aligned_maps, _three(drawn.aligned_maps, of_maps, scales, precision)
+    """A, B and B − A, of the levels of A and B."""
+    panels = _three(drawn.aligned_maps, of_maps, scales, precision)
+    parts = [panels[start : start + drawn.n_beside] for start in range(0, len(panels), drawn.n_beside)]
+    text = Text("\n").join(_beside(part, drawn, precision, colour=screen.colour) for part in parts)
+    named = [] if drawn.has_numbers(precision) else _largest_changes(drawn.whole, precision)
+    return text.append("\n" + "\n".join(filled(named, screen.width))) if named else text
+
+
+def _largest_changes(whole: AlignedMaps, precision: int) -> list[str]:
+    """The cells that changed most, with their weights in A and B; none where a cell stands for several tokens."""
+    if whole.block > 1:
+        return []
+    sizes = np.where(np.isfinite(whole.change), np.abs(whole.change), 0.0)
+    order = np.argsort(-sizes, axis=None, kind="stable")[:_MOST_NAMED]
+    named = []
+    for row, column in zip(*np.unravel_index(order, sizes.shape), strict=True):
+        if sizes[row, column] >= 10.0**-precision:
+            query = placed(whole.rows[row], whole.row_places[row], _LABEL)
+            key = placed(whole.columns[column], whole.column_places[column], _LABEL)
+            before, after = (
+                "masked" if weight == FORBIDDEN else weight_text(float(weight), precision)
+                for weight in (whole.a.weights[row, column], whole.b.weights[row, column])
+            )
+            named.append(f"{query} → {key} from {before} to {after}")
+    return [f"largest changes: {named[0]}", *named[1:]] if named else []
+
+
+def _beside(panels: Sequence[_Panel], drawn: _HeadPanels, precision: int, *, colour: bool) -> Text:
+    """Panels beside each other, with the names of their rows."""
+    own = drawn.aligned_maps
     text = _header(drawn, [panel.name for panel in panels])
     for row in range(0, len(own.rows), 2 if drawn.is_halved else 1):
         is_token = own.block == 1 and not drawn.is_halved
@@ -373,7 +420,7 @@ def _panels(
         text.append("\n").append(_padded(name, drawn.label) + " ", style="bold" if is_token else "dim")
         for number, panel in enumerate(panels):
             text.append(_BETWEEN if number else "")
-            text.append_tokens(_line(panel, row, drawn, colour=screen.colour))
+            text.append_tokens(_line(panel, row, drawn, precision, colour=colour))
     return text
 
 
@@ -435,7 +482,7 @@ def _padded(name: str, width: int) -> str:
     return short + " " * (width - cell_len(short))
 
 
-def _line(panel: _Panel, row: int, drawn: _HeadPanels, *, colour: bool) -> Iterator[tuple[str, Style]]:
+def _line(panel: _Panel, row: int, drawn: _HeadPanels, precision: int, *, colour: bool) -> Iterator[tuple[str, Style]]:
     """One line of a panel: two rows in half blocks; or shades, with numbers in them where they fit; or signs."""
     if drawn.is_halved:
         below = panel.levels[row + 1] if row + 1 < len(panel.levels) else None
@@ -443,7 +490,7 @@ def _line(panel: _Panel, row: int, drawn: _HeadPanels, *, colour: bool) -> Itera
         return
     width = drawn.cell
     for level, word in zip(panel.levels[row], panel.words[row], strict=True):
-        fits = 0 < len(word) < width and width >= _NUMBERED
+        fits = 0 < len(word) < width and drawn.has_numbers(precision)
         number = NAN_SIGN if level == NOT_A_NUMBER else word if fits else ""
         yield cell(level, width, colour=colour, ramp=panel.ramp, gap=int(width > 1), word=number)
 

@@ -22,6 +22,7 @@ from mhacli.render.base.format import (
     fitted,
     left_out,
     percent_text,
+    placed,
     plain_table,
     seconds_text,
     short_text,
@@ -141,7 +142,7 @@ def strong_places(
         table.add_column("largest score", no_wrap=True)
     shown = listed if options.everything else listed[:MAX_PLACES]
     for head in shown:
-        row = [str(head.head), _receivers(record, head, options), _standing_out(record, head, options)]
+        row = [str(head.head), _receivers(record, head), _standing_out(record, head, options)]
         table.add_row(*row, *([_top_score(record, head)] if screen.width >= _WIDE else []))
     if len(shown) < len(listed):
         table.add_row("⋮", left_out(len(listed) - len(shown)))
@@ -149,10 +150,12 @@ def strong_places(
 
 
 _WIDE, MAX_PLACES, _MOST = 120, 8, 3
+_TOKEN_WIDTH, _SHORT_TOKEN = 12, 9
+"""The widest token in a list, and where two stand on a line."""
 
 
-def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
-    """The heavy hitters of all sequences: `the 12 .034 ×5.2`."""
+def _receivers(record: Record, head: HeadStatistics) -> str:
+    """The keys that receive most, of all sequences: `12 “the” 3.4 % ×5.2`."""
     place = [known.head for known in record.heads].index(head.head)
     received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
@@ -164,14 +167,15 @@ def _receivers(record: Record, head: HeadStatistics, options: ViewOptions) -> st
     for flat in np.argsort(-weights.ravel(), kind="stable")[:_MOST].tolist():
         b, key = divmod(flat, received.shape[1])
         times = ratios[b, key]
-        name = key_name(record, b, key - record.first_key(b))
+        name = key_name(record, b, key - record.first_key(b), _SHORT_TOKEN)
         lines.append(f"{name} {percent_text(float(weights[b, key]))} ×{short_text(float(times))}")
     return "\n".join(lines)
 
 
 def _standing_out(record: Record, head: HeadStatistics, options: ViewOptions) -> str:
     return "\n".join(
-        f"{query_name(record, cell.sequence, cell.query)} → {key_name(record, cell.sequence, cell.key)} "
+        f"{query_name(record, cell.sequence, cell.query, _SHORT_TOKEN)} → "
+        f"{key_name(record, cell.sequence, cell.key, _SHORT_TOKEN)} "
         f"{weight_text(cell.share, options.precision)} ×{short_text(cell.lift)}"
         for cell in head.largest[:_MOST]
         if cell.lift > 1
@@ -185,22 +189,21 @@ def _top_score(record: Record, head: HeadStatistics) -> str:
     return f"{short_text(head.max_score)} at {query_name(record, b, query)} → {key_name(record, b, key)}"
 
 
-def query_name(record: Record, sequence: int, index: int) -> str:
-    """A query's token and index, with its sequence where there are several."""
-    return _named(record.sequences, sequence, index)
+def query_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
+    """A query's position and token, `25 “for”`, with its sequence where there are several, `1:25 “for”`."""
+    return _named(record.sequences, sequence, index, width)
 
 
-def key_name(record: Record, sequence: int, index: int) -> str:
-    """A key's token and index, with its sequence where there are several."""
-    return _named(record.keys, sequence, index)
+def key_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
+    """A key's position and token, with its sequence where there are several."""
+    return _named(record.keys, sequence, index, width)
 
 
-def _named(family: Sequence[TokenSequence], sequence: int, index: int) -> str:
+def _named(family: Sequence[TokenSequence], sequence: int, index: int, width: int) -> str:
     several = f"{sequence}:" if len(family) > 1 else ""
-    return f"{fitted(token_text(family[sequence], index), _TOKEN_WIDTH)} {several}{index}"
+    return placed(token_text(family[sequence], index), f"{several}{index}", width)
 
 
-_TOKEN_WIDTH = 12
 _ROUNDING = 1e-5
 """What is left of a row and less than this was never there."""
 
@@ -281,7 +284,8 @@ def _largest_of_row(record: Record, corner: Corner, weights: Array, sequence: in
         return "–"
     key = int(np.nanargmax(weights))
     index = corner.first_key + key - record.first_key(sequence)
-    return f"{weight_text(float(weights[key]), options.precision)} {index} {token_text(record.keys[sequence], index)}"
+    name = placed(token_text(record.keys[sequence], index), index, _TOKEN_WIDTH)
+    return f"{weight_text(float(weights[key]), options.precision)} {name}"
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, screen: Screen) -> Text:

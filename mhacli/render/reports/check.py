@@ -181,13 +181,22 @@ def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
     yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(open_ones)), _room(on))))
     for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else open_ones, "", _MOST_OPEN)):
         sign = "✗" if kind is failed else "·"
-        for probe in kind[:most]:
-            yield "", Text(f"{sign} {visible(probe.name)}: {visible(probe.message)}", style=style)
-        if len(kind) > most:
-            others = ", ".join(visible(probe.name) for probe in kind[most:])
-            yield "", Text(f"{sign} {len(kind) - most} more: {others}", style=style)
+        said = _by_message(kind)
+        for message, names in said[:most]:
+            yield "", Text(f"{sign} {', '.join(names)}: {message}", style=style)
+        if len(said) > most:
+            others = [name for _, names in said[most:] for name in names]
+            yield "", Text(f"{sign} {len(others)} more: {', '.join(others)}", style=style)
     if passed and not is_proven:
         yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
+
+
+def _by_message(probes: Sequence[ProbeResult]) -> list[tuple[str, list[str]]]:
+    """What probes say, each message once, with the names of those that say it."""
+    names: dict[str, list[str]] = {}
+    for probe in probes:
+        names.setdefault(visible(probe.message), []).append(visible(probe.name))
+    return list(names.items())
 
 
 def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open: int) -> list[str]:

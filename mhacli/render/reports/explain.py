@@ -24,9 +24,10 @@ _TITLES: dict[TermGroup, str] = {
     "diff": "diff",
     "doctor": "doctor",
     "site": "sites, the tensors of a layer",
+    "probe": "probes of mha check",
     "mistake": "mistakes that mha check names",
 }
-_COUNTED: tuple[TermGroup, ...] = ("site", "mistake")
+_COUNTED: tuple[TermGroup, ...] = ("site", "probe", "mistake")
 """Groups that the list of all terms counts and does not spell out: they would fill the screen."""
 
 
@@ -52,12 +53,13 @@ def list_view(terms: Sequence[Term], screen: Screen) -> RenderableType:
     """The names of terms, group by group; of several groups the long ones are counted, so that one screen holds all."""
     groups = [group for group in GROUPS if any(term.group == group for term in terms)]
     parts: list[RenderableType] = []
-    for group in groups:
+    counted = [group for group in groups if len(groups) > 1 and group in _COUNTED]
+    for group in (group for group in groups if group not in counted):
         names = [term.name for term in terms if term.group == group]
-        if len(groups) > 1 and group in _COUNTED:
-            names = [f"{len(names)} names: mha explain {group}s"]
         title, *rest = filled([f"{_TITLES[group]}: {names[0]}", *names[1:]], screen.width)
         words = Text(title)
         words.stylize("bold", 0, len(_TITLES[group]))
         parts.append(Text("\n").join([words, *map(Text, rest)]))
+    lists = [f"mha explain {group}s ({sum(term.group == group for term in terms)} names)" for group in counted]
+    parts += map(Text, filled([f"more: {lists[0]}", *lists[1:]], screen.width) if lists else ())
     return Group(*parts, Text("mha explain TERM says what one of them means", style="dim"))

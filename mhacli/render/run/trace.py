@@ -16,12 +16,12 @@ from mhacli.render.base.format import (
     count_of,
     count_text,
     filled,
-    fitted,
     flowing,
     is_masked,
     memory_text,
     number_text,
     odd_numbers,
+    placed,
     plain_table,
     rough_note,
     seconds_text,
@@ -37,7 +37,6 @@ from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import Comparison, axes_text, groups_table, self_check_line
 from mhacli.results.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
 from mhacli.spec.config import ROPE
-from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.tolerances import error_text
 from mhacli.spec.variants import variants
 from mhacli.text.escape import visible
@@ -204,8 +203,8 @@ def _totals(record: Record) -> Text:
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """How one query of one head came to give one key its attention weight, number by number."""
     record = record if record.model is None else record.of_layer(0)
-    query = _named(record.sequences[cell.sequence], cell.query)
-    key = _named(record.keys[cell.sequence], cell.key)
+    query = placed(token_text(record.sequences[cell.sequence], cell.query), cell.query, screen.width)
+    key = placed(token_text(record.keys[cell.sequence], cell.key), cell.key, screen.width)
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
     turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
@@ -268,7 +267,7 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     room = screen.width - len("→") - sum(widths) - 4 * gap
     table = plain_table(("", False), ("key", False), *((name, True) for name in headers), gap=gap)
     for j, step in zip(listed, numbers, strict=True):
-        key = f"{fitted(token_text(record.keys[cell.sequence], j), max(1, room - len(f' {j}')))} {j}"
+        key = placed(token_text(record.keys[cell.sequence], j), j, max(1, room - len(f"{j} “”")))
         table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
     if hidden:
         table.add_row("", f"⋮ {len(hidden)} more", *sums[0], style="dim")
@@ -307,10 +306,6 @@ def _part_of_z(cell: Cell, key: str, screen: Screen) -> Iterator[RenderableType]
     yield Text(f"z[{cell.query}] = Σ attention weight × v over the keys; {key} adds {term}:")
     yield _vector("added", tuple(None if x is None else weight * x for x in cell.v), screen)
     yield _vector(f"z[{cell.query}]", cell.z, screen)
-
-
-def _named(sequence: TokenSequence, index: int) -> str:
-    return f"{token_text(sequence, index)} {index}"
 
 
 def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Text:

@@ -433,4 +433,4 @@ def test_what_is_neither_class_nor_function_is_refused(write: Write) -> None:
         "WIDTH of mine.py is a value of type int, not a class or function",
         "mine.py:A",
     )
-    assert told("mine.py:math") == ("math of mine.py is a module, not a class or function", "math:NAME")
+    assert told("mine.py:math") == ("math of mine.py is a module, not a class or function", "mine.py:A")

@@ -18,6 +18,7 @@ from mhacli.compute.check.probes import catalogue as probes
 from mhacli.compute.check.probes.context import ProbeFacts
 from mhacli.compute.check.probes.visibility import name_of, speaks_of_positions
 from mhacli.requests.user_code import CheckRequest, TargetRequest
+from mhacli.results.check import PROBES
 
 D, HEADS, D_HEAD = 24, 3, 8
 REQUEST = CheckRequest(TargetRequest("mine.py:Attention"))
@@ -119,7 +120,7 @@ def found(asked, *, causal=False, request=REQUEST):
     """The probes by name, and the facts. Every probe must have been asked about."""
     stages: list[str] = []
     answers, facts = probes.probe(asked, request, stages.append, expects_causal=causal)
-    assert [answer.name for answer in answers] == [entry.name for entry in probes.PROBES]
+    assert [answer.name for answer in answers] == [entry.name for entry in probes.PROBES] == list(PROBES)
     assert {f"probing {asked.built.name} ({entry.name})" for entry in probes.PROBES} <= set(stages)
     assert all(answer.value is None or math.isfinite(answer.value) for answer in answers)
     return {answer.name: answer for answer in answers}, facts

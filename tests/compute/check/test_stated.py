@@ -103,6 +103,7 @@ def test_three_mistakes_are_not_decided_and_what_is_left_to_state_is_named(tmp_p
     found = examination_of(CheckRequest(wrong, scale=0.5, time_limit_s=0.01))
     assert found.verdict == "unknown"
     assert found.next_steps == (
+        "check names up to two mistakes at once; if the line above is one, correct it and check again",
         "--against TARGET compares it with code that you trust",
         "--heads, --rope, --mask-means, --causal state what its code does not show",
         "without --scale, which may contradict the code",

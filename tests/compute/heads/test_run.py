@@ -604,8 +604,8 @@ def test_by_hand_the_seconds_that_a_run_is_predicted_to_take(monkeypatch):
     monkeypatch.setattr(study, "_SAMPLE_LEN", 5)
     encoded, config = small(causal=True)
     run = prepare_heads(layer_request(encoded, config), HeadsRequest(heads=(0, 1)))
-    # half a second for 5 × 5 cells; 10 × 10 of two heads and of uniform attention
-    assert run.predict().seconds == pytest.approx(0.5 * 3 * 100 / 25)
+    # half a second for 5 × 5 cells of two heads; 10 × 10 of these two and of uniform attention
+    assert run.predict().seconds == pytest.approx(0.5 * 3 * 100 / 50)
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

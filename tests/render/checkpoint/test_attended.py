@@ -1,5 +1,7 @@
 """What rows looked at, all heads together, against plain means of the arrays."""
 
+import re
+
 import numpy as np
 import pytest
 from support.checkpoint_views import RECORDS, view
@@ -36,14 +38,14 @@ def percents(line):
 def test_rows_without_a_layer_tell_what_all_heads_looked_at():
     table = rows_of(view(KEPT, 200, rows="generated"))
     tokens = KEPT.sequences[0].tokens
-    assert [line.split()[1] for line in table] == [str(query) for query in range(8, len(tokens) - 1)]
+    assert [line.split()[0] for line in table] == [str(query) for query in range(8, len(tokens) - 1)]
     for query, line in enumerate(table, 8):
         means = means_of(KEPT, query)
         first, *others = percents(line)
         assert first == pytest.approx(means[0], abs=0.006)
         assert others == pytest.approx(sorted(means[1:], reverse=True)[:3], abs=0.006)
         strongest = 1 + int(np.argmax(means[1:]))
-        assert f" {strongest} {others[0] * 100:.2g}"[:4] in line
+        assert re.search(rf" {strongest} “[^”]+” {others[0] * 100:.2g}", line)
 
 
 def test_a_row_of_the_prompt_made_nothing_and_the_last_one_neither():

@@ -130,24 +130,24 @@ def test_the_header_says_what_the_model_is():
 @pytest.mark.parametrize(
     ("identical", "compared", "said"),
     [
-        (True, 15, "outputs bit-identical without inspection"),
-        (True, 8, "outputs bit-identical without inspection (first 8 tokens)"),
-        (False, 15, "outputs are NOT identical without inspection"),
-        (None, 0, "outputs not compared with those without inspection"),
+        (True, 15, "inspecting changed no bit of the outputs"),
+        (True, 8, "inspecting changed no bit of the outputs (first 8 tokens)"),
+        (False, 15, "inspecting CHANGED the outputs"),
+        (None, 0, "outputs not compared with those of the model alone"),
     ],
 )
 def test_the_proof_says_whether_looking_changed_anything(identical, compared, said):
     record = RECORDS["run"]
     model = replace(record.model, identical_outputs=identical, compared_len=compared)
     text = flat(view(replace(record, model=model), 200, verbose=True))
-    assert f"path inspected: sdpa (unchanged) · {said} 15 tokens · seen in" in text
+    assert f"attention: sdpa (unchanged) · {said} 15 tokens · seen in" in text
     assert f"{HEAD_OUTPUTS} within 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
 
 
 def test_what_was_inspected_of_a_model_is_told_where_it_is_not_all():
     record = replace(RECORDS["run"], model=replace(RECORDS["run"].model, n_layers=12))
     assert "12 layers, layers 0–2 inspected" in flat(view(record, 200))
-    assert "inspected ·" not in flat(view(RECORDS["run"], 200)).split("path inspected")[0]
+    assert "inspected ·" not in flat(view(RECORDS["run"], 200)).split("attention: ")[0]
     pair = flat(view(RECORDS["pair"], 200))
     assert "mask: all keys (encoder, cross) · mask: causal (decoder)" in pair
 
@@ -425,7 +425,7 @@ def test_sinks_are_told_by_key_with_how_many_heads_have_them():
     key, own = max(keys.items(), key=lambda item: (len(item[1]), max(item[1])))
     noun = "head" if len(own) == 1 else "heads"
     name = record.sequences[0].tokens[key]
-    expected = f"{name} {key} in {len(own)} {noun}, at most {100 * max(own)[0]:.0f} % (layer.head {max(own)[1]})"
+    expected = f"{key} “{name}” in {len(own)} {noun}, at most {100 * max(own)[0]:.0f} % (layer.head {max(own)[1]})"
     meant = "sinks (at least 10 % of all attention and 3 × uniform, from most queries)"
     assert f"{meant}: {expected}" in text
 
@@ -437,7 +437,7 @@ def test_a_few_chosen_heads_say_where_they_look_most():
     key = int(received.argmax())
     uniform = record.of_layer(1).arrays["uniform_received"][0, 0, key]
     share = 100 * received[key] / received.sum()
-    assert f"{record.sequences[0].tokens[key]} {key} {share:.0f} % ×{received[key] / uniform:.2f}" in text
+    assert f"{key} “{record.sequences[0].tokens[key]}” {share:.0f} % ×{received[key] / uniform:.2f}" in text
     assert "receives most" not in flat(view(layered(n_layers=1), 120))
 
 
@@ -581,7 +581,7 @@ def test_rows_are_looked_up_in_the_text_that_each_layer_reads():
     for title, row in (("encoder layer 0", "14"), ("decoder layer 0", "8"), ("cross layer 0", "8")):
         assert [found.split()[:2] for found in matrix_rows(lines, f"{title} · head 0")] == [[row, "[SEP]"]]
     lines = view(RECORDS["batch"], 200, layers=((None, 0),), heads=(0,), rows="last", view="top")
-    assert [line.split()[:2] for line in lines if "→  " in line] == [["[SEP]", "14"], ["[SEP]", "3"]]
+    assert [line.split()[:2] for line in lines if "→  " in line] == [["14", "“[SEP]”"], ["3", "“[SEP]”"]]
     lines = view(KEPT, 200, layers=((None, 0),), heads=(0,), rows="generated")
     rows = matrix_rows(lines, "layer 0 · head 0")
     assert [row.split()[0] for row in rows] == ["8", "9", "10", "11", "12", "13"]
@@ -598,7 +598,7 @@ def test_rows_of_which_the_model_made_the_next_token_say_what_they_made():
         text = flat(lines)
         tokens = KEPT.sequences[0].tokens
         for i in range(14):
-            assert (f"{tokens[i]} → {tokens[i + 1]} " in text) == (i >= 8)
+            assert (f"{tokens[i]} → {tokens[i + 1]}" + ("”" if options else " ") in text) == (i >= 8)
     assert "the query a, of which the model made the next token b" in text
     rows = matrix_rows(view(KEPT, 120, layers=((None, 0),), heads=(0,), rows=(8, 12)), "layer 0 · head 0")
     assert [row.split()[:4] for row in rows] == [["8", "over", "→", "it"], ["12", "slept", "→", "on"]]
@@ -611,8 +611,8 @@ def test_the_strongest_keys_of_a_row_come_with_what_a_learned_sink_took():
     pattern = record.of_layer(0).arrays["pattern"][0, 1, 6].astype(float)
     tokens = record.sequences[0].tokens
     keys = np.argsort(-pattern)[:2]
-    said = ", ".join(f"{tokens[k]} {k} {weight_text(pattern[k], 2)}" for k in keys)
-    assert f"jump 6 → {said} · s_aux {weight_text(1 - pattern.sum(), 2)}" in flat(lines)
+    said = ", ".join(f"{k} “{tokens[k]}” {weight_text(pattern[k], 2)}" for k in keys)
+    assert f"6 “jump” → {said} · s_aux {weight_text(1 - pattern.sum(), 2)}" in flat(lines)
     assert "rows sum to less than 1" in flat(lines)
 
 
@@ -637,8 +637,8 @@ def test_maps_corners_and_queries_are_those_of_their_layer(colour):
     tokens = record.sequences[0].tokens
     shares = record.of_layer(1).arrays["top_shares"][0, 0, 0]
     keys = record.of_layer(1).arrays["top_keys"][0, 0, 0]
-    said = ", ".join(f"{tokens[k]} 0:{k} {100 * s:.0f} %" for k, s in zip(keys, shares, strict=True))
-    assert f"layer 1 · sequence 0 · query {tokens[3]} 0:3 · 15 visible keys" in flat(lines)
+    said = ", ".join(f"0:{k} “{tokens[k]}” {100 * s:.0f} %" for k, s in zip(keys, shares, strict=True))
+    assert f"layer 1 · sequence 0 · query 0:3 “{tokens[3]}” · 15 visible keys" in flat(lines)
     assert f"head 0 {said}" in flat(lines)
     assert "layer 2 ·" not in flat(lines)
 

@@ -249,6 +249,10 @@ def test_a_change_too_small_for_its_decimals_is_written_out_and_statistics_have_
 # -------------------------------------------------------------------------------------------------------------------- pictures
 
 
+SIGNS_ONLY = 32
+"""A screen on which no cell of five columns has room for a number."""
+
+
 def panels_of(lines: list[str], title: str, n_rows: int, width: int) -> list[list[str]]:
     """The three panels below a title, each its rows of signs; a sign for each cell."""
     start = next(i for i, line in enumerate(lines) if line.startswith(title))
@@ -263,17 +267,17 @@ def test_signs_of_the_change_are_those_of_the_numbers() -> None:
     change = b.arrays["pattern"][0].astype(float) - A.arrays["pattern"][0]
     top = abs(change).max()
     head = int(abs(change).max(axis=(1, 2)).argmax())
-    lines = view(A, b)
+    lines = view(A, b, SIGNS_ONLY)
     assert next(line for line in lines if " · largest change" in line).startswith(
         f"head {head} · largest change {top:.4g}"
     )
-    signs = panels_of(lines, f"head {head} · ", 5, 4 * 5)[2]
+    signs = panels_of(lines, f"head {head} · ", 5, 5)[2]
     for i in range(5):
         for j in range(5):
             part = change[head, i, j] / top
             expected = "=" if part < -0.51 else "#" if part > 0.51 else "." if abs(part) < 0.045 else ""
             expected = expected or ("-" if -0.49 < part < -0.055 else "+" if 0.055 < part < 0.49 else "")
-            sign = signs[i][4 * j]
+            sign = signs[i][j]
             assert sign == " " if j > i else not expected or sign == expected, (i, j, part, sign)
 
 
@@ -285,6 +289,26 @@ def test_numbers_stand_in_cells_that_are_wide_enough() -> None:
     assert before == [f"{x:.2f}".lstrip("0") for x in A.arrays["pattern"][0, 1, 4]]
     assert (after[2], change[2]) == (".00", f"−{share:.2f}".replace("0.", "."))
     assert {change[j] for j in (0, 1, 3, 4)} == {".00"}
+
+
+def test_the_change_stands_below_where_numbers_then_fit() -> None:
+    b = with_cell(A, "pattern", (0, 1, 4, 2), 0.0)
+    lines = view(A, b, heads=(1,))
+    header = next(i for i, line in enumerate(lines) if "B − A" in line)
+    assert lines[header - 7].split() == ["A", "B"]
+    weight = float(A.arrays["pattern"][0, 1, 4, 2])
+    assert lines[header + 6].split()[3] == f"−{weight:.2f}".replace("0.", ".")
+
+
+def test_the_largest_changes_are_named_where_no_number_fits() -> None:
+    words = tuple(f"w{n}" for n in range(12))
+    a = make_record(words, n_heads=1, causal=True)
+    b = with_cell(with_cell(a, "pattern", (0, 0, 7, 2), 2.0), "pattern", (0, 0, 9, 4), 1.5)
+    before = [f"{a.arrays['pattern'][0, 0, i, j]:.2f}".lstrip("0") for i, j in ((7, 2), (9, 4))]
+    named = next(line for line in view(a, b, 100) if line.startswith("largest changes: "))
+    assert named.split(": ")[1].split(" · ") == [
+        f"7 “w7” → 2 “w2” from {before[0]} to 2.00", f"9 “w9” → 4 “w4” from {before[1]} to 1.50"
+    ]  # fmt: skip
 
 
 def backgrounds(line: str) -> list[tuple[int, ...] | None]:
@@ -304,16 +328,17 @@ def test_colours_of_the_change_are_blue_for_less_orange_for_more_and_grey_for_no
     lines = view(A, b, 80, colour=True, heads=(1,))
     plain = [Text.from_ansi(line).plain for line in lines]
     start = next(i for i, line in enumerate(plain) if line.startswith("head 1 · "))
-    begin = plain[start + 1].index("B − A")
+    header = next(i for i, line in enumerate(plain) if i > start and "B − A" in line)
+    begin, width = plain[header].index("B − A"), 7
     top = abs(change).max()
-    cells = backgrounds(lines[start + 3 + 4])[begin : begin + 20 : 4]
+    cells = backgrounds(lines[header + 2 + 4])[begin : begin + 5 * width : width]
     for j, cell in enumerate(cells):
         end = np.array((230, 159, 0) if change[4, j] > 0 else (86, 180, 233))
         expected = np.array((68, 68, 68)) + (end - 68) * abs(change[4, j]) / top
         assert cell is not None
         assert np.abs(np.array(cell) - expected).max() <= 2
     assert cells[1] == (68, 68, 68)
-    assert backgrounds(lines[start + 3])[begin + 4] is None  # the first query may not see the second key
+    assert backgrounds(lines[header + 2])[begin + width] is None  # the first query may not see the second key
 
 
 def test_no_two_changes_look_alike_and_both_ways_are_as_bright() -> None:
@@ -381,14 +406,14 @@ def test_the_mean_change_is_of_the_queries_that_are_compared() -> None:
 
 def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:
     b = replace(A, arrays={**A.arrays, "pattern": A.arrays["pattern"] / 16})
-    lines = view(A, b, heads=(1,), map_scale="rank")
+    lines = view(A, b, SIGNS_ONLY, heads=(1,), map_scale="rank")
     allowed = np.tril(np.ones((5, 5), bool))
     shares = [record.arrays["pattern"][0, 1].astype(float) for record in (A, b)]
     order = sorted(value for cells in shares for value in cells[allowed])
-    for cells, signs in zip(shares, panels_of(lines, "head 1 · ", 5, 4 * 5), strict=False):
+    for cells, signs in zip(shares, panels_of(lines, "head 1 · ", 5, 5), strict=False):
         for i, j in zip(*allowed.nonzero(), strict=True):
             place = order.index(cells[i, j]) / (len(order) - 1)
-            assert signs[i][4 * j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (place - 0.002, place + 0.002)}
+            assert signs[i][j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (place - 0.002, place + 0.002)}
     caption = lines[next(i for i, line in enumerate(lines) if line.startswith("A and B: ")) :]
     assert " ".join(caption).startswith("A and B: rank, the smallest … the largest of 30 cells, the same for all: ")
 
@@ -453,8 +478,8 @@ def test_the_row_and_the_column_of_a_replaced_token_hold_the_change() -> None:
 
 def test_rows_of_tokens_that_one_alone_has_are_blank_in_the_other_and_in_the_change() -> None:
     b = make_record(("the", "cat", "sat", "well", "on", "it"), causal=True, n_heads=3)
-    lines = view(A, b, heads=(1,))
-    panels = panels_of(lines, "head 1 · ", 6, 18)
+    lines = view(A, b, SIGNS_ONLY, heads=(1,))
+    panels = panels_of(lines, "head 1 · ", 6, 6)
     assert panels[0][3].strip() == panels[2][3].strip() == ""
     assert panels[1][3].strip() != ""
     names = [
@@ -465,10 +490,10 @@ def test_rows_of_tokens_that_one_alone_has_are_blank_in_the_other_and_in_the_cha
 
 def test_what_is_no_number_in_one_alone_is_marked() -> None:
     b = with_cell(A, "pattern", (0, 1, 3, 2), np.nan)
-    lines = view(A, b, heads=(1,))
-    panels = panels_of(lines, "head 1 · ", 5, 20)
+    lines = view(A, b, SIGNS_ONLY, heads=(1,))
+    panels = panels_of(lines, "head 1 · ", 5, 5)
     assert "?" not in "".join(panels[0])
-    assert panels[1][3][8:12].strip() == panels[2][3][8:12].strip() == "?"
+    assert panels[1][3][2] == panels[2][3][2] == "?"
     assert "".join(panels[2]).count("?") == 1
 
 

@@ -236,14 +236,14 @@ def test_the_keys_that_receive_most_and_the_cells_that_stand_out_are_named_with_
         received, uniform = record.arrays["received"][0, place], record.arrays["uniform_received"][0, 0]
         key = int(received.argmax())
         assert (
-            f"{tokens[key]} {key} {percent_text(received[key] / 13)} ×{short_text(received[key] / uniform[key])}"
+            f"{key} “{tokens[key]}” {percent_text(received[key] / 13)} ×{short_text(received[key] / uniform[key])}"
             in text
         )
         cell = head.largest[0]
-        said = f"{tokens[cell.query]} {cell.query} → {tokens[cell.key]} {cell.key} {weight_text(cell.share, 2)}"
+        said = f"{cell.query} “{tokens[cell.query]}” → {cell.key} “{tokens[cell.key]}” {weight_text(cell.share, 2)}"
         assert f"{said} ×{short_text(cell.lift)}" in text
         _, query, key = head.max_score_at
-        assert f"{short_text(head.max_score)} at {tokens[query]} {query} → {tokens[key]} {key}" in text
+        assert f"{short_text(head.max_score)} at {query} “{tokens[query]}” → {key} “{tokens[key]}”" in text
 
 
 @pytest.mark.parametrize("name", ["one"])
@@ -262,7 +262,7 @@ def test_by_hand_percent(share, text):
 
 def test_several_sequences_are_told_apart(records):
     text = " ".join(view(records["left"], 200))
-    assert re.search(r"\b(a|dog) 1:[01] ", text)
+    assert re.search(r"\b1:[01] “(a|dog)” ", text)
     assert "‹pad›" not in text
 
 
@@ -279,7 +279,7 @@ def test_the_receivers_of_heads_with_masks_of_their_own_are_measured_by_these(re
         received, uniform = (record.arrays[name][0, place] for name in ("received", "uniform_received"))
         key = int(received.argmax())
         share = percent_text(received[key] / received.sum())
-        assert f" {key} {share} ×{short_text(received[key] / uniform[key])}" in text
+        assert f" {key} “{record.sequences[0].tokens[key]}” {share} ×{short_text(received[key] / uniform[key])}" in text
 
 
 # ------------------------------------------------------------------------------------------------------------ corners
@@ -311,7 +311,7 @@ def test_by_hand_the_cells_of_a_corner(records):
         for row in range(3):
             shares = record.arrays["corner"][0, place, row]
             cells = ["0" if math.isnan(share) else weight_text(share, 3) for share in shares]
-            assert lines[start + 3 + row].split() == [tokens[2 + row], str(2 + row), *cells]
+            assert lines[start + 3 + row].split() == [str(2 + row), f"“{tokens[2 + row]}”", *cells]
         largest = weight_text(np.nanmax(record.arrays["corner"][0, place]), 3)
         assert lines[start + 6].startswith(f"shade linear, 0 … {largest} · 0 masked")
 
@@ -322,7 +322,7 @@ def test_a_corner_of_another_text_has_its_own_names(records):
     keys = records["context"].context[0].tokens
     assert lines[start + 1].split() == list(keys[4:10])
     assert lines[start + 2].split() == ["query", *map(str, range(4, 10))]
-    assert [line.split()[:2] for line in lines[start + 3 : start + 5]] == [["the", "0"], ["cat", "1"]]
+    assert [line.split()[:2] for line in lines[start + 3 : start + 5]] == [["0", "“the”"], ["1", "“cat”"]]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -346,12 +346,12 @@ def test_queries_say_what_they_looked_at_in_every_head(records):
     tokens = record.sequences[0].tokens
     for number, query in enumerate((3, 1)):
         start = next(
-            i for i, line in enumerate(lines) if line.startswith(f"sequence 0 · query {tokens[query]} {query} ·")
+            i for i, line in enumerate(lines) if line.startswith(f"sequence 0 · query {query} “{tokens[query]}” ·")
         )
         assert f"{query + 1} visible keys" in lines[start]
         for place in range(4):
             keys, shares = (record.arrays[name][0, place, number] for name in ("top_keys", "top_shares"))
-            said = ", ".join(f"{tokens[k]} {k} {percent_text(s)}" for k, s in zip(keys, shares, strict=True))
+            said = ", ".join(f"{k} “{tokens[k]}” {percent_text(s)}" for k, s in zip(keys, shares, strict=True))
             rest = percent_text(max(0.0, 1 - sum(shares.tolist())))
             beyond = f", the rest {rest}" if 1 - sum(shares.tolist()) > 1e-5 else ""
             assert " ".join(lines[start + 1 + place].split()) == f"head {place} {said}{beyond}"
@@ -366,7 +366,7 @@ def test_shares_that_are_no_numbers_are_neither_forbidden_nor_nothing():
     record.arrays["top_keys"][0, 1, 0] = -1
     lines = drawn(heads_view(record, ViewOptions(), Screen(120, False)), 120)
     corner = lines[next(n for n, line in enumerate(lines) if "head 1 · cells" in line) :]
-    assert next(line for line in corner if line.startswith("cat 1")).split() == ["cat", "1", *"?????"]
+    assert next(line for line in corner if line.startswith("1 “cat”")).split() == ["1", "“cat”", *"?????"]
     assert any("0 masked · ? not a number" in line for line in corner)
     assert [line.split() for line in corner if "not a number" in line][1:] == [["head", "1", "not", "a", "number"]]
 
@@ -379,7 +379,7 @@ def test_a_query_that_a_sequence_does_not_have_is_left_out(records):
 
 
 def test_a_query_that_sees_other_keys_in_other_heads_is_not_given_the_count_of_the_first(records):
-    lines = [line for line in view(records["masks of heads"], 120) if line.startswith("sequence 0 · query on 3")]
+    lines = [line for line in view(records["masks of heads"], 120) if line.startswith("sequence 0 · query 3 “on”")]
     assert len(lines) == 1
     assert "· 13 visible keys" not in lines[0]  # 13, 12, none and 13
 

@@ -95,9 +95,9 @@ def test_every_cell_that_was_kept_is_told_and_what_is_not_allowed_is_no_small_sh
         rows, columns = (range(1, min(last, len(words[b]))) for last in (7, 11))
         columns = range(2, columns.stop)
         first, *body = table["rows"]
-        assert words_of(first)[1:] == [f"{words[b][key]} {b}:{key}" for key in columns]
+        assert words_of(first)[1:] == [f"{b}:{key} “{words[b][key]}”" for key in columns]
         assert {cell[2] for cell in first} == {"col"}
-        assert [row[0][1:] for row in body] == [["", "row", f"{words[b][query]} {b}:{query}"] for query in rows]
+        assert [row[0][1:] for row in body] == [["", "row", f"{b}:{query} “{words[b][query]}”"] for query in rows]
         for query, row in zip(rows, body, strict=True):
             for key, cell in zip(columns, row[1:], strict=True):
                 share = shares[query - 1, key - 2]
@@ -171,9 +171,9 @@ def test_the_strongest_keys_are_those_of_the_record_with_their_shares_and_the_re
     record = looked_at(ASKED, causal=True, n_heads=3)
     made = tables(record, "asked")
     assert [table["caption"][0] for table in made] == [
-        "sequence 0 · query a 0:12 · 13 visible keys, 7.7 % each if uniform",
-        "sequence 0 · query on 0:3 · 4 visible keys, 25 % each if uniform",
-        "sequence 1 · query by 1:3 · 4 visible keys, 25 % each if uniform",
+        "sequence 0 · query 0:12 “a” · 13 visible keys, 7.7 % each if uniform",
+        "sequence 0 · query 0:3 “on” · 4 visible keys, 25 % each if uniform",
+        "sequence 1 · query 1:3 “by” · 4 visible keys, 25 % each if uniform",
     ]
     words = LONG.split(), SHORT.split()
     for table, (b, number) in zip(made, ((0, 0), (0, 1), (1, 1)), strict=True):
@@ -184,7 +184,7 @@ def test_the_strongest_keys_are_those_of_the_record_with_their_shares_and_the_re
             assert row[0] == ["th", "", "row", f"head {head}"]
             keys, shares = (record.arrays[name][b, head, number] for name in ("top_keys", "top_shares"))
             told = [cell.rsplit(" ", 3) for cell in words_of(row)[1:-1]]
-            assert [cell[:2] for cell in told] == [[words[b][key], f"{b}:{key}"] for key in keys]
+            assert [cell[:2] for cell in told] == [[f"{b}:{key}", f"“{words[b][key]}”"] for key in keys]
             assert [float(cell[2]) for cell in told] == pytest.approx(100 * shares, rel=0.051)
             rest = row[-1][-1]
             left = 100 * (1 - shares.astype(float).sum())
@@ -219,9 +219,9 @@ def test_layers_that_read_other_texts_or_see_fewer_keys_have_tables_of_their_own
         kept=Kept(queries=(2,), top=3),
     )
     assert [table["caption"][0] for table in tables(pair, "asked")] == [
-        "encoder layers · query cat 2 · 16 visible keys, 6.2 % each if uniform",
-        "decoder layers · query dog 2 · 3 visible keys, 33 % each if uniform",
-        "cross layers · query dog 2 · 16 visible keys, 6.2 % each if uniform",
+        "encoder layers · query 2 “cat” · 16 visible keys, 6.2 % each if uniform",
+        "decoder layers · query 2 “dog” · 3 visible keys, 33 % each if uniform",
+        "cross layers · query 2 “dog” · 16 visible keys, 6.2 % each if uniform",
     ]
     windows = layered(
         text_of(LONG.split()), n_layers=4, n_heads=2, causal=True, windows=(3, None), kept=Kept(queries=(7,), top=3)
@@ -238,7 +238,7 @@ def test_heads_that_see_different_keys_each_tell_what_uniform_attention_gives():
     visible = np.repeat(record.arrays["visible"], 2, axis=1)
     visible[0, 1, 12] = 4
     made = tables(replace(record, arrays={**record.arrays, "visible": visible}), "asked")
-    assert made[0]["caption"][0] == "sequence 0 · query a 12 · 4 to 13 visible keys"
+    assert made[0]["caption"][0] == "sequence 0 · query 12 “a” · 4 to 13 visible keys"
     assert [words_of(row)[-1] for row in made[0]["rows"]] == ["each if uniform", "7.7 %", "25 %"]
     assert len(made[1]["rows"][0]) == 3
 
@@ -268,7 +268,8 @@ def test_nothing_of_a_token_becomes_an_element_of_a_table():
     table = read.found["cells"][0]
     for rows in (words_of(table["rows"][0])[1:], [row[0][-1] for row in table["rows"][1:]]):
         for place, (token, told) in enumerate(zip(tokens, rows[1:], strict=False), 1):
-            shown, _, number = told.rpartition(" ")
+            number, _, shown = told.partition(" ")
+            shown = shown.removeprefix("“").removesuffix("”")
             assert number == str(place)
             assert escaped(token).startswith(shown.removeprefix("◌").removesuffix("…").rstrip()), token
             assert shown

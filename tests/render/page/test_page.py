@@ -228,7 +228,7 @@ def test_sinks_are_the_keys_that_the_record_says_are_some():
     uniform = np.tri(7) / np.arange(1, 8)[:, None]
     assert [own["uniform"] for own in found["maps"]] == pytest.approx([0, uniform[:, [0, 3]].sum() / 7])
     notes = Parsed(source).texts["notes"]
-    assert re.search(r"sinks: on 3 in 1 map, \S+ 0 in 1 map\. They get", notes)
+    assert re.search(r"sinks: 0 “\S+” in 1 map, 3 “on” in 1 map\. They get", notes)
 
 
 def test_where_no_key_is_a_sink_nothing_is_said_to_be_taken_out():
@@ -606,7 +606,7 @@ def test_the_walk_is_a_table_and_its_story_text():
     assert "pattern = the formula of pattern" in rows[2][2]
     assert "weights: o_proj.weight [6, 7]" in rows[4][2]
     assert "2 NaN" in rows[4][7]
-    assert "cell: head 0, query cat 1, key the 0" in parsed.texts["walk"]
+    assert "cell: head 0, query 1 “cat”, key 0 “the”" in parsed.texts["walk"]
     assert "all three routes agree" in parsed.texts["walk"]
 
 

@@ -171,11 +171,11 @@ def test_a_cell_is_followed_number_by_number():
     text = said(lines)
     score = record.cell.score
     share = record.cell.share
-    assert "cell: head 0, query cat 1, key the 0" in text
+    assert "cell: head 0, query 1 “cat”, key 0 “the”" in text
     assert "q[1] 1 -2 0.5000" in text
     assert "k[0] 3 1 4" in text
     assert f"q · k = 3 + (-2) + 2 = 3 score = 3 × scale 0.5774 = {score:.4g}, not masked" in text
-    assert f"the 0 adds {share:.4g} × v[0]: added " in text
+    assert f"0 “the” adds {share:.4g} × v[0]: added " in text
     assert "added " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
     assert "z[1] " + " ".join(f"{x:.4f}" for x in record.cell.z) in text
 
@@ -204,9 +204,9 @@ def test_the_row_of_a_cell_shows_how_the_softmax_came_about(width):
     pattern = record.arrays["pattern"][0, 0, 1].tolist()
     exponentials = [exp(score - max(scores)) for score in scores]
     rows = rows_of(close(record, width))
-    assert rows[0] == ["→", "the", "0", *(f"{x:.4g}" for x in (scores[0], exponentials[0], pattern[0]))]
-    assert rows[1] == ["cat", "1", *(f"{x:.4g}" for x in (scores[1], exponentials[1], pattern[1]))]
-    assert rows[2] == ["sat", "2", "−∞", "0", "0"]
+    assert rows[0] == ["→", "0", "“the”", *(f"{x:.4g}" for x in (scores[0], exponentials[0], pattern[0]))]
+    assert rows[1] == ["1", "“cat”", *(f"{x:.4g}" for x in (scores[1], exponentials[1], pattern[1]))]
+    assert rows[2] == ["2", "“sat”", "−∞", "0", "0"]
     assert rows[3] == ["sum", f"{sum(exponentials):.4g}", "1"]
 
 
@@ -216,7 +216,7 @@ def test_the_keys_that_a_long_row_leaves_out_are_counted_and_summed(width):
     pattern = record.arrays["pattern"][0, 0, 1].astype(float)
     scores = record.arrays["scores"][0, 0, 1].astype(float)
     *rows, gap, total = rows_of(close(record, width))
-    listed = [int(row[-4]) for row in rows]
+    listed = [int(row[-5]) for row in rows]
     unseen = [key for key in range(40) if key not in listed]
     assert 0 in listed
     assert set(listed) - {0} <= set(sorted(range(40), key=lambda key: -pattern[key])[:11])

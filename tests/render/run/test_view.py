@@ -152,7 +152,7 @@ def test_sinks_are_named_below_the_table_where_a_head_has_one():
     with_key = with_sinks(SENTENCE, 4)
     words = " ".join(" ".join(view(with_key)).split())
     key = with_key.heads[0].sink_keys[0]
-    assert f"head 3: the 4 {100 * key.share:.0f} %" in words
+    assert f"head 3: 4 “the” {100 * key.share:.0f} %" in words
     assert [line for line in view(SENTENCE) if "sinks" in line] == []
 
 
@@ -400,12 +400,12 @@ def test_the_strongest_keys_of_each_query_are_listed_in_order(width):
     for query, token in enumerate(("the", "cat", "sat")):
         keys = sorted(range(query + 1), key=lambda key: -pattern[query, key])[:2]
         shares = (f"{pattern[query, key]:.2f}".removeprefix("0") for key in keys)
-        said = ", ".join(f"{('the', 'cat', 'sat')[key]} {key} {share}" for key, share in zip(keys, shares, strict=True))
-        assert [line.split() for line in lines].count(f"{token} {query} → {said}".split()) == 1
+        said = ", ".join(f"{key} “{('the', 'cat', 'sat')[key]}” {share}" for key, share in zip(keys, shares, strict=True))
+        assert [line.split() for line in lines].count(f"{query} “{token}” → {said}".split()) == 1
 
 
 def test_the_hidden_queries_are_counted():
     lines = view(RECORDS["large"], view="top", heads=(0,))
-    queries = [int(found[1]) for line in lines if (found := re.match(r"t\d+ (\d+) →", line))]
+    queries = [int(found[1]) for line in lines if (found := re.match(r"(\d+) “t\d+” →", line))]
     assert queries == [*range(8), *range(292, 300)]
     assert any(line.split() == ["⋮", "284", "rows", "(--all)"] for line in lines)

@@ -20,6 +20,7 @@ from mhacli.adapters.usercode.types import Built, Inputs
 from mhacli.compute.check.probes import masks as probing_masks
 from mhacli.compute.check.probes import visibility as probing_sight
 from mhacli.compute.check.probes.context import (
+    NOT_FINITE_ANYWAY,
     ProbeContext,
     ProbeFacts,
     ProbeReply,
@@ -326,11 +327,11 @@ def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeRe
 
 
 def _not_finite(context: ProbeContext, name: str, found: Tensor) -> ProbeReply:
-    """Some numbers are none; which is not news where they are none with ordinary rows already."""
+    """Some numbers are not finite; which decides nothing where those of ordinary rows are not either."""
     n_bad = bad_numbers(found)
-    message = f"{n_bad} of {found.numel()} numbers are NaN or infinite"
-    is_old = bool(context.facts.nonfinite_queries)
-    return probe_answer(name, message + (", as with ordinary rows" if is_old else ""), n_bad, None if is_old else False)
+    if context.facts.nonfinite_queries:
+        return probe_answer(name, NOT_FINITE_ANYWAY, n_bad)
+    return probe_answer(name, f"{n_bad} of {found.numel()} numbers are NaN or infinite", n_bad, False)
 
 
 def _rounded(context: ProbeContext, dtype: torch.dtype) -> tuple[UserAttention | None, UserAttention | None]:

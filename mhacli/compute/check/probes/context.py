@@ -19,6 +19,9 @@ from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
 
+NOT_FINITE_ANYWAY = "NaN or infinite numbers, as with ordinary input"
+"""What a probe says where it cannot tell whether the numbers are due to its own input."""
+
 Visible = Literal[
     "full",
     "causal",

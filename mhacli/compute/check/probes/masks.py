@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
 from mhacli.compute.check.probes.context import (
+    NOT_FINITE_ANYWAY,
     MaskTrial,
     ProbeContext,
     ProbeReply,
@@ -309,7 +310,7 @@ def large_scores(context: ProbeContext) -> ProbeReply:
     answer = context.ask(inputs)
     n_bad = bad_numbers(answer.out) + (0 if answer.pattern is None else bad_numbers(answer.pattern))
     if n_bad and context.facts.nonfinite_queries:
-        return probe_answer(name, f"{n_bad} numbers are NaN or infinite, as with ordinary rows", n_bad)
+        return probe_answer(name, NOT_FINITE_ANYWAY, n_bad)
     if n_bad:
         message = f"{n_bad} numbers are NaN or infinite at scores × 1000: the softmax overflows"
         return probe_answer(name, message, n_bad, False)
