@@ -61,10 +61,7 @@ def test_other_spellings_and_the_signs_of_types_find_their_terms(word: str, name
 
 def test_an_unknown_term_suggests_the_nearest(tmp_path: Path) -> None:
     done = attempt(tmp_path, "explain", "indcution", code=2)
-    assert (
-        done.stderr
-        == "mha: error: no term is called 'indcution'\nhint: try mha explain induction\n"
-    )
+    assert done.stderr == "mha: error: no term is called 'indcution'\nhint: try mha explain induction\n"
 
 
 def test_file_names_in_place_of_a_star_get_a_hint(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_heads_prints_an_overview_and_all_that_was_asked_for(saved):
     _, made = saved
     assert made.stderr.startswith("mha: saved r, ")
     for piece in ("head head type", "if uniform", "sequence 0 · head 1 · ", "scale log", "p1 = weight where k == q - 1",
-                  "self-check ok", "sequence 0 · head 3 · cells", "sequence 0 · query on 3 · 4 visible keys"):  # fmt: skip
+                  "self-check ok", "sequence 0 · head 3 · cells", "sequence 0 · query 3 “on” · 4 visible keys"):  # fmt: skip
         assert piece in made.stdout, piece
     assert "\x1b" not in made.stdout
     assert max(map(cell_len, made.stdout.splitlines())) <= 80

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mhacli.cli.streams import write
 from mhacli.cli.values import are_literal
-from mhacli.render.base.format import token_text, weight_text
+from mhacli.render.base.format import token_at, token_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.text.escape import visible
@@ -100,8 +100,8 @@ def cell_text(record: Record, cell: LayerCell, options: ViewOptions) -> str:
     at = sequence, place, query + view.first_query(sequence), key + view.first_key(sequence)
     names = [f"layer {layer}"] if record.model is not None else []
     names += [f"sequence {sequence}"] if len(record.sequences) > 1 else []
-    names += [f"head {head}", f"query {token_text(view.sequences[sequence], query)} {query}"]
-    names += [f"key {token_text(view.keys[sequence], key)} {key}"]
+    names += [f"head {head}", f"query {token_at(token_text(view.sequences[sequence], query), query)}"]
+    names += [f"key {token_at(token_text(view.keys[sequence], key), key)}"]
     return f"{', '.join(names)}: weight {weight_text(float(view.arrays['pattern'][at]), options.precision)}"
 
 

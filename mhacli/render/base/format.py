@@ -144,10 +144,13 @@ def token_text(sequence: TokenSequence, index: int) -> str:
     return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
 
 
-def placed(token: str, position: int | str, width: int) -> str:
+_LONGEST_TOKEN = 40
+
+
+def token_at(token: str, position: int | str, width: int = _LONGEST_TOKEN) -> str:
     """A token with its position, as sentences name it: `25 “for”`; the token cut to `width` cells.
 
-    >>> placed("for", 25, 12)
+    >>> token_at("for", 25)
     '25 “for”'
     """
     return f"{position} “{fitted(token, width)}”"

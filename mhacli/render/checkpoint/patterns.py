@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.render.base.format import fitted, percent_text, placed, plain_table, title_rule, type_text
+from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, token_at, type_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
 from mhacli.render.base.selection import LayerView, first_produced, names_of, places_of, rows_in
 from mhacli.render.base.tokens import hidden
@@ -161,10 +161,10 @@ def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | No
     order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
     keys = [key for key in order if weights[key] > 0][: options.top]
     listed = ", ".join(
-        f"{placed(head.key_name(key), head.key_index(key), _MOST_NAME)} {percent_text(float(weights[key]))}"
+        f"{token_at(head.key_name(key), head.key_index(key), _MOST_NAME)} {percent_text(float(weights[key]))}"
         for key in keys
     )
-    cells = [Text(placed(head.query_name(row), row, _MOST_NAME), style="bold")]
+    cells = [Text(token_at(head.query_name(row), row, _MOST_NAME), style="bold")]
     if produced is not None:
         cells.append(Text(fitted(head.query_name(row + 1), _MOST_NAME) if row >= produced else "", style="cyan"))
     return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]

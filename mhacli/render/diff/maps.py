@@ -28,7 +28,7 @@ from mhacli.render.base.cells import (
     ticks,
 )
 from mhacli.render.base.colours import NAN_SIGN
-from mhacli.render.base.format import count_of, filled, fitted, number_text, placed, title_rule, weight_text
+from mhacli.render.base.format import count_of, filled, fitted, number_text, title_rule, token_at, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
@@ -400,8 +400,8 @@ def _largest_changes(whole: AlignedMaps, precision: int) -> list[str]:
     named = []
     for row, column in zip(*np.unravel_index(order, sizes.shape), strict=True):
         if sizes[row, column] >= 10.0**-precision:
-            query = placed(whole.rows[row], whole.row_places[row], _LABEL)
-            key = placed(whole.columns[column], whole.column_places[column], _LABEL)
+            query = token_at(whole.rows[row], whole.row_places[row], _LABEL)
+            key = token_at(whole.columns[column], whole.column_places[column], _LABEL)
             before, after = (
                 "masked" if weight == FORBIDDEN else weight_text(float(weight), precision)
                 for weight in (whole.a.weights[row, column], whole.b.weights[row, column])

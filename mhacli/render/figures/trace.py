@@ -21,6 +21,7 @@ from mhacli.render.base.format import (
     new_tokens_text,
     number_text,
     single_parameters,
+    token_at,
     token_text,
     trace_totals,
     values_text,
@@ -135,8 +136,8 @@ def _cell(record: Record) -> str:
     """One number of the pattern, and how it came to be."""
     cell, view = record.cell, record if record.model is None else record.of_layer(0)
     assert cell is not None
-    query = f"{token_text(view.sequences[cell.sequence], cell.query)} {cell.query}"
-    key = f"{token_text(view.keys[cell.sequence], cell.key)} {cell.key}"
+    query = token_at(token_text(view.sequences[cell.sequence], cell.query), cell.query)
+    key = token_at(token_text(view.keys[cell.sequence], cell.key), cell.key)
     score = f"q·k {number_text(cell.qk)}, score {number_text(cell.score)}" if cell.allowed else "masked, score −∞"
     return f"head {cell.head}: {query} → {key}: {score}, weight {number_text(cell.share)}"
 

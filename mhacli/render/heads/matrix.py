@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import EMPTY, level_of, shade
-from mhacli.render.base.format import PADDING, filled, fitted, placed, title_rule, weight_text
+from mhacli.render.base.format import PADDING, filled, fitted, title_rule, token_at, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern
@@ -163,7 +163,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
         order = np.argsort(-weights[query], kind="stable")
         keys = order[allowed[query, order]][: options.top].tolist()
         keys_text = ", ".join(
-            f"{placed(head.key_name(k), head.key_index(k), width)} {weight_text(float(weights[query, k]), options.precision)}"
+            f"{token_at(head.key_name(k), head.key_index(k), width)} {weight_text(float(weights[query, k]), options.precision)}"
             for k in keys
         )
         sink = (
@@ -171,7 +171,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
             if head.has_learned_sink and keys
             else ""
         )
-        name = f"{placed(head.query_name(query), head.query_index(query), width)} →"
+        name = f"{token_at(head.query_name(query), head.query_index(query), width)} →"
         table.add_row(name, Text((keys_text or "no visible key") + sink))
     return table
 

@@ -22,12 +22,12 @@ from mhacli.render.base.format import (
     fitted,
     left_out,
     percent_text,
-    placed,
     plain_table,
     seconds_text,
     short_text,
     texts_in_words,
     title_rule,
+    token_at,
     token_text,
     weight_text,
 )
@@ -201,7 +201,7 @@ def key_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDT
 
 def _named(family: Sequence[TokenSequence], sequence: int, index: int, width: int) -> str:
     several = f"{sequence}:" if len(family) > 1 else ""
-    return placed(token_text(family[sequence], index), f"{several}{index}", width)
+    return token_at(token_text(family[sequence], index), f"{several}{index}", width)
 
 
 _ROUNDING = 1e-5
@@ -284,7 +284,7 @@ def _largest_of_row(record: Record, corner: Corner, weights: Array, sequence: in
         return "–"
     key = int(np.nanargmax(weights))
     index = corner.first_key + key - record.first_key(sequence)
-    name = placed(token_text(record.keys[sequence], index), index, _TOKEN_WIDTH)
+    name = token_at(token_text(record.keys[sequence], index), index, _TOKEN_WIDTH)
     return f"{weight_text(float(weights[key]), options.precision)} {name}"
 
 

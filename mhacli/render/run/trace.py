@@ -21,13 +21,13 @@ from mhacli.render.base.format import (
     memory_text,
     number_text,
     odd_numbers,
-    placed,
     plain_table,
     rough_note,
     seconds_text,
     single_parameters,
     sparkline,
     title_rule,
+    token_at,
     token_text,
     trace_totals,
     values_text,
@@ -203,8 +203,8 @@ def _totals(record: Record) -> Text:
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
     """How one query of one head came to give one key its attention weight, number by number."""
     record = record if record.model is None else record.of_layer(0)
-    query = placed(token_text(record.sequences[cell.sequence], cell.query), cell.query, screen.width)
-    key = placed(token_text(record.keys[cell.sequence], cell.key), cell.key, screen.width)
+    query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
+    key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
     turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
     yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
@@ -267,7 +267,7 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
     room = screen.width - len("→") - sum(widths) - 4 * gap
     table = plain_table(("", False), ("key", False), *((name, True) for name in headers), gap=gap)
     for j, step in zip(listed, numbers, strict=True):
-        key = placed(token_text(record.keys[cell.sequence], j), j, max(1, room - len(f"{j} “”")))
+        key = token_at(token_text(record.keys[cell.sequence], j), j, max(1, room - len(f"{j} “”")))
         table.add_row("→" if j == cell.key else "", Text(key), *step, style="bold" if j == cell.key else "")
     if hidden:
         table.add_row("", f"⋮ {len(hidden)} more", *sums[0], style="dim")

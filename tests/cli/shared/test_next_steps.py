@@ -71,7 +71,10 @@ def test_of_a_checkpoint_the_first_token_counts_only_where_nothing_else_does():
 
 def test_the_cell_is_named_by_its_tokens_with_its_weight():
     record = with_weights(make_record(("the", "cat", "sat"), ("a", "dog")), b1h1q1k0=0.77)
-    assert cell_text(record, (0, 1, (1, 1, 0)), ViewOptions()) == "sequence 1, head 1, query dog 1, key a 0: weight .77"
+    assert (
+        cell_text(record, (0, 1, (1, 1, 0)), ViewOptions())
+        == "sequence 1, head 1, query 1 “dog”, key 0 “a”: weight .77"
+    )
     assert cell_text(layered(), (1, 0, (0, 1, 2)), ViewOptions()).startswith("layer 1, ")
 
 

@@ -182,7 +182,7 @@ def test_the_mass_of_sinks_is_that_of_the_numbers_that_are_some():
     assert f"sinks are hidden: {mass} of all attention of these heads" in said(
         figure(record, ViewOptions(hide_sinks=True))
     )
-    assert "key a 0 with an unknown part of all attention taken out" in said(
+    assert "key 0 “a” with an unknown part of all attention taken out" in said(
         figure(record, replace(HEAD, hide_sinks=True))
     )
 
@@ -240,7 +240,7 @@ def test_sinks_that_are_hidden_are_renormalised_coloured_and_told():
             assert one.rgb == viridis(rest[row, column] / top)
             assert abs(told - rest[row, column]) < 1e-6
     mass = f"{shares[:, sinks].sum() / 5:.2f}"[1:]
-    assert f"sinks are hidden: keys the 0, sat 2 with {mass} of all attention taken out" in said(svg)
+    assert f"sinks are hidden: keys 0 “the”, 2 “sat” with {mass} of all attention taken out" in said(svg)
     assert "sinks" in texts(svg)
 
 

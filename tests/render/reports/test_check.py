@@ -119,7 +119,11 @@ def test_every_guessed_argument_is_named_with_the_option_that_sets_it():
 
 
 def test_probes_that_say_the_same_share_a_line():
-    undecided = (ProbeResult("float16", "NaN", 3.0), ProbeResult("one key", "other", 1.0), ProbeResult("one token", "NaN", 1.0))
+    undecided = (
+        ProbeResult("float16", "NaN", 3.0),
+        ProbeResult("one key", "other", 1.0),
+        ProbeResult("one token", "NaN", 1.0),
+    )
     shown = drawn(replace(RIGHT, probes=undecided))
     assert "· float16, one token: NaN\n" in shown
     assert "3 without a verdict" in shown

@@ -400,7 +400,9 @@ def test_the_strongest_keys_of_each_query_are_listed_in_order(width):
     for query, token in enumerate(("the", "cat", "sat")):
         keys = sorted(range(query + 1), key=lambda key: -pattern[query, key])[:2]
         shares = (f"{pattern[query, key]:.2f}".removeprefix("0") for key in keys)
-        said = ", ".join(f"{key} “{('the', 'cat', 'sat')[key]}” {share}" for key, share in zip(keys, shares, strict=True))
+        said = ", ".join(
+            f"{key} “{('the', 'cat', 'sat')[key]}” {share}" for key, share in zip(keys, shares, strict=True)
+        )
         assert [line.split() for line in lines].count(f"{query} “{token}” → {said}".split()) == 1
 
 
