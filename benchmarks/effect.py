@@ -5,7 +5,8 @@
 12 layers × 12 heads, random weights, a text of 128 tokens, float32, on the CPU with one thread. Times are those that the
 processor worked, which other load moves little. The loop is what people write by hand: for each head one pass of the whole text
 with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at every token, as a
-call of the model does by itself. Both are measured on every twelfth head, and scaled to all.
+call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it is installed. They
+are measured on every twelfth head, and scaled to all.
 Runs alternate; the ratios are medians of the ratios of each round. `with proof` is what `mha effect` does: four removals are
 computed a second time.
 
@@ -19,6 +20,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from time import process_time
 from typing import Any
@@ -32,7 +34,6 @@ from mhacli.compute.effect.removal import Removal
 from mhacli.compute.effect.run import TOKENS_AT_ONCE, EffectRun
 
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
-LOOPS = ("loop", "loop, all logits")
 HEADS = [(layer, head) for layer in range(N_LAYERS) for head in range(N_HEADS)]
 
 
@@ -77,33 +78,66 @@ def loop(model: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[in
     return changes
 
 
+def bridge_of(model: Any) -> Any:
+    """The same model in TransformerLens, None where that is not installed."""
+    try:
+        from transformer_lens.model_bridge import TransformerBridge
+    except ImportError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return TransformerBridge.boot_transformers(folder)
+
+
+@torch.no_grad()
+def loop_of_bridge(bridge: Any, ids: torch.Tensor, at: int | None, heads: Sequence[tuple[int, int]]) -> list[float]:
+    """The same changes by TransformerLens."""
+    plain, places = float(bridge(ids)[0, -1, 7]), slice(None) if at is None else slice(at, at + 1)
+
+    def without(layer: int, head: int) -> float:
+        def zero(z: torch.Tensor, hook: Any) -> torch.Tensor:
+            z = z.clone()
+            z[:, places, head] = 0
+            return z
+
+        return float(bridge.run_with_hooks(ids, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", zero)])[0, -1, 7])
+
+    return [without(*each) - plain for each in heads]
+
+
 def seconds_of(run: Callable[[], object]) -> float:
     began = process_time()
     run()
     return process_time() - began
 
 
-def compare(model: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
+def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds: int) -> None:
     """Prints the medians and ratios of one kind of removal; the changes must agree."""
     chosen = HEADS[::EVERY]
-    found = effects(model, ids, at, 0).results
-    for item, change in zip(range(0, len(HEADS), EVERY), loop(model, ids, at, chosen), strict=True):
-        assert abs(float(found[item].d_logit or 0.0) - change) < 1e-4
-    ways: dict[str, Callable[[], object]] = {
-        "removals": lambda: effects(model, ids, at, 0),
-        "with proof": lambda: effects(model, ids, at, 4),
+    loops: dict[str, Callable[[], list[float]]] = {
         "loop": lambda: loop(model, ids, at, chosen, logits_to_keep=1),
         "loop, all logits": lambda: loop(model, ids, at, chosen),
     }
+    if bridge is not None:
+        loops["loop of TransformerLens"] = lambda: loop_of_bridge(bridge, ids, at, chosen)
+    found = effects(model, ids, at, 0).results
+    for run in loops.values():
+        for item, change in zip(range(0, len(HEADS), EVERY), run(), strict=True):
+            assert abs(float(found[item].d_logit or 0.0) - change) < 1e-4
+    ways: dict[str, Callable[[], object]] = {
+        "removals": lambda: effects(model, ids, at, 0),
+        "with proof": lambda: effects(model, ids, at, 4),
+        **loops,
+    }
     rounds = [{name: seconds_of(way) for name, way in ways.items()} for _ in range(n_rounds)]
     for row in rounds:
-        for name in LOOPS:
+        for name in loops:
             row[name] *= (len(HEADS) + 1) / (len(chosen) + 1)  # each begins with a pass of the whole model
     where = "all positions" if at is None else "one position"
     medians = ", ".join(f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways)
     print(f"{where}: {medians}")
     for name in ("removals", "with proof"):
-        ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in LOOPS)
+        ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in loops)
         print(f"  {name}: {', '.join(ratios)}", flush=True)
 
 
@@ -139,6 +173,7 @@ if __name__ == "__main__":
         peak(sys.argv[2])
     else:
         given, text = made()
+        same = bridge_of(given)
         for position in (LENGTH - 1, None):
-            compare(given, text, position, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+            compare(given, same, text, position, int(sys.argv[1]) if len(sys.argv) > 1 else 5)
         memory()

@@ -184,7 +184,8 @@ def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Che
 @pytest.mark.parametrize("options", [
     ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
     ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
-    ("--cut", "a:b", "--judge"), ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
+    ("--cut", "a:b", "--judge"), ("--span", "a=/cat/"),
+    ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
     ("--verify", "0"), ("--edges", "--replace", "mean"), ("--edges", "--at", "1"), ("--cut", "a:b", "--at", "1"),
     ("--replace", "resample"), ("--with", TEXT),
     ("--replace", "resample", "--with", "the"), ("--edges", "--replace", "resample", "--with", TEXT),

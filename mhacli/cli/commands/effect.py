@@ -217,6 +217,8 @@ def effect(
     from mhacli.requests.effect import option_of, require_one_removal
 
     require_one_removal(option_of, **vars(removal) | {"heads": removal.head, "judge": measurement.judge})
+    if text.span and removal.cut is None:
+        raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     saving = SaveOptions(save=output.save, force=output.force, keep="")
     options = with_output(ViewOptions(everything=output.all), output, others=saving.files)
     given = _Given(source, text, removal, measurement, layer, model, device, saving, output)

@@ -330,7 +330,8 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
             f"{count_of(screening.n_others, 'other')} by chance were removed",
             f"rank correlation of 1st order with Δlogit {or_dash(screening.correlation, _correlation)}",
         ]
-        is_weak = screening.correlation is None or screening.correlation < _RELIABLE
+        has_others = screening.n_largest + screening.n_others < screening.n_heads
+        is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
         words += ["1st order misses what matters here: run without --screen"] if is_weak else []
         yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
     if summary.judgements:

@@ -148,6 +148,8 @@ def test_a_screening_that_ranks_badly_is_called_so() -> None:
     assert "-0.1250" in shown(with_effects(*effects, summary=badly))
     assert "run without --screen" in shown(with_effects(*effects, summary=badly))
     assert "run without --screen" not in shown(with_effects(*effects, summary=well))
+    every = replace(SUMMARY, screening=Screening(3, 2, 1, 0.25))
+    assert "run without --screen" not in shown(with_effects(*effects, summary=every)), "all heads were removed"
 
 
 def test_each_picture_has_its_rank_correlation() -> None:
