@@ -31,7 +31,7 @@ from support.model_families import (
     tensors_in,
     tiny,
 )
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.overrides import _get_current_function_mode_stack
 from transformers import AttentionInterface
 
@@ -533,6 +533,22 @@ def test_a_model_that_hides_its_parts_is_refused(make: Callable[[], Any], messag
     with pytest.raises(MhaError) as caught, mhacli.inspecting(model):
         pass
     assert caught.value.message == message
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_is_inspected_while_its_wrapper_of_several_processes_is_called(tmp_path: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(written())
+        plain = model(ids_of(1, 5))
+        with pytest.raises(MhaError, match="one of several processes"), mhacli.inspecting(model):
+            pass
+        with mhacli.inspecting(model.module) as seen:
+            assert torch.equal(model(ids_of(1, 5)), plain)
+        assert len(seen.record.layers) == len(model.module.layers)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_so_is_one_with_a_compiled_part_and_one_in_shards() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Group
 from support.checkpoint_views import HOSTILE, RECORDS
 from support.heads_made import surveyed
-from support.html_read import TableReader
+from support.html_read import Sanitizer, TableReader
 from support.layers_made import layered, text_of
 from support.records import drawn, make_record, make_sequence, walked
 
@@ -119,6 +119,21 @@ def test_the_html_of_records_of_other_commands_is_static() -> None:
     record = make_record(TEXT, context=[("a", "dog")])
     for shown in (record, walked(make_record(TEXT)), replace(record, heads=()), surveyed("the cat sat", n_heads=2)):
         require_static(shown._repr_html_())
+
+
+@pytest.mark.parametrize("keeps_styles", [False, True])
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_what_a_sanitizer_leaves_of_an_output_says_the_same(name: str, keeps_styles: bool) -> None:
+    """GitHub shows saved notebooks without style sheets and scripts, and by some accounts without inline styles."""
+    for shown in (RECORDS[name], make_record(TEXT, causal=True).pattern(head=0)):
+        html = shown._repr_html_()
+        left = Sanitizer(html, frozenset({"style"}) if keeps_styles else frozenset())
+        assert left.removed == {"style"}
+        before, after = TableReader(html), TableReader(left.text)
+        assert (after.tables, after.titles) == (before.tables, before.titles)
+        assert before.tables
+        assert (after.styles == before.styles) == (keeps_styles or not any(map(str, before.styles)))
+        assert "{" not in left.text
 
 
 def of_length(n: int, n_layers: int, n_heads: int, token: str) -> Record:
