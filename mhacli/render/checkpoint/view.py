@@ -24,6 +24,7 @@ from mhacli.render.base.selection import (
     survey_of,
 )
 from mhacli.render.base.tokens import hidden, token_tables
+from mhacli.render.checkpoint.corpus import cells_view, corpus_sinks, spread_view
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
@@ -55,7 +56,8 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         model_header(record, record.model, screen, everything=options.everything),
         Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
         Group(*remarks, table, *legend(record, listed, options, screen), *pattern_hint(layers, options)),
-        *_strong_places(layers, listed, options, screen),
+        *([] if record.corpus is None else [spread_view(record.corpus, record, listed)]),
+        *_strong_places(record, layers, listed, options, screen),
         *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
     ]
     if any("span_mass" in layer.record.arrays for layer in layers):
@@ -87,6 +89,8 @@ def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple
 
 def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
     """The sinks, in how many heads each is one, and where it gets most."""
+    if record.corpus is not None:
+        return corpus_sinks(record.corpus, layers, record, screen)
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
     places_of_key: dict[str, list[tuple[float, str]]] = {}
     for head in heads:
@@ -123,10 +127,13 @@ def _of_layers(
 
 
 def _strong_places(
-    layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
+    record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """Where a few chosen heads look most."""
     if (options.layers is None and options.heads is None) or len(listed) > MAX_DRAWN:
+        return
+    if record.corpus is not None:
+        yield from cells_view(record.corpus, layers, listed)
         return
     for layer, own in _of_layers(layers, listed):
         yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, own, options, screen))

@@ -65,7 +65,12 @@ class BadEntry:
     @property
     def named(self) -> str:
         """`corpus.jsonl:17`."""
-        return f"{self.file}:{self.place}" if self.place else self.file
+        return named(self.file, self.place)
+
+
+def named(file: str, place: int) -> str:
+    """A document as messages name it: `corpus.jsonl:17`, or the file that it is."""
+    return f"{file}:{place}" if place else file
 
 
 @dataclass(frozen=True)
@@ -105,3 +110,8 @@ class CorpusSummary:
     devices: tuple[str, ...]
     heads: tuple[CorpusHead, ...]
     bad: tuple[BadEntry, ...] = ()
+
+    @property
+    def example_named(self) -> str:
+        """`corpus.jsonl:17`."""
+        return named(self.example_file, self.example_place)

@@ -1,0 +1,120 @@
+"""What the terminal shows of a corpus beside its heads: how their statistics spread over documents, and what stands out where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mhacli.render.base.format import count_of, flowing, percent_text, plain_table, short_text, weight_text
+from mhacli.render.base.options import Screen
+from mhacli.render.base.selection import LayerView, short_name
+from mhacli.results.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
+from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
+from mhacli.results.record.record import Record
+from mhacli.text.escape import token_label, visible
+
+MAX_SINKS, MAX_CELLS = 3, 3
+"""The tokens that are listed as sinks, and the cells of a head."""
+_UNITS = {row.field: row.unit for row in STATISTICS}
+_HEADINGS = {row.field: row.heading for row in STATISTICS}
+
+
+def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
+    """The tokens that are sinks: in how many heads, and the head where one is in most documents."""
+    places: dict[str, list[tuple[int, str]]] = {}
+    for layer, own in _of_layers(corpus, layers):
+        for sink in own.sinks:
+            name = f"{short_name(layer.inspected, record.layers)}.{own.head}"
+            places.setdefault(sink.token, []).append((sink.documents, name))
+    if not places:
+        return Text("sinks: none", style="dim")
+    ordered = sorted(places.items(), key=lambda item: (-sum(n for n, _ in item[1]), item[0]))
+    parts = []
+    for token, of_token in ordered[:MAX_SINKS]:
+        most, place = max(of_token, key=lambda pair: pair[0])
+        share = percent_text(most / corpus.n_documents)
+        unit = "" if parts else "layer.head "  # printed once
+        words = f"{token_label(token)} in {count_of(len(of_token), 'head')}, in {share} of the documents at most ({unit}{place})"
+        parts.append(Text(words))
+    parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
+    line = flowing([Text("sinks by token:"), *parts], screen.width)
+    line.stylize("magenta")
+    return line
+
+
+def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> RenderableType:
+    """A row per head: in what part of the documents it has its type, and how the statistic of that type spreads over them."""
+    known = {(own.layer, own.attention, own.head): own for own in corpus.heads}
+    names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
+    interval, part = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
+    table = plain_table(
+        ("layer", True),
+        ("head", True),
+        ("agree", True),
+        ("statistic", False),
+        ("mean", True),
+        (interval, True),
+        (part, True),
+    )
+    for head in listed:
+        own = known[head.layer, head.attention, head.head]
+        name = _field(head)
+        spread = own.spread(name)
+        cells = ["–"] * 3 if spread is None else _cells(spread)
+        table.add_row(
+            names[head.layer, head.attention],
+            str(head.head),
+            f"{100 * own.agree:.0f} %",
+            _HEADINGS[name] or name,
+            *cells,
+        )
+    legend = (
+        "agree = documents in which the head has this type by itself; interval = bootstrap, of the mean over documents"
+    )
+    return Group(Text("spread over documents", style="bold"), table, Text(legend, style="dim"))
+
+
+def _field(head: HeadStatistics) -> str:
+    """The statistic that makes the type of a head, or that of the type which comes nearest; the entropy where none does."""
+    nearest = nearest_type(head)
+    name = HEAD_TYPES[head.kind if nearest is None else nearest[0]].field
+    return name if name and name != "at_offset" else "entropy_share"
+
+
+def _cells(spread: Spread) -> list[str]:
+    def shown(number: float | None) -> str:
+        if number is None:
+            return "–"
+        return weight_text(number, 3) if _UNITS[spread.statistic] in ("weight", "fraction") else short_text(number)
+
+    low, high = spread.quantiles[0], spread.quantiles[-1]
+    interval = "–" if spread.low is None else f"{shown(spread.low)} to {shown(spread.high)}"
+    return [shown(spread.mean), interval, f"{shown(low)} to {shown(high)}"]
+
+
+def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:
+    """The cells of some heads that stand out most in the corpus, each with its document and place."""
+    wanted = {(head.layer, head.attention, head.head) for head in listed}
+    lines = [Text("stands out most: document, query → key", style="bold")]
+    for layer, own in _of_layers(corpus, layers):
+        if (own.layer, own.attention, own.head) in wanted:
+            name = f"{layer.inspected.label}, head {own.head}"
+            lines += [Text(f"{name}: {_cell(cell)}") for cell in own.cells[:MAX_CELLS]]
+    yield Text("\n").join(lines)
+
+
+def _cell(cell: CorpusCell) -> str:
+    place = visible(named(cell.file, cell.place))
+    tokens = f"{token_label(cell.query_token)} {cell.query} → {token_label(cell.key_token)} {cell.key}"
+    return f"{place}, {tokens}: {weight_text(cell.share, 2)}, × {short_text(cell.lift)} of uniform"
+
+
+def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:
+    """The heads of the corpus in the layers that are shown."""
+    views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
+    shown = {(*place, head.head) for place, layer in views.items() for head in layer.record.heads}
+    for own in corpus.heads:
+        if (own.layer, own.attention, own.head) in shown:
+            yield views[own.layer, own.attention], own

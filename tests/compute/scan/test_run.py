@@ -1,0 +1,222 @@
+"""The study of a corpus: what it finds, and that nobody can tell afterwards how often it was interrupted."""
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints_saved import Checkpoints
+from support.scans import corpus_file, sentences
+
+from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+from mhacli.compute.scan.engines.single import SingleEngine
+from mhacli.compute.scan.run import ScanStudy
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import write_whole
+from mhacli.requests.scan import ScanRequest
+from mhacli.results.record import storage
+from mhacli.results.record.consistency import contradictions
+from mhacli.results.record.record import Record
+from mhacli.text.corpus import CorpusFormat
+
+TEXTS = sentences(20)
+CONDITION = "k == 0"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoints: Checkpoints) -> str:
+    return checkpoints.of("gpt2")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return corpus_file(tmp_path_factory.mktemp("corpus") / "c.jsonl", TEXTS)
+
+
+def study(model: str, corpus: str, out: Path, **choices: Any) -> ScanStudy:
+    request = ScanRequest(model, **choices.pop("request", {}))
+    form = choices.pop("form", CorpusFormat())
+    return ScanStudy(request, [corpus], form, str(out), SingleEngine(), **choices)
+
+
+def found(model: str, corpus: str, out: Path, **choices: Any) -> Record:
+    record = study(model, corpus, out, **choices).run()
+    assert record is not None
+    return record
+
+
+def digests(out: Path) -> dict[str, str]:
+    """The sha256 of every file of a result."""
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def whole(model: str, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of a scan that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    found(model, corpus, out)
+    return digests(out)
+
+
+# -------------------------------------------------------------------------------------------------------- what is found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_the_statistics_of_a_corpus_are_the_means_over_its_documents(
+    checkpoints: Checkpoints, tmp_path: Path, family: str
+) -> None:
+    texts, request = TEXTS[:17], {"conditions": (CONDITION,)}
+    out = tmp_path / "out"
+    record = found(checkpoints.of(family), corpus_file(tmp_path / "c.jsonl", texts), out, request=request)
+    alone = []
+    for text in texts:
+        run, _ = prepare_checkpoint(ScanRequest(checkpoints.of(family), **request).of_document(text))
+        run.run()
+        alone.append(run.record())
+    assert record.corpus is not None
+    for number, own in enumerate(record.corpus.heads):
+        for spread in own.spreads:
+            values = [document.heads.to_dicts()[number][spread.statistic] for document in alone]
+            known = [value for value in values if value is not None]
+            assert spread.n == len(known)
+            np.testing.assert_allclose(spread.mean, np.mean(known), rtol=1e-6)
+        kinds = [document.heads[number].kind for document in alone]
+        assert own.kinds == {kind: kinds.count(kind) for kind in kinds}
+        assert own.agree == kinds.count(record.heads[number].kind) / len(kinds)
+    assert record.corpus.n_tokens == sum(len((one.context or one.sequences)[0].ids) for one in alone)
+    assert contradictions(storage.load(str(out))) == ()
+
+
+def test_the_profile_is_the_mean_profile_of_the_documents(model: str, tmp_path: Path) -> None:
+    texts = ["the cat sat on the mat", "rain fell", "a dog saw it sit there while rain fell on a red roof"]
+    record = found(model, corpus_file(tmp_path / "c.jsonl", texts), tmp_path / "out")
+    total = np.zeros_like(record.arrays["layers.1.profile"])
+    for text in texts:
+        run, _ = prepare_checkpoint(ScanRequest(model).of_document(text))
+        run.run()
+        profile = run.record().arrays["layers.1.profile"]
+        total[..., : profile.shape[-1]] += profile
+    np.testing.assert_allclose(record.arrays["layers.1.profile"], total / 3, atol=1e-6)
+
+
+def test_bad_documents_are_counted_and_listed(model: str, tmp_path: Path) -> None:
+    texts: list[Any] = ["the cat", {"no": "text"}, " ", "the dog"]
+    record = found(model, corpus_file(tmp_path / "c.jsonl", texts), tmp_path / "out")
+    assert record.corpus is not None
+    assert [entry.place for entry in record.corpus.bad] == [2, 3]
+    assert (record.corpus.n_documents, record.corpus.n_bad) == (2, 2)
+    with pytest.raises(MhaError, match=r"--strict: .*c.jsonl:2: no field 'text'"):
+        study(model, str(tmp_path / "c.jsonl"), tmp_path / "strict", strict=True).run()
+    with pytest.raises(MhaError, match=r"--strict: .*c.jsonl:2: no field 'text'"):  # where it was found before, too
+        study(model, str(tmp_path / "c.jsonl"), tmp_path / "out", strict=True).run()
+
+
+def test_a_corpus_without_a_good_document_is_an_error_that_names_the_first(model: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        MhaError, match=r"no document could be computed: 1 are bad, the first is .*c.jsonl:1: only white"
+    ):
+        study(model, corpus_file(tmp_path / "c.jsonl", [" "]), tmp_path / "out").run()
+
+
+# --------------------------------------------------------------------------------------------------------- interruptions
+
+
+class KilledError(Exception):
+    """The process ends in the middle of something."""
+
+
+@pytest.mark.parametrize("ends_at", range(8), ids=str)
+def test_a_scan_that_ends_at_any_write_goes_on_to_the_same_bytes(
+    model: str, corpus: str, tmp_path: Path, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch, ends_at: int
+) -> None:
+    """Writes: the manifest, rows, example and sums of the first unit, rows and sums of the second, the summary, the manifest."""
+    writes: list[str] = []
+
+    def write_or_end(path: str, data: bytes, *, force: bool) -> None:
+        if len(writes) == ends_at:
+            raise KilledError
+        writes.append(path)
+        write_whole(path, data, force=force)
+
+    monkeypatch.setattr("mhacli.results.scan.folder.write_whole", write_or_end)
+    with pytest.raises(KilledError):
+        study(model, corpus, tmp_path / "out").run()
+    monkeypatch.undo()
+    assert found(model, corpus, tmp_path / "out").corpus is not None
+    assert digests(tmp_path / "out") == whole
+
+
+def test_a_scan_that_is_stopped_finishes_its_unit_and_goes_on(
+    model: str, corpus: str, tmp_path: Path, whole: dict[str, str]
+) -> None:
+    out = tmp_path / "out"
+    assert study(model, corpus, out, is_stopped=lambda: (out / "example-00000000.safetensors").exists()).run() is None
+    assert len(os.listdir(out / "units")) == 1
+    found(model, corpus, out)
+    assert digests(out) == whole
+
+
+def test_ranks_share_the_units_and_the_last_one_merges(
+    model: str, corpus: str, tmp_path: Path, whole: dict[str, str]
+) -> None:
+    assert study(model, corpus, tmp_path / "out", share=(1, 2)).run() is None
+    assert study(model, corpus, tmp_path / "out", share=(0, 2)).run() is not None
+    assert digests(tmp_path / "out") == whole
+
+
+@pytest.mark.every_row
+@pytest.mark.parametrize("room", ["rows", "units"])
+def test_a_damaged_unit_is_named_and_computed_again(
+    model: str, corpus: str, tmp_path: Path, whole: dict[str, str], room: str
+) -> None:
+    out, notes = tmp_path / "out", list[str]()
+    found(model, corpus, out)
+    damaged = sorted((out / room).iterdir())[1]
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    found(model, corpus, out, note=notes.append)
+    assert [str(damaged) in note for note in notes] == [True]
+    assert digests(out) == whole
+
+
+def test_a_missing_example_is_made_again(model: str, corpus: str, tmp_path: Path, whole: dict[str, str]) -> None:
+    found(model, corpus, tmp_path / "out")
+    (tmp_path / "out" / "example-00000000.safetensors").unlink()
+    found(model, corpus, tmp_path / "out")
+    assert digests(tmp_path / "out") == whole
+
+
+# -------------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_other_settings_are_refused_with_what_differs(model: str, corpus: str, tmp_path: Path) -> None:
+    found(model, corpus, tmp_path / "out", form=CorpusFormat(max_docs=3))
+    with pytest.raises(UsageError, match="was made with other settings: max_tokens was null and is 4"):
+        study(model, corpus, tmp_path / "out", request={"max_tokens": 4}).run()
+
+
+def test_other_documents_are_refused_and_a_corpus_that_has_grown_goes_on(
+    model: str, tmp_path: Path, corpus: str, whole: dict[str, str]
+) -> None:
+    out, file = tmp_path / "out", Path(corpus)
+    found(model, corpus, out, form=CorpusFormat(max_docs=18))
+    with pytest.raises(UsageError, match=r"has 1 units of documents that the corpus does not have"):
+        study(model, corpus, out, form=CorpusFormat(max_docs=16)).run()
+    changed = study(model, corpus, out)
+    text = file.read_text()
+    try:
+        file.write_text(text.replace(TEXTS[3], TEXTS[3] + " now"))
+        with pytest.raises(UsageError, match=r"was made of other documents: .*c.jsonl:1 to .*c.jsonl:16 have changed"):
+            replace(changed).run()
+    finally:
+        file.write_text(text)
+    found(model, corpus, out)
+    assert digests(out) == whole
