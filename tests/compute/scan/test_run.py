@@ -74,7 +74,8 @@ def whole(model: str, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_statistics_of_a_corpus_are_the_means_over_its_documents(
     checkpoints: Checkpoints, tmp_path: Path, family: str
 ) -> None:
-    texts, request = TEXTS[:17], {"conditions": (CONDITION,)}
+    texts = TEXTS[:17]
+    request: dict[str, Any] = {"conditions": (CONDITION,)}
     out = tmp_path / "out"
     record = found(checkpoints.of(family), corpus_file(tmp_path / "c.jsonl", texts), out, request=request)
     alone = []
