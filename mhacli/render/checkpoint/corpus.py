@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.format import count_of, flowing, percent_text, plain_table, short_text, weight_text
+from mhacli.render.base.format import count_of, flowing, percent_text, plain_table, short_text, token_at, weight_text
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import LayerView, short_name
 from mhacli.results.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
@@ -36,7 +36,7 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
         most, place = max(of_token, key=lambda pair: pair[0])
         share = percent_text(most / corpus.n_documents)
         unit = "" if parts else "layer.head "  # printed once
-        words = f"{token_label(token)} in {count_of(len(of_token), 'head')}, in {share} of the documents at most ({unit}{place})"
+        words = f"“{token_label(token)}” in {count_of(len(of_token), 'head')}, in {share} of the documents at most ({unit}{place})"
         parts.append(Text(words))
     parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
     line = flowing([Text("sinks by token:"), *parts], screen.width)
@@ -107,7 +107,7 @@ def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Seque
 
 def _cell(cell: CorpusCell) -> str:
     place = visible(named(cell.file, cell.place))
-    tokens = f"{token_label(cell.query_token)} {cell.query} → {token_label(cell.key_token)} {cell.key}"
+    tokens = f"{token_at(cell.query_token, cell.query)} → {token_at(cell.key_token, cell.key)}"
     return f"{place}, {tokens}: {weight_text(cell.share, 2)}, × {short_text(cell.lift)} of uniform"
 
 
