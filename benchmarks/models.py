@@ -7,7 +7,8 @@
 A model of GPT-2-small's shape (12 layers, 12 heads, width 768) with random weights, without a language head, float32.
 
 1. Time: the plain pass of the default implementation, and the look at all layers and heads with every statistic of
-   `mha heads`, the comparison with a pass without inspection included; in turns, medians of the ratios of each round.
+   `mha heads`, the comparison with a pass without inspection included; in turns, medians of the ratios of each round, of wall
+   time and of processor time, which other work on the machine changes less.
 2. `memory`: the largest resident size of a fresh process for each, and for `output_attentions=True` with eager attention up
    to 4,096 tokens, whose matrices are what a notebook holds.
 3. `short`: `mha run --model` on a sentence as a process, beside a process that loads the model and runs it plainly.
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -95,17 +96,20 @@ WAYS = {"plain": plain, "look": look, "eager": eager}
 
 def times(length: int, rounds: int) -> None:
     """Both in turns."""
-    model, seconds = small(), {"plain": list[float](), "look": list[float]()}
+    clocks = {"wall": perf_counter, "processor": process_time}
+    model, seconds = small(), {clock: {"plain": list[float](), "look": list[float]()} for clock in clocks}
     plain(model, 256)
     for _ in range(rounds):
-        for name, found in seconds.items():
-            began = perf_counter()
+        for name in ("plain", "look"):
+            began = {clock: now() for clock, now in clocks.items()}
             WAYS[name](model, length)
-            found.append(perf_counter() - began)
-    ratios = [look / plain for plain, look in zip(seconds["plain"], seconds["look"], strict=True)]
-    middle = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"{length} tokens: plain {middle['plain']:.2f} s, look {middle['look']:.2f} s", end=", ")
-    print(f"ratio median {statistics.median(ratios):.2f}, best {min(ratios):.2f} of {rounds} rounds")
+            for clock, now in clocks.items():
+                seconds[clock][name].append(now() - began[clock])
+    for clock, found in seconds.items():
+        ratios = [look / plain for plain, look in zip(found["plain"], found["look"], strict=True)]
+        middle = {name: statistics.median(of_rounds) for name, of_rounds in found.items()}
+        print(f"{length} tokens, {clock} time: plain {middle['plain']:.2f} s, look {middle['look']:.2f} s", end=", ")
+        print(f"ratio median {statistics.median(ratios):.2f}, best {min(ratios):.2f} of {rounds} rounds")
 
 
 def memory(lengths: list[int]) -> None:

@@ -148,6 +148,11 @@ def visible_cells(
     return full[0] & full[1] if len(full) == 2 else next(iter(full), None)
 
 
+def is_finite(tensor: Float[Tensor, "..."]) -> bool:
+    """Whether no number is NaN or infinite. Either would be the smallest or the largest, and these take one read."""
+    return tensor.numel() == 0 or all(bool(end.isfinite()) for end in tensor.aminmax())
+
+
 def _softmax_over_allowed(
     scores: Float[Tensor, "batch head query key"],
     keep: Bool[Tensor, "#batch #head #query #key"] | None,

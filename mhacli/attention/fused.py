@@ -57,7 +57,8 @@ def operators_of(call: Callable[[], object]) -> frozenset[str]:
     """The names of all operators that a call runs, those inside others too, as torch's profiler sees them."""
     with profile(use_kineto=False) as seen:
         call()
-    return frozenset(event.name for event in seen.function_events or ())
+    assert seen.kineto_results is not None  # it has been stopped
+    return frozenset(event.name() for event in seen.kineto_results.events())
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:

@@ -326,6 +326,15 @@ def of_heads(mask: Allowed, heads: range) -> Allowed:
     return Mask(allowed, lambda queries, keys: extent_of(mask, queries, keys))
 
 
+def of_queries(mask: Allowed, queries: Queries) -> Allowed:
+    """The mask for some queries alone, wherever they stand.
+
+    >>> of_queries(causal(), torch.tensor([2, 0]))(torch.arange(2), torch.arange(3))[0, 0].tolist()
+    [[True, True, True], [True, False, False]]
+    """
+    return lambda q_idx, k_idx: mask(queries[q_idx], k_idx)
+
+
 def _both(one: Arithmetic | None, other: Arithmetic | None) -> Arithmetic | None:
     """What both allow; None where it takes two sets of leading keys, or of documents."""
     if one is None or other is None:

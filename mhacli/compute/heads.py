@@ -463,10 +463,8 @@ def _top_keys(pattern: PatternTiles, batch_head: tuple[int, int], kept: Kept) ->
     """The largest weights of each asked query and their keys, −1 where a share is 0."""
     keys = range(pattern.shape[3])
     n_keys = min(kept.top, len(keys))
-    tops = [
-        weights_of(pattern, batch_head, range(query, query + 1), keys).topk(n_keys, dim=1) for query in kept.queries
-    ]
-    weights, found = (torch.cat([top[part] for top in tops]) for part in (0, 1))
+    rows = pattern.of_queries(torch.tensor(kept.queries, device=pattern.like.device))
+    weights, found = weights_of(rows, batch_head, range(len(kept.queries)), keys).topk(n_keys, dim=1)
     return weights, torch.where(weights > 0, found, -1)
 
 
@@ -531,11 +529,11 @@ def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor,
     batch, n_heads, _, n_keys = attention.pattern.shape
     group, errors, moved, magnitude = n_heads // v.shape[1], [], [], 0.0
     for b in range(batch):
-        spans = _checked(axes.first_query(b), len(axes.queries[b].ids))
-        queries = [query for span in spans for query in span]
+        queries = _checked(axes.first_query(b), len(axes.queries[b].ids))
+        rows = attention.pattern.of_queries(torch.tensor(queries, device=v.device))
         for batch_head in ((b, h) for h in range(n_heads)):
-            rows = [weights_of(attention.pattern, batch_head, span, range(n_keys)) for span in spans]
-            weights, values = torch.cat(rows).double(), v[b, batch_head[1] // group].double()
+            weights = weights_of(rows, batch_head, range(len(queries)), range(n_keys)).double()
+            values = v[b, batch_head[1] // group].double()
             sums, kernel_z = (weights @ values).cpu(), attention.z[batch_head][queries].double().cpu()
             apart = torch.where(kernel_z.isfinite() & sums.isfinite(), (sums - kernel_z).abs(), 0.0)
             errors.append(torch.where(kernel_z.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
@@ -572,9 +570,9 @@ _MOST_OFF = 300.0
 """An exponent beyond which nothing is known of a share; e to its power is still a number."""
 
 
-def _checked(first: int, n: int) -> list[range]:
-    """Of `n` columns from the first one on all of a few, which are asked for at once, or some, evenly spread."""
+def _checked(first: int, n: int) -> list[int]:
+    """Of `n` columns from the first one on all of a few, or some, evenly spread."""
     if n <= CHECKED_WHOLE:
-        return [range(first, first + n)]
+        return list(range(first, first + n))
     positions: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
-    return [range(first + position, first + position + 1) for position in positions]
+    return [first + position for position in positions]

@@ -12,7 +12,7 @@ import torch
 from support import oracle
 
 from mhacli.attention import attend, masks
-from mhacli.attention.core import attention_pattern, per_query_head
+from mhacli.attention.core import attention_pattern, is_finite, per_query_head
 from mhacli.spec.sites import SITES
 
 CEILING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -247,6 +247,16 @@ def one_query(q, keys, values):
     """One sequence, one head, one query; a key and a value are one number each."""
     column = [torch.tensor([[[[x] for x in row]]], dtype=torch.float64) for row in (q, keys, values)]
     return column[0], column[1], column[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_not_finite_is_noticed_wherever_it_stands(bad, dtype, normal):
+    numbers = normal(3, 5, 7).to(dtype).transpose(0, 1)
+    assert is_finite(numbers)
+    numbers[4, 2, 6] = bad
+    assert not is_finite(numbers)
+    assert is_finite(numbers[:0])
 
 
 def test_by_hand_a_query_of_ln_2_gives_thirds():

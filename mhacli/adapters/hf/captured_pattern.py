@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
@@ -97,6 +97,11 @@ class CapturedPattern(ComputedPattern):
         span = slice(heads.start, heads.stop)
         allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
         return CapturedPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
+
+    def of_queries(self, queries: Int[Tensor, " query"]) -> CapturedPattern:
+        """The rows of some queries, wherever they stand."""
+        allowed = None if self.allowed is None else masks.of_queries(self.allowed, queries)
+        return CapturedPattern(self.pattern[:, :, queries], allowed, scores=self.scores[:, :, queries])
 
 
 def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> AttentionResult:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from mhacli.attention.core import is_finite
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.errors import HF, MhaError, installing
 from mhacli.io import memory
@@ -209,7 +210,7 @@ def _own_memory(model: nn.Module) -> None:
 
 def _require_finite(model: nn.Module, path: str) -> None:
     for name, tensor in model.named_parameters():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not is_finite(tensor):
             bad = ~tensor.isfinite()
             first = bad.nonzero()[0].tolist()
             raise MhaError(

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed
+from mhacli.attention.core import Allowed, is_finite
 from mhacli.attention.fused import Attended, fused_lse
-from mhacli.attention.masks import Mask, of_heads
+from mhacli.attention.masks import Mask, of_heads, of_queries
 from mhacli.attention.tiled.statistics import RowSums
 from mhacli.attention.tiled.tiles import (
     PENALTY,
@@ -77,6 +77,16 @@ class Scores:
             k=self.k[:, kv_heads],
             bias=None if bias is None else lambda b, h, q_idx, k_idx: bias(b, heads.start + h, q_idx, k_idx),
             allowed=None if self.allowed is None else of_heads(self.allowed, heads),
+        )
+
+    def of_queries(self, queries: Int[Tensor, " query"]) -> Scores:
+        """The scores of some queries, wherever they stand."""
+        bias = self.bias
+        return replace(
+            self,
+            q=self.q[:, :, queries],
+            bias=None if bias is None else lambda b, h, q_idx, k_idx: bias(b, h, queries[q_idx], k_idx),
+            allowed=None if self.allowed is None else of_queries(self.allowed, queries),
         )
 
     @property
@@ -177,6 +187,10 @@ class VirtualPattern:
         """The pattern of some neighbouring heads."""
         return VirtualPattern(self.scores.of_heads(heads), self.lse[:, heads.start : heads.stop])
 
+    def of_queries(self, queries: Int[Tensor, " query"]) -> VirtualPattern:
+        """The rows of some queries, wherever they stand."""
+        return VirtualPattern(self.scores.of_queries(queries), self.lse[:, :, queries])
+
 
 @dataclass(frozen=True)
 class ComputedPattern:
@@ -205,6 +219,11 @@ class ComputedPattern:
         """The pattern of some neighbouring heads."""
         allowed = None if self.allowed is None else of_heads(self.allowed, heads)
         return replace(self, pattern=self.pattern[:, heads.start : heads.stop], allowed=allowed)
+
+    def of_queries(self, queries: Int[Tensor, " query"]) -> ComputedPattern:
+        """The rows of some queries, wherever they stand."""
+        allowed = None if self.allowed is None else of_queries(self.allowed, queries)
+        return replace(self, pattern=self.pattern[:, :, queries], allowed=allowed)
 
 
 @dataclass(frozen=True)
@@ -252,7 +271,7 @@ class AttentionResult:
         """Whether queries, keys and values are, as far as they were seen."""
         inputs = [] if self.v is None else [self.v]
         inputs += [] if self.v is None or self.scores is None else [self.scores.q, self.scores.k]
-        return all(bool(tensor.isfinite().all()) for tensor in inputs)
+        return all(is_finite(tensor) for tensor in inputs)
 
     def of_heads(self, heads: range) -> AttentionResult:
         """The same of some of the heads: whole groups of those that share a kv head, or a part of one group."""
@@ -379,7 +398,7 @@ class _Running:
     def __init__(self, scores: Scores, v: Tensor) -> None:
         batch, head, query, _ = scores.shape
         self._v, self._group = v, head // v.shape[1]
-        self._is_finite = bool(v.isfinite().all())
+        self._is_finite = is_finite(v)
         self._largest = scores.like.new_full((batch, head, query), _LOWEST)
         self._mass = scores.like.new_zeros(batch, head, query)
         self._z = scores.like.new_zeros(batch, head, query, v.shape[3])

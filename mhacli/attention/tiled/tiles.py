@@ -51,6 +51,9 @@ class PatternTiles(Grid, Protocol):
     def of_heads(self, heads: range) -> PatternTiles:
         """The pattern of some neighbouring heads."""
 
+    def of_queries(self, queries: Int[Tensor, " query"]) -> PatternTiles:
+        """The rows of some queries, wherever they stand."""
+
 
 def n_cells(pattern: Grid) -> int:
     """How many cells of all sequences and heads a pass looks at: the visible ones, and forbidden ones beside them."""

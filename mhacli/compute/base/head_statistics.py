@@ -273,15 +273,21 @@ def _largest(
     """
     visible = baseline.visible[:, min(index, baseline.visible.shape[1] - 1)]
     lift = torch.where(visible > 1, statistics.peak[:, index].exp() * visible, 0.0).nan_to_num(nan=0.0)
+    best = lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices
+    places = [divmod(place, lift.shape[1]) for place in best.tolist()]
+    rows = pattern.of_queries(best % lift.shape[1])
+    of_all = (range(len(places)), range(pattern.shape[3]))
+    tops = {
+        batch: weights_of(rows, (batch, index), *of_all).topk(min(MAX_LARGEST, pattern.shape[3]))
+        for batch in {batch for batch, _ in places}
+    }
     cells = []
-    for place in lift.flatten().topk(min(MAX_LARGEST, lift.numel())).indices.tolist():
-        batch, query = divmod(place, lift.shape[1])
-        row = weights_of(pattern, (batch, index), range(query, query + 1), range(pattern.shape[3]))[0]
+    for row, (batch, query) in enumerate(places):
         n_keys = visible[batch, query].item()
         if n_keys <= 1:
             continue
-        weights, keys = row.topk(min(MAX_LARGEST, len(row)))
-        for share, key in zip(weights.tolist(), keys.tolist(), strict=True):
+        weights, keys = tops[batch]
+        for share, key in zip(weights[row].tolist(), keys[row].tolist(), strict=True):
             _, own_query, own_key = _own_place((batch, query, key), axes)
             cells.append(StrongCell(batch, own_query, own_key, share, share * n_keys))
     return tuple(sorted((cell for cell in cells if cell.share > 0), key=lambda cell: -cell.lift)[:MAX_LARGEST])

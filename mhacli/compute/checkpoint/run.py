@@ -41,7 +41,7 @@ from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
 from mhacli.results.record.record import Generated, LayerChoice, Model, Record
 from mhacli.spec.tokens import AttentionKind
 
-COMPARED_WHOLE, COMPARED_LEN = 1024, 256
+COMPARED_WHOLE, COMPARED_LEN = 1024, 128
 """Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""
 
 

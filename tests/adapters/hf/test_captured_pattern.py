@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
-from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.adapters.hf.captured_pattern import CapturedPattern, KnownMasks, as_attention, full_matrices
 from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import weights_of
 from mhacli.attention.tiled.tiles import PatternTiles
@@ -329,19 +329,41 @@ def test_shares_of_16_bits_are_made_again_so_that_a_row_adds_up(
     assert np.abs(found["pattern"] - call.pattern.float().numpy()).max() < rounding
 
 
-# ------------------------------------------------------------------------------------------------------- some heads alone
+# ------------------------------------------------------------------------------------------- some heads or queries alone
 
 
 @pytest.mark.parametrize("heads", [range(6), range(2, 3), range(4, 6)])
 def test_some_heads_alone_have_the_shares_that_they_have_among_all(
     scored: Make, written: Callable[..., SoftmaxCall], normal: Callable[..., Tensor], heads: range
 ) -> None:
-    mask = torch.where(normal(1, N_HEADS, Q_LEN, K_LEN) > 0, 0.0, -torch.inf)
-    mask[..., 0] = 0.0
-    bias = normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
-    calls = (scored(mask=mask.float(), bias=bias, sinks=normal(N_HEADS, dtype=torch.float32)), written(mask.float()))
-    for call in calls:
+    for call in _with_everything(scored, written, normal):
         attention = as_attention(call, every(), KnownMasks())
         assert attention.shape == (BATCH, N_HEADS, Q_LEN, K_LEN)
         among = all_shares(attention.pattern)[:, heads.start : heads.stop]
         assert (all_shares(attention.of_heads(heads).pattern) == among).all()
+
+
+def test_some_queries_in_any_order_have_the_shares_that_they_have_among_all(
+    scored: Make, written: Callable[..., SoftmaxCall], normal: Callable[..., Tensor]
+) -> None:
+    queries = torch.tensor([4, 1, 1])
+    for call in _with_everything(scored, written, normal):
+        pattern = as_attention(call, every(), KnownMasks()).pattern
+        among = all_shares(pattern)[:, :, queries]
+        chosen = pattern.of_queries(queries)
+        rows = all_shares(chosen)
+        assert np.abs(rows - among).max() < 1e-6
+        assert ((rows == 0) == (among == 0)).all()
+        if isinstance(chosen, CapturedPattern):
+            assert (chosen.scores == call.scores[:, :, queries]).all()
+
+
+def _with_everything(
+    scored: Make, written: Callable[..., SoftmaxCall], normal: Callable[..., Tensor]
+) -> tuple[Call, Call]:
+    """A call whose mask and bias differ from head to head, with sinks, and a softmax under the same mask."""
+    mask = torch.where(normal(1, N_HEADS, Q_LEN, K_LEN) > 0, 0.0, -torch.inf)
+    mask[..., 0] = 0.0
+    bias = normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
+    sinks = normal(N_HEADS, dtype=torch.float32)
+    return scored(mask=mask.float(), bias=bias, sinks=sinks), written(mask.float())

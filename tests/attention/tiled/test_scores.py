@@ -154,6 +154,22 @@ def test_tiles_hold_the_pattern_of_attend(
     assert (without_lse[~visible] <= PENALTY * (1 - 1e-6)).all()
 
 
+@pytest.mark.parametrize("n_kv_heads", [6, 3])
+@pytest.mark.parametrize("name", MASKS)
+def test_some_queries_in_any_order_have_the_rows_that_they_have_among_all(
+    normal: Normal, name: str, n_kv_heads: int, tiles: TileShape
+) -> None:
+    q, k, v = heads(normal, n_kv_heads)
+    bias, queries, allowed = normal(BATCH, HEADS, Q_LEN, K_LEN), torch.tensor([9, 0, 4, 10, 4]), MASKS[name][0]
+    expected = oracle.attention(q.numpy(), k.numpy(), v.numpy(), scale=0.7, bias=bias.numpy(), allowed=cells_of(name))
+    virtual = VirtualPattern(Scores(q, k, scale=0.7, bias=tensor_bias(bias), allowed=allowed), lse_of(expected.scores))
+    computed = ComputedPattern(torch.from_numpy(expected.pattern), allowed)
+    for pattern in (virtual, computed):
+        rows = gathered(pattern.of_queries(queries)).weights
+        np.testing.assert_allclose(rows, expected.pattern[:, :, queries], rtol=0, atol=1e-13)
+        assert (rows[~cells_of(name)[:, :, queries]] == 0).all()
+
+
 @pytest.mark.parametrize("name", ["all", "causal", "padding"])
 def test_softcap_comes_before_the_bias_and_both_after_the_scale(normal: Normal, name: str, tiles: TileShape) -> None:
     q, k, v = heads(normal, std=2.0)
