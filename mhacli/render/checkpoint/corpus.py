@@ -107,7 +107,9 @@ def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Seque
 
 def _cell(cell: CorpusCell) -> str:
     place = visible(named(cell.file, cell.place))
-    tokens = f"{token_at(cell.query_token, cell.query)} → {token_at(cell.key_token, cell.key)}"
+    tokens = (
+        f"{token_at(token_label(cell.query_token), cell.query)} → {token_at(token_label(cell.key_token), cell.key)}"
+    )
     return f"{place}, {tokens}: {weight_text(cell.share, 2)}, × {short_text(cell.lift)} of uniform"
 
 

@@ -74,7 +74,7 @@ def whole(model: str, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_the_statistics_of_a_corpus_are_the_means_over_its_documents(
     checkpoints: Checkpoints, tmp_path: Path, family: str
 ) -> None:
-    texts = TEXTS[:17]
+    texts = TEXTS[:7]
     request: dict[str, Any] = {"conditions": (CONDITION,)}
     out = tmp_path / "out"
     record = found(checkpoints.of(family), corpus_file(tmp_path / "c.jsonl", texts), out, request=request)
@@ -135,6 +135,7 @@ class KilledError(Exception):
     """The process ends in the middle of something."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ends_at", range(8), ids=str)
 def test_a_scan_that_ends_at_any_write_goes_on_to_the_same_bytes(
     model: str, corpus: str, tmp_path: Path, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch, ends_at: int
@@ -174,7 +175,7 @@ def test_ranks_share_the_units_and_the_last_one_merges(
     assert digests(tmp_path / "out") == whole
 
 
-@pytest.mark.every_row
+@pytest.mark.full
 @pytest.mark.parametrize("room", ["rows", "units"])
 def test_a_damaged_unit_is_named_and_computed_again(
     model: str, corpus: str, tmp_path: Path, whole: dict[str, str], room: str
@@ -188,6 +189,7 @@ def test_a_damaged_unit_is_named_and_computed_again(
     assert digests(out) == whole
 
 
+@pytest.mark.full
 def test_a_missing_example_is_made_again(model: str, corpus: str, tmp_path: Path, whole: dict[str, str]) -> None:
     found(model, corpus, tmp_path / "out")
     (tmp_path / "out" / "example-00000000.safetensors").unlink()

@@ -1,0 +1,59 @@
+"""What the terminal shows of a corpus: its documents, how statistics spread, which tokens are sinks, and what stands out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from support.checkpoint_views import RECORDS, view
+
+from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusHead, CorpusSummary, Spread, TokenSink
+from mhacli.results.record.head_statistics import STATISTICS
+from mhacli.results.record.record import Record
+
+
+def corpus_of(record: Record) -> CorpusSummary:
+    """A corpus of 1,234 documents, in which head 1 of layer 2 is told apart from the others."""
+
+    def own(layer: int, head: int) -> CorpusHead:
+        is_one = (layer, head) == (2, 1)
+        spreads = [
+            Spread(row.field, 1234, 0.5, 0.1, 0.491, 0.512, (0.1, 0.2, 0.3, 0.4, 0.876))
+            for row in STATISTICS
+            if row.heading
+        ]
+        cell = CorpusCell("c.jsonl", 77, 9, 4, "\x1b[2Jred", "blue", 0.91, 44.0)
+        sinks = (TokenSink("\u202ecat", 617, 0.3),) if is_one else ()
+        name = next(known.attention for known in record.heads if known.layer == layer)
+        return CorpusHead(layer, name, head, 0.25 if is_one else 0.75, {}, tuple(spreads), sinks, (cell,))
+
+    heads = tuple(own(head.layer, head.head) for head in record.heads)
+    return CorpusSummary(1234, 98765, 3, 512, "c.jsonl", 17, ("cpu AVX2",), heads, (BadEntry("c.jsonl", 4, "empty"),))
+
+
+RECORD = replace(RECORDS["heads"], corpus=corpus_of(RECORDS["heads"]))
+
+
+def flat(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+def test_the_header_says_how_many_documents_there_are_and_which_is_the_example() -> None:
+    words = flat(view(RECORD))
+    assert "1,234 documents with 98,765 tokens, 512 at most" in words
+    assert "3 bad ones left out" in words
+    assert "patterns of one document, c.jsonl:17" in words
+
+
+def test_sinks_are_named_by_their_tokens_with_the_part_of_the_documents() -> None:
+    assert "“\\u202ecat” in 1 head, in 50 % of the documents at most (layer.head 2.1)" in flat(view(RECORD))
+
+
+def test_a_row_says_how_the_statistic_of_the_type_spreads() -> None:
+    (row,) = [line.split() for line in view(RECORD, layers=((None, 2),), heads=(1,)) if ".491" in line]
+    assert row[:3] == ["2", "1", "25"]
+    assert row[-7:] == [".500", ".491", "to", ".512", ".100", "to", ".876"]
+
+
+def test_cells_that_stand_out_are_named_by_document_and_place_and_made_harmless() -> None:
+    words = flat(view(RECORD, layers=((None, 2),), heads=(1,)))
+    assert "layer 2, head 1: c.jsonl:77, 9 “\\x1b[2Jred” → 4 “blue”: .91, × 44.0 of uniform" in words
