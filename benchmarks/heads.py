@@ -15,7 +15,7 @@ With `cpu`, the default:
 
 With `cuda`, for heads of width 64 and 128 in bfloat16, 4,096 to 131,072 tokens: the overview over
 `scaled_dot_product_attention`, with the statistics by the Triton kernel and by torch, in one interleaved run; the memory that
-each takes from CUDA's allocator; and accuracy.
+each takes from CUDA's allocator; accuracy; and the kernel alone in other layouts than its own, at 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
-from mhacli.attention.tiled.reducer import settled, summarise_by
+from mhacli.attention.tiled.reducer import choice, summarise_by
 from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
 from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
 from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
+from mhacli.compute.base.head_statistics import block_of
 from mhacli.spec.config import Reducer
+from mhacli.spec.reduction import Launch
 
 N_HEADS, D_HEAD = 12, 64
 LENGTHS = (2048, 4096, 8192)
@@ -46,6 +48,7 @@ RUNS = 3
 MEMORY_LENGTHS = (4096, 8192, 16384, 32768)
 CUDA_LENGTHS = tuple(1 << power for power in range(12, 18))
 REDUCERS: tuple[Reducer, ...] = ("triton", "torch")
+LAYOUTS = (Launch(64, 64, 8), Launch(64, 64, 4), Launch(32, 64, 4), Launch(32, 32, 4), Launch(64, 128, 8))
 
 
 def made(
@@ -69,7 +72,8 @@ def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
     tokens = torch.multinomial(1 / torch.arange(1, 4000.0), length, replacement=True, generator=generator)[None]
     places = torch.arange(length)[None]
     before = torch.where(places > 0, tokens.roll(1, dims=1), -1)
-    return StatisticsRequest(32, tokens, tokens, before, places < 1, places < 4).on(device)
+    block = 32 if device == "cpu" else block_of(length)
+    return StatisticsRequest(block, tokens, tokens, before, places < 1, places < 4).on(device)
 
 
 def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer: Reducer = "torch") -> None:
@@ -252,7 +256,7 @@ def on_cpu(rounds: int) -> None:
 
 def on_cuda(rounds: int) -> None:
     """Prints what the kernel and torch take on a CUDA device. Raises `MhaError` where the kernel cannot run."""
-    settled("triton", torch.device("cuda"), torch.bfloat16)
+    choice("triton", torch.device("cuda"), torch.bfloat16)
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16: ratios to scaled_dot_product_attention"
     )
@@ -264,6 +268,7 @@ def on_cuda(rounds: int) -> None:
             for reducer in REDUCERS:
                 errors = accuracy(causal, 1.0, "cuda", d_head, torch.bfloat16, reducer)
                 print(f"{kind} T=2048 by {reducer}: {shown(errors)}", flush=True)
+            print(f"{kind} T=8192, the kernel alone: {layouts_line(8192, causal, d_head, rounds)}", flush=True)
 
 
 def cuda_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
@@ -280,6 +285,20 @@ def cuda_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
         calls[name]()
         parts.append(f"{name} {ratios[name]:.2f}, {(torch.cuda.max_memory_allocated() - before) / 2**20:.0f} MiB")
     return f"fused {1e3 * ratios['seconds']:.2f} ms; " + "; ".join(parts)
+
+
+def layouts_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
+    """The kernel alone in each layout, relative to fused attention."""
+    from mhacli.attention.tiled.kernel_statistics import kernel_statistics
+
+    (scores, v), asked = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    pattern = pattern_of(scores, attend_lse(scores, v).lse)
+    calls: dict[str, Callable[[], object]] = {
+        "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
+        **{"×".join(map(str, own)): partial(kernel_statistics, pattern, asked, launch=own) for own in LAYOUTS},
+    }
+    ratios = ratios_to_first(calls, "cuda", rounds)
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != "seconds")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import visible_cells
-from mhacli.attention.tiled.reducer import settled, summarise_by
+from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
 from mhacli.attention.tiled.scores import AttentionResult, Scores, VirtualPattern, attend_lse, pattern_of
 from mhacli.attention.tiled.statistics import (
     Statistics,
@@ -30,7 +30,7 @@ from mhacli.attention.tiled.statistics import (
     with_sink,
 )
 from mhacli.attention.tiled.tiles import PatternTiles, indices, n_cells
-from mhacli.compute.base.devices import free_bytes
+from mhacli.compute.base.devices import choose_device, free_bytes
 from mhacli.compute.base.head_statistics import (
     Axes,
     Baseline,
@@ -89,7 +89,6 @@ class HeadsRun:
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
     peak_bytes: int
-    notes: tuple[str, ...] = ()
     results: list[HeadResults] = field(default_factory=list)
     baseline: Baseline | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -188,10 +187,13 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
     """A look at every head, made ready: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
-    overflow; and `UsageError` in training, for what dropout does is another thing each time.
+    overflow; where the reducer that was asked for cannot run; and
+    `UsageError` in training, for what dropout does is another thing each time.
     """
     require_no_dropout(request.config)
-    peak_bytes = predict_heads_memory(request.facts, wanted, free_bytes(request.config.device))
+    device = request.config.device
+    on_gpu = choose_device(device).type != "cpu"
+    peak_bytes = predict_heads_memory(request.facts, wanted, free_bytes(device), on_gpu=on_gpu)
     setup = make_setup(request, allow_nonfinite=wanted.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
@@ -201,11 +203,8 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
         _require_finite((q, k, v), request.config.dtype)
     asked = statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
-    reducer, notes = settled(wanted.reducer, q.device, q.dtype)
-    wanted = replace(wanted, reducer=reducer)
-    return HeadsRun(
-        setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, notes, seconds=seconds
-    )
+    choice(wanted.reducer, q.device, q.dtype)
+    return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
 
 
 def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[range]:
@@ -273,12 +272,13 @@ _HUGE = 1e4
 
 
 class HeadResults(NamedTuple):
-    """What was found of some heads: their statistics, arrays `[batch, head, …]` on the CPU, and the checks."""
+    """What was found of some heads: their statistics, arrays `[batch, head, …]` on the CPU, the checks, and what reduced them."""
 
     heads: tuple[HeadStatistics, ...]
     arrays: Mapping[str, Tensor]
     kernel: str
     checks: tuple[Check, ...]
+    reducers: tuple[ReducerChoice, ...]
 
 
 def first_pass(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"], heads: range) -> AttentionResult:
@@ -327,9 +327,8 @@ def second_pass(
         sink_share=wanted.sink_share,
     )  # fmt: skip
     checks = check_statistics(attention, statistics, top_score, axes)
-    return HeadResults(
-        statistics_of_heads, {name: array.cpu() for name, array in arrays.items()}, attention.kernel, checks
-    )
+    kept = {name: array.cpu() for name, array in arrays.items()}
+    return HeadResults(statistics_of_heads, kept, attention.kernel, checks, (choice_for(wanted.reducer, pattern),))
 
 
 def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> HeadResults:
@@ -344,7 +343,8 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
         replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
         for same in zip(*(part.checks for part in parts), strict=True)
     )
-    return HeadResults(heads, arrays, parts[0].kernel, checks)
+    reducers = tuple(dict.fromkeys(reducer for part in parts for reducer in part.reducers))
+    return HeadResults(heads, arrays, parts[0].kernel, checks, reducers)
 
 
 def make_summary(
@@ -364,6 +364,8 @@ def make_summary(
         sink_tokens=wanted.sink_tokens,
         sink_share=wanted.sink_share,
         kernel=results.kernel,
+        reducer=" and ".join(dict.fromkeys(chosen.reducer for chosen in results.reducers)),
+        torch_because="; ".join(chosen.reason for chosen in results.reducers if chosen.reason) or None,
         checks=results.checks,
         peak_bytes=peak_bytes,
         full_bytes=full_bytes,

@@ -13,6 +13,7 @@ from mhacli.io.files import format_size
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE
 from mhacli.spec.facts import Facts
+from mhacli.spec.reduction import device_bytes
 from mhacli.spec.sites import SITES, WAVES_AT_ONCE
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
@@ -64,11 +65,16 @@ def plan_memory(facts: Facts, keep: Sequence[str] | None, keep_limit: int, avail
     return make_plan(facts, keep, keep_limit)
 
 
-def predict_heads_memory(facts: Facts, wanted: HeadsRequest, available: int | None = None) -> int:
-    """The predicted peak in bytes of a look at heads without their matrices. Raises `MhaError` as `plan_memory` does."""
+def predict_heads_memory(
+    facts: Facts, wanted: HeadsRequest, available: int | None = None, *, on_gpu: bool = False
+) -> int:
+    """The predicted peak in bytes of a look at heads without their matrices, in the memory of a GPU or of the CPU.
+
+    Raises `MhaError` as `plan_memory` does.
+    """
     room = memory.available_bytes() if available is None else available
-    _require_room(facts, lambda other: _heads_bytes(other, wanted), room)
-    return _heads_bytes(facts, wanted)
+    _require_room(facts, lambda other: _heads_bytes(other, wanted, on_gpu=on_gpu), room)
+    return _heads_bytes(facts, wanted, on_gpu=on_gpu)
 
 
 def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
@@ -142,7 +148,7 @@ def _row_bytes(facts: Facts) -> int:
     return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
 
 
-def _heads_bytes(facts: Facts, wanted: HeadsRequest) -> int:
+def _heads_bytes(facts: Facts, wanted: HeadsRequest, *, on_gpu: bool) -> int:
     """A look at heads, at the fullest of its stages: rows are made, projected, and reduced to vectors.
 
     Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞. What is kept cell
@@ -161,8 +167,16 @@ def _heads_bytes(facts: Facts, wanted: HeadsRequest) -> int:
     vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide
     bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
     masks = batch * _TILE_CELLS * (3 * wide if facts.padded else 0)
+    has_bias = facts.config.score_bias is not None or facts.config.positions == "alibi"
+    tiles = (
+        masks + TILE_BYTES
+        if not on_gpu
+        else device_bytes(
+            batch=batch, n_heads=n_heads, n_queries=facts.q_len, n_keys=facts.k_len, wide=wide, has_bias=has_bias
+        )
+    )
     z *= 3 if kept.z else 1
-    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + masks + TILE_BYTES)
+    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + tiles)
     return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
 
 
@@ -202,7 +216,8 @@ class CheckpointFacts:
     """What the memory of a pass of a loaded checkpoint depends on.
 
     `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
-    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides.
+    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides. `on_gpu`: heads are
+    reduced in the memory of a GPU.
     """
 
     batch: int
@@ -215,6 +230,7 @@ class CheckpointFacts:
     kept_matrices: int
     keep_limit: int
     kept_cells: int = 0
+    on_gpu: bool = False
 
     def peak_bytes(self) -> int:
         """What a pass takes beside the weights, at its fullest, layer by layer."""
@@ -225,7 +241,13 @@ class CheckpointFacts:
         kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * FLOAT32_BYTES)
         made = 4 * cells * self.n_heads * FLOAT32_BYTES if kept else 0
         cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * FLOAT32_BYTES
-        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + TILE_BYTES
+        n = self.length
+        tiles = (
+            device_bytes(batch=self.batch, n_heads=self.n_heads, n_queries=n, n_keys=n, has_bias=True)
+            if self.on_gpu
+            else TILE_BYTES
+        )
+        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + tiles
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.memory import (
     BASE_BYTES,
+    TILE_BYTES,
     CheckpointFacts,
     EffectFacts,
     array_bytes,
@@ -22,6 +23,7 @@ from mhacli.requests.memory import (
 )
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.spec.facts import Facts
+from mhacli.spec.reduction import device_bytes
 from mhacli.spec.sites import SITES
 
 MIB = 1 << 20
@@ -145,6 +147,27 @@ def test_rows_that_go_on_from_a_cache_take_the_memory_of_their_own_tokens_and_of
     assert last.peak_bytes(1) - whole.peak_bytes(1) == 2 * copies, "both run the whole text once, and one keeps a cache"
     of_row = replace(one, batch=5000).peak_bytes() / 500 / 5000 + copies
     assert (last.peak_bytes(5000) - last.peak_bytes(4000)) / 1000 == pytest.approx(of_row + 100 * 36, rel=0.01)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_reduction_on_a_gpu_takes_tiles_or_the_sums_of_the_kernel(has_bias):
+    asked = {"batch": 1, "n_heads": 12, "has_bias": has_bias}
+    tile = 4 * (2 * 2048 * 8192 + 2048 * (2048 + 8192 + 1))  # log2 p, scratch, and p among zeros
+    masks = 2 * 4 * 2048 * 8192
+    added = 3 * (256 << 20) if has_bias else 0
+    assert device_bytes(n_queries=2048, n_keys=8192, **asked) >= tile + masks + added
+    long = device_bytes(n_queries=1 << 17, n_keys=1 << 17, **asked)
+    assert 1 << 30 < long < 1.3 * (1 << 30) + masks + added
+    assert device_bytes(n_queries=100, n_keys=100, **asked) < 80 * MIB
+    eight_times = device_bytes(n_queries=1 << 20, n_keys=1 << 20, **asked)
+    assert eight_times < 2.5 * long
+
+
+def test_what_a_checkpoint_takes_on_a_gpu_is_more_than_on_a_cpu():
+    one = CheckpointFacts(1, 20_000, 64, 256, 4, 2, holds_matrices=False, kept_matrices=0, keep_limit=0)
+    more = replace(one, on_gpu=True).peak_bytes() - one.peak_bytes()
+    n = {"n_queries": 20_000, "n_keys": 20_000}
+    assert more == device_bytes(batch=1, n_heads=4, has_bias=True, **n) - TILE_BYTES
 
 
 LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), ((), 0)]

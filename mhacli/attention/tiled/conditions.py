@@ -7,6 +7,7 @@ the two costs a whole tile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import NamedTuple
 
@@ -32,12 +33,15 @@ def matcher(
     q_tokens: Int[Tensor, " query_len"],
     k_tokens: Int[Tensor, " key_len"],
     id_of: Callable[[str], int],
-) -> Matches:
+    *,
+    first: tuple[int, int] = (0, 0),
+) -> TokenCondition:
     """A question like a mask's: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`.
 
     The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
-    them. `id_of` says the id of a word, −1 for one that the vocabulary lacks: it equals no token. A comparison is false
-    where one side is padding, outside the text, or a division by zero, even `!=`; `not` around it is then true.
+    them, once the columns of the `first` query and key are subtracted. `id_of` says the id of a word, −1 for one that the
+    vocabulary lacks: it equals no token. A comparison is false where one side is padding, outside the text, or a division by
+    zero, even `!=`; `not` around it is then true.
     Raises nothing of its own; what `id_of` raises is raised here, not by the question.
 
     >>> from mhacli.spec.conditions import parse_pattern
@@ -46,20 +50,35 @@ def matcher(
     >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
     [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
     """
-    most = pattern.largest(max(len(q_tokens), len(k_tokens)))
-    dtype = torch.int32 if most < 2**31 else torch.int64  # a difference of places takes a sixth of the time in int32
     ids = {word: id_of(word) for word in pattern.words}
-    texts = {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}
+    return TokenCondition(pattern, {"q": _bordered(q_tokens), "k": _bordered(k_tokens)}, ids, first)
 
-    def matches(q_idx: Queries, k_idx: Keys) -> Cells:
-        places = {"q": q_idx.to(dtype)[:, None], "k": k_idx.to(dtype)[None, :]}
-        plane: Tensor = pattern.holds(_Tile(places, texts, ids))
+
+@dataclass(frozen=True)
+class TokenCondition:
+    """A pattern, the texts of queries and keys that it is asked about, the ids of its words, and where the texts begin."""
+
+    pattern: Pattern
+    texts: Mapping[str, Tensor]
+    ids: Mapping[str, int]
+    first: tuple[int, int]
+
+    def __call__(self, q_idx: Queries, k_idx: Keys) -> Cells:
+        """Where the pattern holds."""
+        most = self.pattern.largest(max(len(text) for text in self.texts.values()))
+        dtype = (
+            torch.int32 if most < 2**31 else torch.int64
+        )  # a difference of places takes a sixth of the time in int32
+        plane: Tensor = self.pattern.holds(self.tile(q_idx.to(dtype), k_idx.to(dtype)))
         return plane.expand(len(q_idx), len(k_idx))
 
-    return matches
+    def tile(self, q_idx: Queries, k_idx: Keys) -> ValuesOfTile:
+        """The cells of these queries and keys, for a pattern to be asked about."""
+        places = {"q": (q_idx - self.first[0])[:, None], "k": (k_idx - self.first[1])[None, :]}
+        return ValuesOfTile(places, self.texts, self.ids)
 
 
-class _Values(NamedTuple):
+class CellValues(NamedTuple):
     """What an operand is, and where it is anything at all: `None` for everywhere."""
 
     values: _Numbers
@@ -77,65 +96,76 @@ def _joined(join: Callable[[Tensor, Tensor], Tensor], planes: Iterable[_Plane]) 
     return reduce(join, (plane.view(torch.uint8) for plane in planes)).view(torch.bool)
 
 
-def _known(*sides: _Values) -> list[_Plane]:
+def _known(*sides: CellValues) -> list[_Plane]:
     return [side.known for side in sides if side.known is not None]
 
 
-class _Tile(NamedTuple):
-    """The cells of a tile, as `mhacli.spec.conditions.Cells`: numbers and tokens are `_Values`, conditions planes of bool."""
+class ValuesOfTile(NamedTuple):
+    """The cells of a tile, as `mhacli.spec.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
 
     places: Mapping[str, Tensor]
     texts: Mapping[str, Tensor]
     ids: Mapping[str, int]
 
-    def _filled(self, value: int, dtype: torch.dtype) -> _Values:
-        return _Values(torch.full((1, 1), value, dtype=dtype, device=self.places["q"].device))
+    def _filled(self, value: int, dtype: torch.dtype) -> CellValues:
+        return CellValues(torch.full((1, 1), value, dtype=dtype, device=self.places["q"].device))
 
-    def position(self, axis: str) -> _Values:
-        return _Values(self.places[axis])
+    def position(self, axis: str) -> CellValues:
+        """The places of the queries or of the keys."""
+        return CellValues(self.places[axis])
 
-    def number(self, value: int) -> _Values:
+    def number(self, value: int) -> CellValues:
+        """A whole number."""
         return self._filled(value, self.places["q"].dtype)
 
-    def absolute(self, number: _Values) -> _Values:
-        return _Values(number.values.abs(), number.known)
+    def absolute(self, number: CellValues) -> CellValues:
+        """A number without its sign."""
+        return CellValues(number.values.abs(), number.known)
 
-    def calculate(self, sign: str, left: _Values, right: _Values, *, may_divide_by_0: bool) -> _Values:
+    def calculate(self, sign: str, left: CellValues, right: CellValues, *, may_divide_by_0: bool) -> CellValues:
+        """A calculation, of which nothing is known where it divides by 0."""
         divisor, planes = right.values, _known(left, right)
         if may_divide_by_0:
             planes.append(divisor != 0)
             divisor = torch.where(divisor == 0, 1, divisor)
         values = OPERATIONS[sign](left.values, divisor)
-        return _Values(values, self.all_of(planes) if planes else None)
+        return CellValues(values, self.all_of(planes) if planes else None)
 
-    def token(self, axis: str, position: _Values) -> _Values:
+    def token(self, axis: str, position: CellValues) -> CellValues:
         """Place 0 stands behind the border; what has no place leads to the border."""
         text = self.texts[axis]
         inside = position.values.long().clamp(-1, len(text) - 2) + 1
         tokens = text.to(inside.device)[inside if position.known is None else torch.where(position.known, inside, 0)]
-        return _Values(tokens, tokens >= 0)
+        return CellValues(tokens, tokens >= 0)
 
-    def word(self, text: str) -> _Values:
+    def word(self, text: str) -> CellValues:
+        """The id of a word."""
         return self._filled(self.ids[text], torch.int64)
 
-    def compare_numbers(self, relation: str, left: _Values, right: _Values) -> _Plane:
+    def compare_numbers(self, relation: str, left: CellValues, right: CellValues) -> _Plane:
+        """Where both are numbers that have the relation."""
         return self.all_of([RELATIONS[relation](left.values, right.values), *_known(left, right)])
 
-    def compare_tokens(self, relation: str, left: _Values, right: _Values) -> _Plane:
+    def compare_tokens(self, relation: str, left: CellValues, right: CellValues) -> _Plane:
+        """Where both are tokens and equal, or different."""
         if relation == "!=":
             return self.compare_numbers(relation, left, right)
         return left.values == torch.where(right.values < 0, _NOR_THIS, right.values)
 
-    def is_listed(self, relation: str, token: _Values, words: Sequence[str]) -> _Plane:
+    def is_listed(self, relation: str, token: CellValues, words: Sequence[str]) -> _Plane:
+        """Where a token is, or is not, one of the words."""
         known_ids = [self.ids[word] for word in words if self.ids[word] >= 0]
         listed = torch.tensor(known_ids, dtype=torch.int64, device=token.values.device)
         return self.all_of([torch.isin(token.values, listed, invert=relation == "not in"), *_known(token)])
 
     def negate(self, condition: _Plane) -> _Plane:
+        """Where the condition does not hold."""
         return ~condition
 
     def all_of(self, conditions: Iterable[_Plane]) -> _Plane:
+        """Where all hold."""
         return _joined(torch.bitwise_and, conditions)
 
     def any_of(self, conditions: Iterable[_Plane]) -> _Plane:
+        """Where one holds."""
         return _joined(torch.bitwise_or, conditions)

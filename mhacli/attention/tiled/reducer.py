@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,9 +19,17 @@ from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, sum
 from mhacli.attention.tiled.tiles import PatternTiles, visible_keys
 from mhacli.errors import MhaError
 from mhacli.spec.config import Reducer
+from mhacli.spec.reduction import MAX_HEAD
 
 _LARGEST_ERROR = 1e-4
 """By which both may differ, relative to the largest number of a statistic: ten times their rounding."""
+
+
+class ReducerChoice(NamedTuple):
+    """What makes the statistics of a pattern, and why that is torch."""
+
+    reducer: Reducer
+    reason: str | None = None
 
 
 def summarise_by(
@@ -32,28 +41,54 @@ def summarise_by(
     visible: Float[Tensor, "batch _head query"] | None = None,
     lift: float = 0.0,
 ) -> Statistics:
-    """`summarise`, by the kernel if `settled` says so and it takes the pattern, else by torch."""
-    if reducer == "triton":
-        from mhacli.attention.tiled.kernel import kernel_statistics, takes
+    """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
+    if choice_for(reducer, pattern).reducer == "triton":
+        from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
-        if takes(pattern):
-            return kernel_statistics(pattern, asked, tell, visible=visible, lift=lift)
+        assert isinstance(pattern, VirtualPattern)  # or it would be refused
+        return kernel_statistics(pattern, asked, tell, visible=visible, lift=lift)
     return summarise(pattern, asked, tell, visible=visible, lift=lift)
 
 
-def settled(reducer: Reducer, device: torch.device, dtype: torch.dtype) -> tuple[Reducer, tuple[str, ...]]:
-    """Torch or the kernel, for heads of this dtype on a device, and notes: why a GPU does not run the kernel.
+def choice_for(reducer: Reducer, pattern: PatternTiles) -> ReducerChoice:
+    """Torch or the kernel for a pattern; torch, too, where the kernel was asked for and cannot reduce it."""
+    dtype = pattern.scores.q.dtype if isinstance(pattern, VirtualPattern) else torch.float32
+    reason = _torch_because(reducer, pattern.like.device, dtype) or refusal(pattern)
+    return ReducerChoice("triton") if reason is None else ReducerChoice("torch", reason)
+
+
+def refusal(pattern: PatternTiles) -> str | None:
+    """Why the kernel cannot reduce the pattern; None where it can."""
+    if not isinstance(pattern, VirtualPattern):
+        return "the model computes its weights whole"
+    if not all(pattern.shape):
+        return "there is nothing to reduce"
+    if pattern.like.dtype != torch.float32:
+        return "the kernel sums in float32, not in float64"
+    d_head = pattern.scores.q.shape[3]
+    return f"heads of {d_head} numbers are wider than {MAX_HEAD}" if d_head > MAX_HEAD else None
+
+
+def choice(reducer: Reducer, device: torch.device, dtype: torch.dtype) -> ReducerChoice:
+    """Torch or the kernel, for queries of this dtype on a device.
 
     Raises `MhaError` where the kernel was asked for and cannot run.
     """
-    if reducer == "torch" or (reducer == "auto" and device.type != "cuda"):
-        return "torch", ()
-    fault = kernel_fault(device, dtype)
-    if fault is None:
-        return "triton", ()
-    if reducer == "triton":
-        raise MhaError(f"--reducer triton: {fault}", hint="--reducer torch works everywhere", code="no-kernel")
-    return "torch", (f"statistics are made by torch, which takes longer: {fault}",)
+    reason = _torch_because(reducer, device, dtype)
+    if reason is not None and reducer == "triton":
+        raise MhaError(f"--reducer triton: {reason}", hint="--reducer torch works everywhere", code="no-kernel")
+    return ReducerChoice("triton") if reason is None else ReducerChoice("torch", reason)
+
+
+def _torch_because(reducer: Reducer, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why torch makes the statistics there; None where the kernel does."""
+    if reducer == "torch":
+        return "--reducer torch"
+    return _needs_cuda(device) if reducer == "auto" and device.type != "cuda" else kernel_fault(device, dtype)
+
+
+def _needs_cuda(device: torch.device) -> str:
+    return f"the kernel needs a CUDA device, and this one is {device.type}"
 
 
 @lru_cache
@@ -62,7 +97,7 @@ def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype == torch.float64:
         return "the kernel sums in float32, not in float64"
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the kernel needs a CUDA device, and this one is {device.type}"
+        return _needs_cuda(device)
     if find_spec("triton") is None:
         return "Triton is not installed"
     try:
@@ -73,7 +108,7 @@ def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
     """The statistic in which the kernel differs from torch, for two heads that share keys under a causal mask."""
-    from mhacli.attention.tiled.kernel import kernel_statistics
+    from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
     generator = torch.Generator().manual_seed(0)
     n = 70
@@ -81,7 +116,7 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
     scores = Scores(q, k, 0.125, allowed=causal())
     pattern = VirtualPattern(scores, tiled_attend(scores, v).lse)
     tokens, places = torch.randint(0, 9, (1, n), generator=generator), torch.arange(n)[None]
-    asked = StatisticsRequest(2, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
+    asked = StatisticsRequest(64, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
     visible = visible_keys(pattern)
     by_torch, by_kernel = (make(pattern, asked, visible=visible, lift=2.0) for make in (summarise, kernel_statistics))
     for statistic in fields(Statistics):

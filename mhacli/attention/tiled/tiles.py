@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mhacli.attention.core import Allowed, visible_cells
 from mhacli.attention.masks import extent_of
+from mhacli.spec.reduction import DEVICE_TILE
 
 
 @runtime_checkable
@@ -182,8 +183,7 @@ class TileShape(NamedTuple):
 CPU_TILES = TileShape(512, 1024, 256)
 """The best of seven shapes on two cores with 1 MiB of second-level cache each: small enough to stay near, large enough
 that a call per tile costs nothing."""
-DEVICE_TILES = TileShape(2048, 8192, 1024)
-"""Elsewhere a call must bring enough work to fill the device."""
+DEVICE_TILES = TileShape(*DEVICE_TILE, 1024)
 
 
 def tile_shape(device: torch.device) -> TileShape:

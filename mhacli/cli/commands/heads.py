@@ -174,7 +174,7 @@ def heads(
     _watched(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, save)
-    print_result(record, (*request.notes, *run.notes), options=options, output=output)
+    print_result(record, request.notes, options=options, output=output)
 
 
 def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> HeadsRequest:

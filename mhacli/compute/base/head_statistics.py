@@ -105,9 +105,7 @@ def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
 
     def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
         q_tokens, k_tokens = (torch.tensor(s.ids, dtype=torch.int32, device=axes.device) for s in (queries, keys))
-        holds = matcher(pattern, q_tokens, k_tokens, axes.id_of)
-        first_q, first_k = axes.first_query(b), axes.first_key(b)
-        return lambda q_idx, k_idx: holds(q_idx - first_q, k_idx - first_k)
+        return matcher(pattern, q_tokens, k_tokens, axes.id_of, first=(axes.first_query(b), axes.first_key(b)))
 
     pairs = zip(axes.queries, axes.keys, strict=True)
     return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))

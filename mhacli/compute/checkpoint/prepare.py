@@ -12,7 +12,7 @@ from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of,
 from mhacli.adapters.hf.layer_names import most_positions
 from mhacli.adapters.hf.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
-from mhacli.attention.tiled.reducer import settled
+from mhacli.attention.tiled.reducer import choice
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
@@ -46,20 +46,20 @@ class ReadCheckpoint(NamedTuple):
 
 @torch.no_grad()
 def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run, and what to tell a reader of it. Raises `MhaError` as `read` does."""
+    """The run, and what to tell a reader of it. Raises `MhaError` as `read` does, and where the reducer that was asked for
+    cannot run."""
     began = perf_counter()
     loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
     generated = None
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    reducer, reducer_notes = settled(request.wanted.reducer, loaded.model.device, loaded.model.dtype)
-    heads = replace(request.wanted, reducer=reducer)
-    wanted = CheckpointRunRequest(heads, request.layers, request.keep, request.keep_limit, texts.spans)
+    choice(request.wanted.reducer, loaded.model.device, loaded.model.dtype)
+    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
     run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return run, (*loaded.notes, *texts.notes, *reducer_notes)
+    return run, (*loaded.notes, *texts.notes)
 
 
 def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:

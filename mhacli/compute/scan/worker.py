@@ -9,7 +9,7 @@ import torch
 
 import mhacli
 from mhacli.adapters.hf.inputs import ModelInputs
-from mhacli.attention.tiled.reducer import settled
+from mhacli.attention.tiled.reducer import choice
 from mhacli.checkpoints.digest import checkpoint_digest
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import UnloadedCheckpoint, find, inputs_of, make_texts
@@ -46,7 +46,6 @@ def settings_here(request: ScanRequest) -> ScanSettings:
 def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
     device, config = unloaded.device, unloaded.config
     dtype = request.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
-    reducer, _ = settled(request.reducer, device, getattr(torch, dtype))
     return ScanSettings(
         model=request.source,
         model_digest=checkpoint_digest(unloaded.checkpoint, request.tokenizer),
@@ -54,7 +53,7 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         torch=torch.__version__,
         transformers=version("transformers"),
         dtype=dtype,
-        reducer=reducer,
+        reducer=choice(request.reducer, device, getattr(torch, dtype)).reducer,
         device=_device_words(device),
         threads=request.threads,
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",

@@ -14,7 +14,14 @@ from rich.text import Text
 
 from mhacli.io.files import format_size
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.head_statistics import CERTAIN_ENOUGH, HEAD_TYPES, Check, HeadStatistics, nearest_type
+from mhacli.results.record.head_statistics import (
+    CERTAIN_ENOUGH,
+    HEAD_TYPES,
+    Check,
+    HeadsSummary,
+    HeadStatistics,
+    nearest_type,
+)
 from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
 from mhacli.spec.config import Config
 from mhacli.spec.tokens import TokenSequence
@@ -386,6 +393,15 @@ def checks_in_brief(checks: Sequence[Check]) -> str:
     parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
     most = f", errors at most {percent_text(max(parts))} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
+
+
+def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
+    """What made the statistics on a GPU, and why torch: `; statistics by triton`. Nothing on a CPU, where torch alone can."""
+    names = [name for survey in surveys for name in survey.reducer.split(" and ")]
+    if not record.environment.device.startswith("cuda") and set(names) == {"torch"}:
+        return ""
+    reasons = "; ".join(dict.fromkeys(survey.torch_because for survey in surveys if survey.torch_because))
+    return visible(f"; statistics by {' and '.join(dict.fromkeys(names))}" + (f" ({reasons})" if reasons else ""))
 
 
 def check_text(check: SelfCheck) -> str:

@@ -15,6 +15,7 @@ from mhacli.render.base.format import (
     count_of,
     count_text,
     flowing,
+    reducer_text,
     seconds_text,
     texts_in_words,
 )
@@ -170,15 +171,18 @@ def _failure(check: Check) -> str:
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
     """Whether everything holds, in a line; `in_detail` or where something does not, each check by the layer with the largest
     error, and what fails by name."""
-    checks = [check for layer in record.layers for check in layer.survey.checks]
+    surveys = [layer.survey for layer in record.layers]
+    checks, by = [check for survey in surveys for check in survey.checks], reducer_text(record, surveys)
     names = dict.fromkeys(check.name for check in checks)
     is_changed = record.model is not None and record.model.identical_outputs is False
     if record.self_check.ok and not is_changed and not in_detail:
-        return Text("self-check ok: ", style="bold green").append(checks_in_brief(checks), style="not bold default")
+        return Text("self-check ok: ", style="bold green").append(
+            checks_in_brief(checks) + by, style="not bold default"
+        )
     verdict = (
-        Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}", style="bold green")
+        Text(f"self-check ok: {len(checks)} checks, {names_of(record.layers)}{by}", style="bold green")
         if record.self_check.ok
-        else Text("self-check FAILED", style="bold red")
+        else Text(f"self-check FAILED{by}", style="bold red")
     )
     parts = [_worst(name, record.layers) for name in names]
     if is_changed:

@@ -23,6 +23,7 @@ from mhacli.render.base.format import (
     left_out,
     percent_text,
     plain_table,
+    reducer_text,
     seconds_text,
     short_text,
     texts_in_words,
@@ -123,9 +124,10 @@ def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: 
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
     if ok and not options.verbose:
-        return verdict.append(checks_in_brief(survey.checks), style="not bold default")
+        brief = checks_in_brief(survey.checks) + reducer_text(record, [survey])
+        return verdict.append(brief, style="not bold default")
     lines = "\n".join(filled([agreement(check) for check in survey.checks], screen.width, "; "))
-    return verdict.append(f"\n{lines}", style="not bold default")
+    return verdict.append(f"\n{lines}{reducer_text(record, [survey])}", style="not bold default")
 
 
 # --------------------------------------------------------------------------------------------------------- single cells

@@ -511,7 +511,8 @@ class HeadsSummary:
     """How heads were looked at without their matrices.
 
     `block` queries and keys make a cell of the maps; `steps` are the upper ends of the distances in the profile; `patterns`
-    the user's own. `kernel` made z and the log-sum-exp. `peak_bytes` was foreseen, `full_bytes` is what the matrices would
+    the user's own. `kernel` made z and the log-sum-exp, `reducer` the statistics: torch, triton, or both for different heads, and
+    `torch_because` says why torch. `peak_bytes` was foreseen, `full_bytes` is what the matrices would
     have taken.
     """
 
@@ -525,6 +526,8 @@ class HeadsSummary:
     peak_bytes: int
     full_bytes: int
     kept: Kept = Kept()
+    reducer: str = "torch"
+    torch_because: str | None = None
 
 
 def summary_shapes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import subprocess
@@ -17,18 +18,23 @@ import pytest
 import torch
 from support import oracle
 
+import mhacli
 from mhacli.attention import masks
 from mhacli.attention.tiled import reducer
+from mhacli.attention.tiled.conditions import matcher
 from mhacli.attention.tiled.scores import Scores, VirtualPattern, tensor_bias
-from mhacli.attention.tiled.statistics import StatisticsRequest, summarise
+from mhacli.attention.tiled.statistics import StatisticsRequest
+from mhacli.compute.base.head_statistics import block_of
 from mhacli.compute.heads import prepare_heads
 from mhacli.errors import MhaError
 from mhacli.requests.layer import layer_request
 from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.spec import reduction
+from mhacli.spec.conditions import parse_pattern
 from mhacli.spec.config import Config
 from mhacli.text.encode import encode
 
-KERNEL = Path(reducer.__file__).with_name("kernel.py")
+KERNEL, HOST = (Path(reducer.__file__).with_name(f"{name}.py") for name in ("kernel", "kernel_statistics"))
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -111,6 +117,8 @@ CASES = {
     "d_head 80": Case(d_head=80, q_len=5, k_len=7),
     "d_head 128": Case(d_head=128, q_len=5, k_len=7, dtype=torch.bfloat16),
     "d_head 256": Case(d_head=256, q_len=5, k_len=7),
+    "coarse cells": Case(k_len=50, block=8),
+    "a block of several tiles": Case(q_len=40, block=32),
     "wide tiles": Case(tile=(16, 32), programs=1, block=1),
     "large tiles": Case(tile=(32, 32), block=8, is_self=False),
 }
@@ -189,14 +197,14 @@ def expected(p, visible, asked):
 LIFT, LARGEST_ERROR = 1.3, 1e-5
 
 
-NAME = "mhacli.attention.tiled.kernel"
+NAMES = [f"mhacli.attention.tiled.{path.stem}" for path in (KERNEL, HOST)]
 
 
-def loaded(path, name):
-    """A kernel's file as a module, without the checks of shapes around functions: Triton reads their source."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
+def loaded(patch, kernel=KERNEL, host=HOST):
+    """The kernel and what starts it as modules, without the checks of shapes around functions: Triton reads their source."""
+    for name, path in zip(NAMES, (kernel, host), strict=True):
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
         patch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
     return module
@@ -205,9 +213,9 @@ def loaded(path, name):
 @pytest.fixture(scope="module")
 def kernel():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, NAME, loaded(KERNEL, NAME))
+        module = loaded(patch)
         reducer.kernel_fault.cache_clear()
-        yield sys.modules[NAME]
+        yield module
     reducer.kernel_fault.cache_clear()
 
 
@@ -216,8 +224,8 @@ def differences(module, case, device=CPU):
     """By how much each statistic of a kernel is wrong, relative to its largest number."""
     pattern, asked, p, visible = inputs_of(case, device)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_PROGRAMS", case.programs * case.batch * case.heads)
-        patch.setattr(module, "_ADDED_BYTES", case.added_bytes)
+        patch.setattr(reduction, "_PROGRAMS", case.programs * case.batch * case.heads)
+        patch.setattr(module, "ADDED_BYTES", case.added_bytes)
         found = module.kernel_statistics(
             pattern,
             asked,
@@ -274,79 +282,123 @@ def test_on_a_device_a_program_keeps_to_its_registers_and_repeats_its_bytes(dtyp
         patch.setattr(kernel.reduce_pattern, "run", lambda *given, **how: compiled.append(start(*given, **how)))
         pattern, asked, *_ = inputs_of(case, GPU)
         first, second = (kernel.kernel_statistics(pattern, asked) for _ in range(2))
-    assert compiled[0].n_spills <= 64
+    assert compiled[0].n_spills <= 128
     assert compiled[0].metadata.shared <= 48 << 10
     for name in ("mass", "entropy", "received", "profile", "map", "duplicate"):
         assert torch.equal(getattr(first, name), getattr(second, name))
 
 
-COMPILED = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from mhacli.attention.tiled.kernel import launch_for, reduce_pattern
-import torch
+COMPILER = Path(__file__).parents[2] / "support" / "compiled_kernel.py"
 
-dtype, d_head, parts, capability = sys.argv[1], *map(int, sys.argv[2:])
-launch = launch_for(getattr(torch, dtype), d_head)
-fixed = {"Q": launch.queries, "K": launch.keys, "D_HEAD": d_head, "WIDTH": d_head // parts, "N_PARTS": parts, "WIDENS": False,
-         "ROWS": 8, "COLUMNS": 8, "HAS_SOFTCAP": True, "HAS_ADDED": dtype == "float32", "HAS_NEAR": True, "MAY_SKIP": True,
-         "IS_SELF": True, "q_d": 1, "k_d": 1}
-kinds = {"q": dtype, "k": dtype, "q_ids": "int32", "k_ids": "int32", "scale": "fp32", "softcap": "fp32"}
-short = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int32": "*i32"}
-numbers = ("of_queries", "added", "rows", "columns", "profile", "cells")
-signature = {name: "constexpr" if name in fixed else "*fp32" if name in numbers
-             else short.get(kinds.get(name), kinds.get(name, "i32")) for name in reduce_pattern.arg_names}
-place = {name: (index,) for index, name in enumerate(reduce_pattern.arg_names)}
-aligned = {place[name]: [["tt.divisibility", 16]] for name in ("q", "k", "q_b", "q_h", "q_t", "k_b", "k_h", "k_t")}
-source = ASTSource(reduce_pattern, signature, {place[name]: value for name, value in fixed.items()}, aligned)
-options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
-made = triton.compile(source, GPUTarget("cuda", capability, 32), options)
-print(made.metadata.shared)
-"""
+
+def compiler(tmp_path, *words):
+    """What the compiler says of the kernel, without a GPU."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "error", str(COMPILER), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.triton
 @pytest.mark.parametrize(
-    ("dtype", "d_head", "parts", "capability"),
-    [("bfloat16", 64, 1, 80), ("float16", 128, 1, 90), ("float32", 256, 4, 90)],
+    ("capability", "dtype", "d_head", "mask"),
+    [(80, "bfloat16", 64, "causal"), (90, "float16", 128, "documents"), (90, "float32", 256, "any")],
 )
-def test_the_kernel_compiles_for_devices_in_half_of_the_memory_that_each_program_may_have(
-    dtype, d_head, parts, capability, tmp_path
-):
-    script = tmp_path / "compiled.py"
-    script.write_text(COMPILED)
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "error", str(script), dtype, str(d_head), str(parts), str(capability)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 48 << 10
+def test_a_program_keeps_to_half_of_the_shared_memory_and_to_its_registers(capability, dtype, d_head, mask, tmp_path):
+    found = compiler(tmp_path, "resources", capability, dtype, d_head, 20_000, mask)
+    assert found["shared"] <= 48 << 10
+    assert found["spilled"] <= 128
 
 
 @pytest.mark.triton
-def test_conditions_and_spans_beside_the_kernel_are_those_of_the_tiles(kernel):
-    pattern, asked, *_ = inputs_of(Case(q_len=5, k_len=7))
-    spans = torch.tensor([[[True, True, False, False, False], [False, False, True, True, True]]])
-    asked = StatisticsRequest(
-        **vars(asked)
-        | {
-            "matches": ((lambda q_idx, k_idx: q_idx[:, None] > k_idx,),),
-            "q_spans": spans,
-            "k_spans": torch.nn.functional.pad(spans, (0, 2)),
-        }
+@pytest.mark.parametrize(
+    ("dtype", "d_head", "n_kernels"), [("bfloat16", 64, 3), ("float16", 80, 3), ("float32", 31, 3)]
+)
+def test_texts_of_all_lengths_share_a_few_kernels(dtype, d_head, n_kernels, tmp_path):
+    lengths = (1, 2, 16, 17, 100, 160, 255, 333, 768, 769, 1000, 1024, 1999, 4097, 6143, 6145, 8192, 10_007, 16_384)
+    assert compiler(tmp_path, "signatures", dtype, d_head, *lengths) == n_kernels
+
+
+CONDITIONS = {
+    "tok[k] == tok[q] and k < q": True,
+    "tok[k - 1] == tok[q] or abs(q - k) <= 2 and tok[k] != 'b'": True,
+    "not (q - k) % 3 == 1": True,
+    "q * k > 20": False,
+    "tok[k] == 'a'": True,
+}
+"""Conditions, and whether the kernel can be given them."""
+
+
+def chosen(asked, texts, *, first=(0, 0), n_spans=3):
+    """The request with conditions, and with spans that overlap, of which the last has no keys."""
+    generator = torch.Generator().manual_seed(2)
+
+    def conditions(text):
+        ids = {"a": 0, "b": 1}
+        pairs = zip(asked.q_tokens, asked.k_tokens, strict=True)
+        return tuple(matcher(parse_pattern(text), *pair, lambda word: ids.get(word, -1), first=first) for pair in pairs)
+
+    q_spans, k_spans = (
+        torch.rand(len(tokens), n_spans, tokens.shape[1], generator=generator) < 0.4
+        for tokens in (asked.q_tokens, asked.k_tokens)
     )
-    found, wanted = kernel.kernel_statistics(pattern, asked), summarise(pattern, asked)
-    assert torch.equal(found.matched, wanted.matched)
-    assert torch.equal(found.between, wanted.between)
-    assert found.matched.shape == (1, 2, 1)
-    assert found.between.shape == (1, 2, 2, 2)
+    k_spans[:, -1] = False
+    return replace(asked, matches=tuple(map(conditions, texts)), q_spans=q_spans, k_spans=k_spans)
+
+
+CHOOSING = {
+    "conditions": Case(masks.causal(18), lambda b, h, i, j: j <= i + 18, heads=4, kv_heads=2, batch=2, programs=2),
+    "conditions beside a mask of cells": replace(CASES["any predicate"], programs=1),
+}
+
+
+@np.errstate(all="ignore")
+def chosen_differences(module, case, texts=tuple(CONDITIONS), **how):
+    """By how much the masses on chosen cells and between spans are wrong, by the definition of both."""
+    pattern, asked, p, _ = inputs_of(case)
+    asked = chosen(asked, texts, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduction, "_PROGRAMS", case.programs * case.batch * case.heads)
+        patch.setattr(module, "ADDED_BYTES", case.added_bytes)
+        found = module.kernel_statistics(pattern, asked, launch=module.Launch(*case.tile))
+    places = torch.arange(case.q_len), torch.arange(case.k_len)
+    cells = np.array([[condition(*places).numpy() for condition in own] for own in asked.matches]).reshape(
+        len(texts), case.batch, case.q_len, case.k_len
+    )
+    matched = np.einsum("bhij,nbij->bhn", p, cells)
+    between = np.einsum("bhij,bsi,btj->bhst", p, *(spans.double().numpy() for spans in (asked.q_spans, asked.k_spans)))
+    assert found.matched.shape == matched.shape
+    assert found.between.shape == between.shape
+    return max(np.abs(found.matched.numpy() - matched).max(), np.abs(found.between.numpy() - between).max())
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", CHOOSING)
+def test_conditions_and_spans_are_counted_where_they_hold(name, kernel):
+    assert chosen_differences(kernel, CHOOSING[name]) < LARGEST_ERROR
+
+
+@pytest.mark.triton
+def test_conditions_on_texts_behind_padding_are_counted_from_their_beginning(kernel):
+    assert chosen_differences(kernel, CHOOSING["conditions"], first=(3, 5)) < LARGEST_ERROR
+
+
+@pytest.mark.triton
+def test_only_conditions_that_are_no_comparisons_are_left_to_the_tiles(kernel, monkeypatch):
+    pattern, asked, *_ = inputs_of(Case(q_len=5, k_len=7))
+    left = []
+    monkeypatch.setattr(kernel, "reduce_tiles", lambda pattern, reducers: left.extend(reducers))
+    kernel.kernel_statistics(pattern, chosen(asked, CONDITIONS))
+    assert len(left) == list(CONDITIONS.values()).count(False)
+    kernel.kernel_statistics(pattern, chosen(asked, [text for text, can in CONDITIONS.items() if can]))
+    assert len(left) == list(CONDITIONS.values()).count(False)
 
 
 @pytest.mark.triton
 def test_the_progress_of_a_pass_in_strips_adds_up_to_all_cells(kernel, monkeypatch):
     pattern, asked, *_ = inputs_of(Case(masks.causal(18), bias=True))
-    monkeypatch.setattr(kernel, "_ADDED_BYTES", 1)
+    monkeypatch.setattr(kernel, "ADDED_BYTES", 1)
     heard = []
     kernel.kernel_statistics(pattern, asked, heard.append, launch=kernel.Launch(16, 16))
     assert len(heard) == 2
@@ -355,7 +407,7 @@ def test_the_progress_of_a_pass_in_strips_adds_up_to_all_cells(kernel, monkeypat
 
 @pytest.mark.triton
 def test_a_kernel_that_agrees_is_chosen_where_it_is_asked_for(kernel):
-    assert reducer.settled("triton", CPU, torch.float32) == ("triton", ())
+    assert reducer.choice("triton", CPU, torch.float32) == ("triton", None)
 
 
 @pytest.mark.triton
@@ -387,18 +439,56 @@ def test_a_kernel_that_disagrees_is_refused_with_the_statistic(monkeypatch, kern
     monkeypatch.setattr(kernel, "kernel_statistics", wrong)
     reducer.kernel_fault.cache_clear()
     with pytest.raises(MhaError) as caught:
-        reducer.settled("triton", CPU, torch.float32)
+        reducer.choice("triton", CPU, torch.float32)
     reducer.kernel_fault.cache_clear()
     assert "received" in caught.value.message
 
 
+@pytest.mark.triton
+@pytest.mark.parametrize("name", ["torch", "triton"])
+def test_a_model_in_memory_is_reduced_by_what_can_run_and_the_record_says_so(name, kernel, monkeypatch):
+    because = None if name == "triton" else "it is raining"
+    monkeypatch.setattr(reducer, "_torch_because", lambda asked, device, dtype: because)
+    torch.manual_seed(0)
+    model, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 5, 8)
+    with mhacli.inspecting(model) as seen:
+        model(x, x, x)
+    survey = seen.record.layers[0].survey
+    assert seen.record.self_check.ok
+    assert (survey.reducer, survey.torch_because) == (name, because)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "shape", [(1, 12, 5000, 5000), (1, 2, 70_000, 70_000), (3, 32, 300, 9000), (2, 500, 2000, 2000)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_memory_of_the_sums_is_foreseen(shape, dtype, kernel):
+    batch, heads, q_len, k_len = shape
+    q, k = (torch.empty(batch, heads, n, 64, dtype=dtype, device="meta") for n in (q_len, k_len))
+    pattern = VirtualPattern(Scores(q, k, 1.0), torch.empty(shape[:3], device="meta"))
+    ids = torch.zeros(batch, 1, dtype=torch.int64)
+    asked = StatisticsRequest(block_of(max(shape)), ids, ids, ids, ids > 0, ids > 0)
+    sums = kernel._Sums.made(pattern, asked, 0, kernel.launch_for(dtype.itemsize, 64))
+    taken = sum(tensor.nbytes for tensor in sums) + sums.columns[0].nbytes + sums.profile[0].nbytes
+    foreseen = reduction._kernel_bytes(batch * heads, q_len, k_len)
+    assert taken <= foreseen
+    assert sums.columns.nbytes + sums.profile.nbytes <= max(reduction.PARTIAL_BYTES, taken / sums.columns.shape[0])
+
+
 MUTANTS = {
-    "the sign of distances": ("distance = j[None, :] - i[:, None]", "distance = i[:, None] - j[None, :]"),
-    "the diagonal is forbidden": ("& (distance <= high)", "& (distance < high)"),
-    "the last key before a window": ("(distance >= near_low)", "(distance >= near_low - 1)"),
-    "leading keys beside the window": ("(is_near | ", "(is_near & "),
-    "the last tile is unmasked": ("j < n_keys, other=_NO_KEY)", "j < n_keys, other=0)"),
-    "rows beyond the last": ("is_query, other=_NO_QUERY)", "is_query, other=0)"),
+    "the diagonal is forbidden": ("(distance >= low) & (distance <= high)", "(distance >= low) & (distance < high)"),
+    "the diagonal of documents": ("keep = _in_band(i, j, low, high)", "keep = _in_band(i, j, low, high - 1)"),
+    "a mixed tile that is not masked": ("(farthest > high) | ", ""),
+    "the last keys are not masked": ("(start + K > n_keys) | ", ""),
+    "distances on one side": ("tl.where(nearest >= 0, column, K - column)", "tl.where(nearest >= 0, column, column)"),
+    "distances from another corner": ("start - i, i - start - K)", "start - i, i - start)"),
+    "the diagonal has one side": ("(nearest < 0) & (farthest > 0)", "(nearest < 0) & (farthest < 0)"),
+    "marks that are not counted": ("marks & (FIRST | LEADING), 0) > 0", "marks & (FIRST | LEADING), 0) > 3"),
+    "the last key before a window": ("_in_band(i, j, near_low,", "_in_band(i, j, near_low - 1,"),
+    "leading keys beside the window": ("near_high) | ", "near_high) & "),
+    "the last tile of documents": ("mask=is_key, other=NO_KEY)", "mask=is_key, other=0)"),
+    "rows beyond the last": ("(q_start + Q > q_stop)", "(q_start > q_stop)"),
     "the first tile of a band": ("tl.maximum(q_start + low, 0) // K", "tl.maximum(q_start + low, 0) // K + 1"),
     "the last tile of a band": (
         "tl.cdiv(tl.minimum(q_start + Q + high, n_keys), K)",
@@ -407,31 +497,44 @@ MUTANTS = {
     "a tile that nobody may skip": ("if n_visible > 0:", "if n_visible > 1:"),
     "an edge counted twice": ("tl.where(is_right, 0.0, turned)", "tl.where(row + column <= K, 0.0, turned)"),
     "diagonals above": ("below = at - K", "below = at + K"),
-    "the corner of a tile": ("corner = n_queries - 1 + tile * K - q_start", "corner = n_queries + tile * K - q_start"),
+    "the corner of a tile": ("n_queries - 1 + start - q_start", "n_queries + start - q_start"),
     "lost partial sums": ("self.columns.sum(dim=0)", "self.columns[0]"),
     "lost partial diagonals": ("self.profile.sum(dim=0)", "self.profile[0]"),
-    "a block of queries left out": ("tl.num_programs(0)):", "tl.num_programs(0) + 1):"),
+    "a block of queries left out": ("n_blocks, n_programs)", "n_blocks, n_programs + 1)"),
+    "the last block twice": ("(n_blocks - 1 - number)", "(n_blocks - 1 - number // 2)"),
     "keys of another head": ("(head // group) * k_h", "(head % group) * k_h"),
     "sequences mixed": ("q_ids + batch * n_queries", "q_ids"),
     "one part of a sum": ("tl.static_range(N_PARTS)", "tl.static_range(1)"),
-    "the scale of softcap": ("2.0 * score / softcap", "score / softcap"),
+    "the scale of softcap": ("2.0 * scores.scale / cap", "scores.scale / cap"),
     "the log-sum-exp added": ("- lse[:, None]", "+ lse[:, None]"),
-    "natural logarithms": ("score * _LOG2_E", "score"),
+    "natural logarithms": ("scores.scale * LOG2_E if cap", "scores.scale if cap"),
+    "a natural bias": ("other=0.0) * _LOG2_E", "other=0.0)"),
     "no square": ("tl.sum(p * p, 1)", "tl.sum(p, 1)"),
     "the lowest peak": ("tl.maximum(peak, tl.max(log2, 1))", "tl.max(log2, 1)"),
     "a floor from above": ("p >= floor[:, None]", "p <= floor[:, None]"),
-    "absent tokens are alike": ("& (token >= 0)[:, None]", ""),
-    "a key is its own duplicate": ("matches & (distance != shift)", "matches"),
-    "the shift of induction": ("before, 1, IS_SELF)", "before, 0, IS_SELF)"),
-    "the place of a cell": ("column = k_start // block", "column = k_start // COLUMNS"),
+    "absent tokens are alike": ("torch.where(tokens < 0, NOR_THIS.value, tokens)", "tokens"),
+    "a key is its own duplicate": ("matches & (j[None, :] - i[:, None] != shift)", "matches"),
+    "a key near the corner is its own duplicate": (
+        "(nearest <= 1) & (farthest >= 0)",
+        "(nearest < 0) & (farthest >= 0)",
+    ),
+    "the shift of induction": ("before, 1, is_near", "before, 0, is_near"),
+    "the place of a cell": ("n_columns + k_start // block", "n_columns + k_start // K"),
+    "the place of a fine cell": ("column = k_start // GRAIN", "column = k_start // K"),
+    "the largest of a block": (".sum(dim=-1).movedim", ".amax(dim=-1).movedim"),
     "a strip that begins at 0": ("- q_start.to(tl.int64) * added_t", ""),
-    "leading for first": ("((marks & _FIRST) > 0)", "((marks & _LEADING) > 0)"),
+    "leading for first": ("((marks & FIRST) > 0)", "((marks & LEADING) > 0)"),
 }
 NEEDS = {
-    "rows beyond the last": "bias", "the last key before a window": "window with sinks",
+    "rows beyond the last": "no mask", "the diagonal of documents": "documents",
+    "the last tile of documents": "documents and padding",
+    "the last keys are not masked": "no mask", "distances on one side": "no mask", "distances from another corner": "no mask",
+    "a natural bias": "bias", "the place of a fine cell": "coarse cells", "the largest of a block": "a block of several tiles",
+    "the last block twice": "no mask", "a key near the corner is its own duplicate": "no mask",
+    "the last key before a window": "window with sinks",
     "leading keys beside the window": "window with sinks", "the first tile of a band": "window far from the first key",
     "a tile that nobody may skip": "documents", "keys of another head": "no heads share",
-    "sequences mixed": "padding on the right", "the last tile is unmasked": "no mask",
+    "sequences mixed": "padding on the right",
     "one part of a sum": "sums in parts", "the scale of softcap": "softcap",
     "lost partial sums": "no mask", "lost partial diagonals": "no mask", "the place of a cell": "prefix",
     "a strip that begins at 0": "any predicate", "the last tile of a band": "causal",
@@ -439,13 +542,43 @@ NEEDS = {
 """The case that shows a mistake; the others are shown by that of a causal mask."""
 
 
+def changed(right, wrong, folder):
+    """Copies of the kernel and of what starts it, with a change in one of them."""
+    sources = [path.read_text() for path in (KERNEL, HOST)]
+    assert sum(right in source for source in sources) == 1
+    paths = [folder / path.name for path in (KERNEL, HOST)]
+    for path, source in zip(paths, sources, strict=True):
+        path.write_text(source.replace(right, wrong))
+    return paths
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_kernel_is_noticed(name, tmp_path):
-    right, wrong = MUTANTS[name]
-    source = KERNEL.read_text()
-    assert right in source
-    path = tmp_path / "wrong.py"
-    path.write_text(source.replace(right, wrong))
-    errors = differences(loaded(path, f"wrong_{abs(hash(name))}"), CASES[NEEDS.get(name, "causal")])
+    paths = changed(*MUTANTS[name], tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        errors = differences(loaded(patch, *paths), CASES[NEEDS.get(name, "causal")])
     assert not max(errors.values()) < LARGEST_ERROR
+
+
+WRONGLY_CHOSEN = {
+    "the end of an interval": ("(number[None, :] <= high[:, None])", "(number[None, :] < high[:, None])"),
+    "the beginning of an interval": ("(number[None, :] >= low[:, None])", "(number[None, :] > low[:, None])"),
+    "answers in another order": ("<< (m - first)", "<< (last - 1 - m)"),
+    "comparisons of the condition before": ("for m in range(first, last)", "for m in range(0, last - first)"),
+    "conditions of another sequence": ("k_numbers + batch * n_keys", "k_numbers"),
+    "queries of another sequence": ("q_numbers + batch * n_queries", "q_numbers"),
+    "masses of the condition before": ("chosen + n * rows_n", "chosen"),
+    "spans turned round": ("asked.q_spans.to(", "asked.k_spans.to("),
+    "the others in their place": ("matched[..., is_other] = cells.matched", "matched[..., is_other] = 0"),
+}
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", WRONGLY_CHOSEN)
+def test_a_kernel_that_chooses_other_cells_is_noticed(name, tmp_path):
+    paths = changed(*WRONGLY_CHOSEN[name], tmp_path)
+    case = replace(CHOOSING["conditions"], q_len=37, mask=masks.causal(), sees=lambda b, h, i, j: j <= i)
+    with pytest.MonkeyPatch.context() as patch:
+        error = chosen_differences(loaded(patch, *paths), case)
+    assert not error < LARGEST_ERROR

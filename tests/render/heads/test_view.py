@@ -54,6 +54,34 @@ KEPT = Kept((3, 1), 2, Corner(2, 3, 0, 5))
 PATTERNS = (parse_pattern("k == q - 1"), parse_pattern('tok[k] == "[red]\x1b[31m"'))
 
 
+REASON = "heads of 300 numbers are wider than 256"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize(
+    ("device", "reducer", "because", "words"),
+    [
+        ("cpu", "torch", "the kernel needs a CUDA device, and this one is cpu", None),
+        ("cpu", "triton", None, "statistics by triton"),
+        ("cuda:0", "triton", None, "statistics by triton"),
+        ("cuda:0", "torch", REASON, f"statistics by torch ({REASON})"),
+        ("cuda:0", "triton and torch", REASON, f"statistics by triton and torch ({REASON})"),
+    ],
+)
+def test_the_self_check_says_what_made_the_statistics_where_there_is_a_choice(device, reducer, because, words, verbose):
+    record = surveyed("the cat sat on the mat", n_heads=2)
+    record = replace(
+        record,
+        environment=replace(record.environment, device=device),
+        survey=replace(record.survey, reducer=reducer, torch_because=because),
+    )
+    text = " ".join(drawn(heads_view(record, ViewOptions(verbose=verbose), Screen(400, False)), 400))
+    assert ("statistics by" in text) == (words is not None)
+    assert words is None or words in text
+    survey = json.loads("".join(json_view.pieces(record)))["survey"]
+    assert (survey["reducer"], survey["torch_because"]) == (reducer, because)
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     bias = tmp_path_factory.mktemp("bias") / "b.st"
