@@ -23,6 +23,7 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.shared.checkpoint import ModelOptions, layer_list, local_checkpoint, require_layers
+from mhacli.cli.shared.engines import EngineOptions
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
 from mhacli.cli.shared.scanning import ScanReport
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
@@ -181,6 +182,7 @@ def scan(
     model: ScanModelOptions,
     statistics: StatisticsOptions,
     device: ScanDeviceOptions,
+    workers: EngineOptions,
     output: ScanOutput,
 ) -> None:
     """A corpus in, the folder and the overview of its heads out."""
@@ -191,11 +193,13 @@ def scan(
     if not sources:
         raise UsageError("mha scan needs a corpus: text files, JSON lines, Parquet files or -", hint="mha scan --help")
     with loading_torch():
-        from mhacli.compute.scan.engines.single import SingleEngine
+        from mhacli.compute.scan.engines.ranks import on_own_gpu
         from mhacli.compute.scan.run import ScanStudy
+
+        engine, share = workers.engine(request.threads), workers.share()
     study = ScanStudy(
-        request, sources, form, out, SingleEngine(), command=_command(request, corpus), strict=corpus.strict,
-        mixed=output.mixed,
+        on_own_gpu(request), sources, form, out, engine, command=_command(request, corpus), share=share,
+        strict=corpus.strict, mixed=output.mixed,
     )  # fmt: skip
     record = _watched(study, as_json=output.formats.chosen() == "json")
     if record is None:

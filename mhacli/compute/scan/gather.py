@@ -208,6 +208,8 @@ def _of_heads(done: LayerResults, name: str) -> Array:
 
 def _widened(array: Array, width: int) -> Array:
     """The array with zeros behind its last axis."""
+    if array.shape[-1] == width:
+        return array
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
 
 

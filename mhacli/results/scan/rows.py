@@ -29,8 +29,8 @@ class DocumentTable(Table):
     def to_bytes(self, rows: RowFormat) -> bytes:
         """The file of rows: the same rows give the same bytes. Raises `MhaError` where pyarrow is missing for Parquet."""
         if rows == "jsonl":
-            lines = (json.dumps(row, separators=(",", ":"), allow_nan=False) for row in self.to_dicts())
-            return "".join(f"{line}\n" for line in lines).encode()
+            encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+            return "".join(f"{encode(row)}\n" for row in self.to_dicts()).encode()
         from io import BytesIO
 
         table = self.to_arrow()

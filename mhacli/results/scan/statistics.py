@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import STATISTICS, Averages, HeadStatistics
+from mhacli.results.record.head_statistics import STATISTICS, Averages
 
 PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
 """What the names of conditions begin with, as in tables; and the uniform weight at a head's own strongest distance."""
@@ -40,15 +42,15 @@ def _patterns(n: int) -> tuple[str, ...]:
 
 def values(heads: Sequence[Sequence[Averages]], names: Sequence[str]) -> Array:
     """The statistics `[statistic, document, head]` of the heads of documents, NaN where there is no value."""
-    numbers = [[[_value(head, name) for head in of] for of in heads] for name in names]
-    return np.array(numbers, dtype=np.float64)
+    numbers = [[list(map(_getter(name), of)) for of in heads] for name in names]
+    return np.array(numbers, dtype=np.float64)  # which makes NaN of None
 
 
-def _value(head: Averages, name: str) -> float | None:  # numpy makes NaN of None
+def _getter(name: str) -> Callable[[Any], float | None]:
+    """What takes a statistic from a head."""
     if name.startswith(PATTERN):
-        return head.patterns[int(name.removeprefix(PATTERN)) - 1]
+        index = int(name.removeprefix(PATTERN)) - 1
+        return lambda head: head.patterns[index]
     if name == UNIFORM_AT_OFFSET:
-        assert isinstance(head, HeadStatistics), "it is of a head"
-        return None if head.uniform is None else head.uniform.at_offset
-    value: float | None = getattr(head, name)
-    return value
+        return lambda head: None if head.uniform is None else head.uniform.at_offset
+    return attrgetter(name)

@@ -1,0 +1,192 @@
+"""What `mha scan` costs beside a plain loop, how it scales with Ray's workers, and its memory over a large corpus.
+
+    python benchmarks/scan.py MODEL CORPUS.jsonl [N_DOCUMENTS]
+    python benchmarks/scan.py memory CORPUS.jsonl
+
+MODEL is the folder of a checkpoint, CORPUS.jsonl a file of `python benchmarks/corpus.py`; documents are cut to 64 tokens, with
+one thread of torch for each worker.
+
+1. Throughput: units as a scan computes and writes them, beside a loop that only makes tokens of each document, runs the model
+   and reduces its attention to statistics. Both in this process and in turns; ratios are of processor time, medians of units.
+2. Ray: the time of a unit that computes nothing and gives as many bytes as a real one; and units per second of 2 workers beside
+   1, in turns, from the moment at which all are at work.
+3. `memory`: the largest resident size of `mha scan` over 1,000 and 10,000 short documents, a tiny model with random weights.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from peak import peak_mib
+
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.scan.engines.single import SingleEngine
+from mhacli.compute.scan.worker import WorkerStart
+from mhacli.errors import MhaError
+from mhacli.requests.scan import ScanRequest
+from mhacli.results.scan.folder import open_folder
+from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles, units
+from mhacli.text.corpus import CorpusFormat, Document, documents
+
+MAX_TOKENS = 64
+
+
+def good_units(corpus: str, start: WorkerStart, n_documents: int) -> list[Unit]:
+    """Units of documents that have a text."""
+    good = (one for one in documents([corpus], CorpusFormat()) if isinstance(one, Document) and one.text.strip())
+    return [*units(islice(good, n_documents), start.settings.digest)]
+
+
+class Loop:
+    """What people write by hand: no rows, no files."""
+
+    def __init__(self, request: ScanRequest) -> None:
+        self.request, model = request, request.of_document("")
+        self.unloaded = find(model)
+        self.loaded = self.unloaded.load(model, None)
+
+    @torch.no_grad()
+    def compute(self, unit: Unit) -> None:
+        for document in unit.documents:
+            request = self.request.of_document(document[2])
+            try:
+                texts = make_texts(request, self.unloaded.tokenizer, self.unloaded.config)
+            except MhaError:
+                continue
+            inputs = inputs_of(self.loaded, texts, self.unloaded.tokenizer, request)
+            CheckpointRun(self.loaded, inputs, CheckpointRunRequest(request.wanted)).inspect()
+
+
+def throughput(start: WorkerStart, made: list[Unit], folder: str) -> float:
+    """Prints the ratio of the loop to the scan; gives the seconds of a unit."""
+    loop, worker = Loop(start.request), start.load()
+    target = open_folder(folder, start.settings, mixed=False)
+
+    def scanned(unit: Unit) -> None:
+        target.write(unit, worker.compute(unit))
+
+    for way in (loop.compute, scanned):
+        way(made[0])
+    rounds = []
+    for number, unit in enumerate(made):
+        times = {}
+        for way in (loop.compute, scanned) if number % 2 else (scanned, loop.compute):
+            began = process_time()
+            way(unit)
+            times[way] = process_time() - began
+        rounds.append((times[loop.compute], times[scanned]))
+    n_documents, seconds = len(made) * UNIT_SIZE, sum(scan for _, scan in rounds)
+    ratio = statistics.median(plain / scan for plain, scan in rounds)
+    print(
+        f"{n_documents / seconds:.1f} documents per processor second; loop / scan {ratio:.3f}, medians of {len(made)} units"
+    )
+    return statistics.median(scan for _, scan in rounds)
+
+
+@dataclass(frozen=True)
+class NoWork:
+    """A worker that only answers."""
+
+    request: ScanRequest
+    n_bytes: int
+
+    def load(self) -> NoWork:
+        return self
+
+    def compute(self, unit: Unit) -> UnitFiles:
+        return UnitFiles(bytes(self.n_bytes), b"", b"", len(unit.documents), 0, 0)
+
+
+def done_at(n_workers: int, start: Any, made: list[Unit]) -> list[float]:
+    """When each unit was done."""
+    from mhacli.compute.scan.engines.ray import RayEngine
+
+    times: list[float] = []
+    RayEngine("auto", n_workers).run(iter(made), start, lambda unit, files: times.append(perf_counter()))
+    return times
+
+
+def with_ray(start: WorkerStart, made: list[Unit], unit_s: float, n_rounds: int = 3) -> None:
+    """Prints what Ray takes of a unit, and how two workers scale."""
+    import ray
+
+    ray.init("local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
+    files = start.load().compute(made[0])
+    times = done_at(1, NoWork(start.request, sum(map(len, files[:3]))), made * 5)
+    own_s = statistics.median(later - earlier for earlier, later in pairwise(times))
+    print(f"Ray's part of a unit: {1000 * own_s:.1f} ms, {own_s / unit_s:.2%} of {1000 * unit_s:.0f} ms", flush=True)
+    rounds = []
+    for _ in range(n_rounds):
+        rates = []
+        for n_workers in (1, 2):
+            times = done_at(n_workers, start, made)
+            rates.append((len(made) - n_workers) / (times[-1] - times[n_workers - 1]))
+        rounds.append(rates[1] / rates[0])
+    print(
+        f"2 workers beside 1: {statistics.median(rounds):.2f}, rounds {', '.join(f'{ratio:.2f}' for ratio in rounds)}"
+    )
+    ray.shutdown()
+
+
+def memory(corpus: str) -> None:
+    """Prints the largest size of a scan of few and of many documents."""
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2Model(GPT2Config(vocab_size=300, n_embd=24, n_layer=2, n_head=3, n_positions=64)).save_pretrained(folder)
+        texts = Path(folder, "texts.txt")
+        with texts.open("w", encoding="utf-8") as out:
+            out.writelines(f"{line}\n" for line in islice(_short_lines(corpus), 10_000))
+        for n_documents in (1_000, 10_000):
+            out_folder = Path(folder, f"{n_documents}.mha")
+            words = [
+                "--model",
+                folder,
+                "--tokenizer",
+                "byte",
+                "--max-tokens",
+                "16",
+                "--lines",
+                "--max-docs",
+                str(n_documents),
+            ]
+            mib = peak_mib(
+                [str(Path(sys.executable).with_name("mha")), "scan", *words, str(texts), "--out", str(out_folder)]
+            )
+            print(f"{n_documents:,} documents: {mib:.0f} MiB", flush=True)
+
+
+def _short_lines(corpus: str) -> Iterator[str]:
+    """The begins of documents, over and over, each with its number."""
+    texts = [one.text[:40] for one in documents([corpus], CorpusFormat()) if isinstance(one, Document)]
+    number = 0
+    while True:
+        for text in texts:
+            number += 1
+            yield f"{number} " + " ".join(text.split())
+
+
+def main(model: str, corpus: str, n_documents: str = "320") -> None:
+    """Prints throughput and what Ray does."""
+    request = ScanRequest(model, max_tokens=MAX_TOKENS, device="cpu")
+    start = WorkerStart(request, SingleEngine().settings(request))
+    made = good_units(corpus, start, int(n_documents))
+    with tempfile.TemporaryDirectory() as folder:
+        unit_s = throughput(start, made, str(Path(folder, "heads.mha")))
+    with_ray(start, made, unit_s)
+
+
+if __name__ == "__main__":
+    memory(sys.argv[2]) if sys.argv[1] == "memory" else main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Who computes a scan: this process alone, the workers of Ray, or one of several ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from mhacli.cli.options import number, option, option_group
+from mhacli.cli.streams import note
+from mhacli.cli.values import whole
+from mhacli.errors import UsageError
+
+if TYPE_CHECKING:
+    from mhacli.compute.scan.engines.ranks import Share
+    from mhacli.compute.scan.engines.single import Engine
+
+_WORKERS, _MOST_WORKERS = "Workers", 100_000
+
+
+@option_group
+class EngineOptions:
+    """How the documents are shared out. The result does not depend on it."""
+
+    workers: Annotated[
+        int | None,
+        number(
+            _WORKERS,
+            whole("workers", 1, _MOST_WORKERS),
+            "Number of workers, each with the model in its memory (needs the extra scan). "
+            "(default: this process alone; with --ray, as many as there is room for)",
+            show_default=False,
+            common=True,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        option(
+            _WORKERS,
+            "Compute on the Ray cluster with this address, or on that of this machine: auto; local starts one here.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    cpus_per_worker: Annotated[
+        int | None,
+        number(
+            _WORKERS,
+            whole("cpus-per-worker", 1, _MOST_WORKERS),
+            "Processors that Ray keeps for a worker. (default: as many as --threads)",
+            show_default=False,
+        ),
+    ] = None
+
+    def engine(self, n_threads: int) -> Engine:
+        """What hands out the units. Imports torch. Raises `UsageError` for options without an effect."""
+        if self.ray is None and self.workers is None:
+            if self.cpus_per_worker is not None:
+                raise UsageError("--cpus-per-worker has no effect without --workers or --ray")
+            from mhacli.compute.scan.engines.single import SingleEngine
+
+            return SingleEngine()
+        from mhacli.compute.scan.engines.ray import RayEngine
+
+        return RayEngine(self.ray or "local", self.workers, self.cpus_per_worker or n_threads, note)
+
+    def share(self) -> Share:
+        """The share of this process. Imports torch. Raises `UsageError` for a rank that is to have workers."""
+        from mhacli.compute.scan.engines.ranks import Share, share_here
+
+        share = share_here()
+        if share is not None and (self.ray is not None or self.workers is not None):
+            raise UsageError(
+                f"{'--ray' if self.ray is not None else '--workers'} does not work in a rank (RANK and WORLD_SIZE are set)",
+                hint="one process with --ray uses all nodes of a Ray cluster",
+            )
+        return share or Share(0, 1)
