@@ -4,14 +4,17 @@
 
 With `cpu`, the default:
 
-1. Time: z with the log-sum-exp, the overview, and three statistics alone, each over `scaled_dot_product_attention`; and
-   explicit matrices with the same statistics over the overview. One interleaved run, A B C D A B C D …, medians of the
-   ratios of each round. Several runs, of which the best median counts: others on the machine only add.
-2. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much its largest resident size
+1. Time: z with the log-sum-exp, the overview of words and of characters, and three statistics alone, each over
+   `scaled_dot_product_attention`; and explicit matrices with the same statistics over the overview. One interleaved run,
+   A B C D A B C D …, medians of the ratios of each round. Several runs, of which the best median counts: others on the machine
+   only add.
+2. The whole study of `mha heads`, from the text's ids to the record, of 16,384 words, causal, in turns with fused attention of
+   as many tokens.
+3. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much its largest resident size
    grew; and the slope of its logarithm over that of the length.
-3. Accuracy against float64 explicit matrices.
+4. Accuracy against float64 explicit matrices.
 
-12 heads of width 64, float32, batch 1, tokens of Zipf's frequencies.
+12 heads of width 64, float32, batch 1. Words have Zipf's frequencies, characters those of English.
 
 With `cuda`, for heads of width 64 and 128 in bfloat16, 4,096 to 131,072 tokens: the overview over
 `scaled_dot_product_attention`, with the statistics by the Triton kernel and by torch, in one interleaved run; the memory that
@@ -35,16 +38,22 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.reducer import choice, summarise_by
-from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend, uniform
+from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend
 from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
-from mhacli.attention.tiled.tiles import reduce_tiles, visible_keys
-from mhacli.compute.base.head_statistics import block_of
-from mhacli.spec.config import Reducer
+from mhacli.attention.tiled.tiles import reduce_tiles
+from mhacli.compute.base.devices import shared_out
+from mhacli.compute.base.head_statistics import block_of, make_baseline
+from mhacli.compute.heads import first_pass, head_groups, prepare_heads
+from mhacli.requests.layer import layer_request
+from mhacli.results.record.head_statistics import SINK_LIFT, HeadsRequest
+from mhacli.spec.config import Config, Reducer
 from mhacli.spec.reduction import Launch
+from mhacli.text.encode import encode
 
 N_HEADS, D_HEAD = 12, 64
 LENGTHS = (2048, 4096, 8192)
 RUNS = 3
+COMMAND_LENGTH = 16_384
 MEMORY_LENGTHS = (4096, 8192, 16384, 32768)
 CUDA_LENGTHS = tuple(1 << power for power in range(12, 18))
 REDUCERS: tuple[Reducer, ...] = ("triton", "torch")
@@ -66,10 +75,18 @@ def made(
     return Scores(q if spread == 1 else q * spread, k, d_head**-0.5, allowed=masks.causal() if causal else None), v
 
 
-def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
-    """The questions of the overview for tokens whose n-th has a frequency of 1/n."""
+WORDS = 1 / torch.arange(1, 4000.0)
+"""Frequencies of which the n-th is 1/n."""
+CHARACTERS = torch.tensor(
+    [18, 10.3, 7.5, 6.5, 6.2, 5.7, 5.7, 5.3, 5, 4.9, 3.3, 3.2, 2.3, 2.2, 2, 1.9, 1.7, 1.6, 1.5, 1.2, 0.8, 0.6]
+)
+"""Of the space and the usual letters in English, in percent: of all pairs of characters, 8 % are equal."""
+
+
+def asked_of(length: int, device: str = "cpu", frequencies: torch.Tensor = WORDS) -> StatisticsRequest:
+    """The questions of the overview for tokens of these frequencies."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.multinomial(1 / torch.arange(1, 4000.0), length, replacement=True, generator=generator)[None]
+    tokens = torch.multinomial(frequencies, length, replacement=True, generator=generator)[None]
     places = torch.arange(length)[None]
     before = torch.where(places > 0, tokens.roll(1, dims=1), -1)
     block = 32 if device == "cpu" else block_of(length)
@@ -77,10 +94,15 @@ def asked_of(length: int, device: str = "cpu") -> StatisticsRequest:
 
 
 def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer: Reducer = "torch") -> None:
-    """All that `mha heads` computes of the heads: both passes, and uniform attention beside them."""
-    visible = visible_keys(scores)
-    summarise_by(reducer, uniform(visible, scores.shape[3], scores.allowed), asked)
-    summarise_by(reducer, pattern_of(scores, attend_lse(scores, v).lse), asked)
+    """All that `mha heads` computes of the heads: uniform attention, and both passes, some heads in each thread."""
+    baseline = make_baseline(scores, asked, reducer)
+
+    def passes(heads: range) -> None:
+        pattern = first_pass(scores, v, heads).pattern
+        summarise_by(reducer, pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
+
+    n_threads = torch.get_num_threads() if v.device.type == "cpu" else 1
+    shared_out([partial(passes, heads) for heads in head_groups(range(N_HEADS), 1, most=-(-N_HEADS // n_threads))])
 
 
 def three(scores: Scores, v: torch.Tensor) -> None:
@@ -144,8 +166,26 @@ def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, floa
         "tiles": lambda: tiled_attend(scores, v),
         "three": lambda: three(scores, v),
         "overview": lambda: overview(scores, v, asked),
+        "characters": lambda: overview(scores, v, asked_of(length, device, CHARACTERS)),
     }
     return ratios_to_first(calls, device, rounds)
+
+
+def command_time(length: int, rounds: int) -> dict[str, float]:
+    """Medians of the whole study of `mha heads`, from tensors to record, over fused attention."""
+    words = " ".join(str(token) for token in asked_of(length).q_tokens[0].tolist())
+    config = Config(d_model=N_HEADS * D_HEAD, n_heads=N_HEADS, causal=True, device="cpu", max_positions=length)
+    encoded = encode([words], config.resolved())
+    request = layer_request(encoded, config.resolved())
+    scores, v = made(length, True)
+
+    def study() -> None:
+        run = prepare_heads(request, HeadsRequest())
+        run.run()
+        run.record()
+
+    fused = partial(scaled_dot_product_attention, scores.q, scores.k, v, is_causal=True)
+    return ratios_to_first({"fused": fused, "command": study}, "cpu", rounds)
 
 
 def faster(length: int, causal: bool, device: str, rounds: int) -> float:
@@ -245,6 +285,11 @@ def on_cpu(rounds: int) -> None:
             beside = f", explicit / overview {faster(length, causal, 'cpu', 3):.1f}" if length <= 4096 else ""
             kind = "causal" if causal else "full"
             print(f"T={length} {kind}: fused {1e3 * best['seconds']:.0f} ms; {ratios}{beside}", flush=True)
+    taken = command_time(COMMAND_LENGTH, rounds)
+    print(
+        f"T={COMMAND_LENGTH} causal: fused {1e3 * taken['seconds']:.0f} ms; whole study {taken['command']:.2f}",
+        flush=True,
+    )
     extra = {n: extra_bytes(n, "overview") for n in MEMORY_LENGTHS}
     print("memory beyond q, k, v, z, MiB: " + ", ".join(f"T={n} {b / 2**20:.1f}" for n, b in extra.items()))
     print(growth(extra, extra_bytes(4096, "explicit")))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
+from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
 
@@ -30,7 +32,7 @@ from mhacli.attention.tiled.statistics import (
     with_sink,
 )
 from mhacli.attention.tiled.tiles import PatternTiles, indices, n_cells
-from mhacli.compute.base.devices import choose_device, free_bytes
+from mhacli.compute.base.devices import choose_device, free_bytes, one_thread, shared_out
 from mhacli.compute.base.head_statistics import (
     Axes,
     Baseline,
@@ -64,7 +66,9 @@ from mhacli.results.record.tables import HeadTable
 from mhacli.spec.tolerances import MEASURED_KEYS, TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
-"""Of the heads that share a pass: some seconds. Masks and matches are asked once for all of them."""
+"""Of the heads that one thread inspects together: some seconds. Masks and matches are asked once for all of them."""
+SMALL_CELLS = 1 << 18
+"""Queries × keys up to which one thread is as quick as several."""
 _PASS_COST = 1.3
 """What the second pass takes relative to the first, by benchmarks/heads.py, to tell the time that is left."""
 _SAMPLE_LEN, _SAMPLE_HEADS, _SAMPLING_S, _MIN_SAMPLES = 1024, 4, 0.2, 4
@@ -111,52 +115,70 @@ class HeadsRun:
 
     @torch.no_grad()
     def predict(self) -> Prediction:
-        """What the run will take, by the time of the first tokens of a few heads together."""
+        """What the run will take, by the time of the first tokens of a few heads together in one thread."""
         n, group = min(_SAMPLE_LEN, *self.scores.shape[2:]), self.scores.shape[1] // self.v.shape[1]
         heads = next(head_groups(self.heads, group, most=_SAMPLE_HEADS))
         small = replace(self.scores, q=self.scores.q[:1, :, :n], k=self.scores.k[:1, :, :n])
         asked = self.asked.beginning(n)
         seconds, until = math.inf, perf_counter() + _SAMPLING_S
-        for attempt in count():  # the first ones take longer, and others are on the machine
-            began = perf_counter()
-            if attempt >= _MIN_SAMPLES and began > until:
-                break
-            sample = first_pass(small, self.v[:1, :, :n], heads).pattern
-            summarise_by(self.wanted.reducer, sample, asked)
-            seconds = min(seconds, perf_counter() - began)
-        per_head = n_cells(self.scores) / self.scores.shape[1]
-        ratio = (len(self.heads) + 1) * per_head / max(1, n_cells(small.of_heads(heads)))
+        with one_thread():
+            for attempt in count():  # the first ones take longer, and others are on the machine
+                began = perf_counter()
+                if attempt >= _MIN_SAMPLES and began > until:
+                    break
+                sample = first_pass(small, self.v[:1, :, :n], heads).pattern
+                summarise_by(self.wanted.reducer, sample, asked)
+                seconds = min(seconds, perf_counter() - began)
+        heads_in_turn = 1 + len(self.heads) / min(self._n_threads, len(self._parts()))
+        ratio = heads_in_turn * self._cells_per_head / max(1, n_cells(small.of_heads(heads)))
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()
     def run(self, tell: Progress = no_progress) -> None:
-        """Looks at all heads, a few at a time; `tell` hears which share of the work is done."""
+        """Inspects all heads, on a CPU some in each thread; `tell` hears which part of the work is done."""
         began = perf_counter()
         tell(0.0, "uniform attention")
-        self.baseline = make_baseline(self.scores, self.asked, self.wanted.reducer)
-        per_head = n_cells(self.scores) // self.scores.shape[1]
-        progress = _HeadsProgress(per_head, len(self.heads), tell)
-        group = self.scores.shape[1] // self.v.shape[1]
-        for heads in head_groups(self.heads, group, most=_CELLS_AT_ONCE // max(1, per_head)):
-            attention, steps = first_pass(self.scores, self.v, heads), progress.steps(heads)
-            steps.first_pass()
-            self.results.append(
-                second_pass(
-                    self.setup.axes,
-                    attention,
-                    asked=self.asked,
-                    wanted=self.wanted,
-                    baseline=self.baseline,
-                    tell=steps.cells,
-                )
-            )
+        baseline = self.baseline = make_baseline(self.scores, self.asked, self.wanted.reducer)
+        progress = _HeadsProgress(self._cells_per_head, len(self.heads), tell)
+
+        def inspect(heads: range) -> None:
+            attention = first_pass(self.scores, self.v, heads)
+            progress.first_pass(heads)
+            found = second_pass(
+                self.setup.axes, attention, asked=self.asked, wanted=self.wanted, baseline=baseline,
+                tell=progress.second_pass,
+            )  # fmt: skip
+            self.results.append(found)
             self.seconds["statistics"] = perf_counter() - began
+
+        jobs = [partial(inspect, heads) for heads in self._parts()]
+        if self._n_threads > 1:
+            shared_out(jobs)
+        else:
+            for job in jobs:
+                job()
+
+    @property
+    def _cells_per_head(self) -> int:
+        return n_cells(self.scores) // self.scores.shape[1]
+
+    @property
+    def _n_threads(self) -> int:
+        """How many threads inspect heads: those of torch on a CPU, if the text is not so short that they only wait."""
+        is_small = math.prod(self.scores.shape[2:]) <= SMALL_CELLS
+        return 1 if is_small or self.v.device.type != "cpu" else torch.get_num_threads()
+
+    def _parts(self) -> list[range]:
+        """The heads that are inspected together: so few that every thread has some, and that each part is soon finished."""
+        most = min(_CELLS_AT_ONCE // max(1, self._cells_per_head), -(-len(self.heads) // self._n_threads))
+        return list(head_groups(self.heads, self.scores.shape[1] // self.v.shape[1], most=most))
 
     def record(self) -> Record:
         """The record of the heads that are finished, of which there must be one at least."""
         assert self.baseline is not None, "nothing is told before something is done"
         setup, wanted = self.setup, self.wanted
-        results = joined(tuple(self.results), self.baseline, setup.axes, self.asked)
+        finished = sorted(self.results, key=lambda part: part.heads[0].head)
+        results = joined(finished, self.baseline, setup.axes, self.asked)
         z_check = results.checks[-1]
         return Record(
             command=wanted.command,
@@ -227,28 +249,26 @@ def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[rang
         yield waiting
 
 
-class _Steps(NamedTuple):
-    """Who hears how far a look is: that the first pass is done, and of the cells that the second has looked at."""
-
-    first_pass: Callable[[], None]
-    cells: Callable[[int], None]
-
-
 class _HeadsProgress:
-    """Which share of the work is done, in cells: those of the first pass, and those of the second, which take longer."""
+    """Which part of the work is done, by several threads: cells of the first pass, and of the second, which take longer."""
 
     def __init__(self, cells_per_head: int, n_heads: int, tell: Progress) -> None:
         self._per_head, self._tell = cells_per_head, tell
-        self._whole, self._done = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0
+        self._doing = "1 head" if n_heads == 1 else f"{n_heads} heads"
+        self._whole, self._done, self._lock = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0, Lock()
 
-    def steps(self, heads: range) -> _Steps:
-        """Who is told how far the look at these heads is."""
-        named = f"head {heads[0]}" if len(heads) == 1 else f"heads {heads[0]} to {heads[-1]}"
-        return _Steps(lambda: self._add(len(heads) * self._per_head, named), lambda n: self._add(_PASS_COST * n, named))
+    def first_pass(self, heads: range) -> None:
+        """The first pass over these heads is done."""
+        self._add(len(heads) * self._per_head)
 
-    def _add(self, cells: float, doing: str) -> None:
-        self._done += cells
-        self._tell(min(1.0, self._done / self._whole), doing)
+    def second_pass(self, cells: int) -> None:
+        """The second pass reduced more cells."""
+        self._add(_PASS_COST * cells)
+
+    def _add(self, cells: float) -> None:
+        with self._lock:
+            self._done += cells
+            self._tell(min(1.0, self._done / self._whole), self._doing)
 
 
 def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:

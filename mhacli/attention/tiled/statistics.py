@@ -22,6 +22,7 @@ from mhacli.attention.tiled.tiles import (
     PatternTiles,
     Reducer,
     Tile,
+    TileLayout,
     indices,
     rectangles,
     reduce_tiles,
@@ -111,7 +112,7 @@ def summarise(
     With the number of keys that are `visible` to each query, those queries are counted that give a key `lift` times its uniform
     weight, 1 / visible; without it nothing is.
     """
-    mass, entropy, squares, peak = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern), Peak(pattern)
+    mass, peak, entropy, squares = RowSums(pattern), Peak(pattern), Entropy(pattern), RowSquareSums(pattern)
     distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
     lifted = [] if visible is None else [Lifted(pattern, torch.where(visible > 0, lift / visible, torch.inf))]
@@ -119,7 +120,7 @@ def summarise(
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
     )
-    per_query: list[Reducer] = [mass, entropy, squares, peak, distance, first, leading]
+    per_query: list[Reducer] = [mass, peak, entropy, squares, distance, first, leading]
     chosen = ChosenCells(pattern, asked)
     reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], tell)
     return Statistics(
@@ -232,7 +233,7 @@ class RowSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the rows."""
-        self.per_query[tile.batch_head][tile.rows] += tile.mass
+        self.per_query[tile.at_rows].add_(tile.mass)
 
 
 class Entropy:
@@ -242,8 +243,8 @@ class Entropy:
         self._bits = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
-        """One product of the weights with their logarithms."""
-        self._bits[tile.batch_head][tile.rows] -= torch.mul(tile.weights, tile.log2, out=tile.scratch).sum(dim=1)
+        """One product of the weights with their logarithms, whose memory it takes."""
+        self._bits[tile.at_rows].sub_(torch.mul(tile.weights, tile.log2, out=tile.scratch).sum(dim=1))
 
     @property
     def per_query(self) -> PerQuery:
@@ -259,7 +260,7 @@ class RowSquareSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the squared lengths of the rows."""
-        self.per_query[tile.batch_head][tile.rows] += torch.linalg.vector_norm(tile.weights, dim=1).square_()
+        self.per_query[tile.at_rows].add_(torch.linalg.vector_norm(tile.weights, dim=1).square_())
 
 
 class Peak:
@@ -270,7 +271,7 @@ class Peak:
 
     def add(self, tile: Tile) -> None:
         """The larger of the rows' largest and what was before."""
-        largest = self._log2[tile.batch_head][tile.rows]
+        largest = self._log2[tile.at_rows]
         torch.maximum(largest, tile.log2.amax(dim=1), out=largest)
 
     @property
@@ -295,11 +296,11 @@ class Distance:
         if self._known is None or self._known[:2] != (tile.queries, tile.keys):
             self._known = (tile.queries, tile.keys, *_steps(tile))
         of_keys, of_queries = self._known[2:]
-        own = self.per_query[tile.batch_head][tile.rows]
+        own = self.per_query[tile.at_rows]
         if of_queries is None:
-            own += torch.mul(tile.weights, of_keys, out=tile.scratch).sum(dim=1)
+            own.add_(torch.mul(tile.weights, of_keys, out=tile.scratch).sum(dim=1))
         else:
-            own += torch.mv(tile.weights, of_keys).addcmul_(tile.mass, of_queries)
+            own.addmv_(tile.weights, of_keys).addcmul_(tile.mass, of_queries)
 
 
 def _steps(tile: Tile) -> tuple[Tensor, Tensor | None]:
@@ -327,11 +328,11 @@ class ColumnSums:
     def add(self, tile: Tile) -> None:
         """Adds the sums of the columns, block by block of queries, and those of the blocks of keys."""
         sums = sums_of_blocks(tile.weights, self._block, 0)
-        self.per_key[tile.batch_head][tile.columns] += sums.sum(dim=0)
+        self.per_key[tile.at_columns].add_(sums.sum(dim=0))
         first, lead = divmod(tile.keys.start, self._block)
         cells = sums_of_blocks(sums.mT, self._block, lead).mT
         top = tile.queries.start // self._block
-        self.map[tile.batch_head][top : top + cells.shape[0], first : first + cells.shape[1]] += cells
+        self.map[(*tile.batch_head, slice(top, top + cells.shape[0]), slice(first, first + cells.shape[1]))].add_(cells)
 
 
 class Lifted:
@@ -347,8 +348,8 @@ class Lifted:
 
     def add(self, tile: Tile) -> None:
         """Adds the cells that reach the floor of their row."""
-        floor = self._floor[tile.batch_head][tile.rows, None]
-        self.per_key[tile.batch_head][tile.columns] += torch.ge(tile.weights, floor, out=tile.scratch).sum(dim=0)
+        floor = self._floor[tile.at_rows].unsqueeze(1)
+        self.per_key[tile.at_columns].add_(torch.ge(tile.weights, floor, out=tile.scratch).sum(dim=0))
 
 
 class Profile:
@@ -367,7 +368,7 @@ class Profile:
         """Adds the diagonals; the first column of the sheared tile holds nothing."""
         first = self.zero + tile.keys.start - tile.queries.start - len(tile.queries) + 1
         sums = tile.diagonals.sum(dim=0)[1:]
-        self.mass[tile.batch_head][first : first + len(sums)] += sums
+        self.mass[(*tile.batch_head, slice(first, first + len(sums)))].add_(sums)
 
 
 class Marked:
@@ -383,17 +384,54 @@ class Marked:
         low, high = (bisect_left(marked, edge) for edge in (tile.keys.start, tile.keys.stop))
         columns = [key - tile.keys.start for key in marked[low:high]]
         if columns:
-            self.per_query[tile.batch_head][tile.rows] += tile.weights[:, columns].sum(dim=1)
+            self.per_query[tile.at_rows].add_(tile.weights[:, columns].sum(dim=1))
 
 
-class SameLabel:
+class SharedCells:
+    """The mass on chosen cells, `batch head`: a sum over all queries. The cells are the same for every head.
+
+    A few cells are read one by one. Many are 1 among zeros in a tile of their own, which lies in memory as the weights do, so
+    that their mass is a product of two vectors, whose time does not depend on how many they are.
+    """
+
+    def __init__(self, pattern: PatternTiles) -> None:
+        self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
+        self._place: tuple[int, range, range] | None = None
+        self._chosen = self._plane = pattern.like
+        self._layout: TileLayout | None = None
+
+    def add(self, tile: Tile) -> None:
+        """Adds the weights of the chosen cells, which are looked for once for all heads."""
+        place = (tile.batch_head[0], tile.queries, tile.keys)
+        if place != self._place:
+            self._place, self._chosen = place, self._choose(tile)
+        if self._chosen.is_floating_point():
+            self.mass[tile.batch_head].add_(torch.dot(tile.flat, self._chosen))
+        else:
+            self.mass[tile.batch_head].add_(tile.flat.index_select(0, self._chosen).sum())
+
+    def _choose(self, tile: Tile) -> Shaped[Tensor, " cell"]:
+        """Where the cells are in `tile.flat`, as integers; or numbers for all of it, 1 where they are and 0 elsewhere."""
+        raise NotImplementedError
+
+    def _cells_among_zeros(self, tile: Tile) -> tuple[Float[Tensor, " cell"], Float[Tensor, "query key"]]:
+        """Memory like `tile.flat`, 0 beside the cells, and the cells in it, to be written."""
+        if tile.layout != self._layout:
+            self._layout, self._plane = tile.layout, torch.zeros_like(tile.flat)
+        return self._plane, self._plane.as_strided(*tile.layout)
+
+
+_DENSE = 1 / 24
+"""The part of a tile's cells from which on a product with all of them takes less time than to find and read those few."""
+
+
+class SameLabel(SharedCells):
     """The mass on keys whose label is the query's, `batch head`: a sum over all queries. Labels below 0 equal nothing.
 
-    `labels` of queries and keys are `[batch, query]` and `[batch, key]`; the key at `query + shift` does not count. Only the few
-    cells that match are read: they are joined through the keys in the order of their labels, tile by tile. With tokens
-    as labels these are duplicate-token heads (Wang et al. 2022, "Interpretability in the Wild", section 3.1), with each
-    key's label that of the token before it, and `shift` 1, induction heads (Olsson et al. 2022, "In-context Learning and
-    Induction Heads").
+    `labels` of queries and keys are `[batch, query]` and `[batch, key]`; the key at `query + shift` does not count. Few cells are
+    joined through the keys in the order of their labels, tile by tile. With tokens as labels these are duplicate-token heads
+    (Wang et al. 2022, "Interpretability in the Wild", section 3.1), with each key's label that of the token before it,
+    and `shift` 1, induction heads (Olsson et al. 2022, "In-context Learning and Induction Heads").
     """
 
     def __init__(
@@ -404,62 +442,62 @@ class SameLabel:
         *,
         shift: int | None,
     ) -> None:
-        self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
-        self._n_keys, self._shift = pattern.shape[3], shift
-        self._queries = q_labels.long().clamp(min=-1) * self._n_keys
-        self._keys = [_by_label(row) for row in k_labels]
-        self._known: dict[int, tuple[range, range, Tensor]] = {}
+        super().__init__(pattern)
+        self._shift = shift
+        labels, ranks = torch.unique(torch.cat([q_labels, k_labels], dim=1), return_inverse=True)
+        ranks = torch.where(labels[ranks] < 0, -1, ranks)  # so small that floats hold them, which compare fastest
+        self._queries, self._keys = ranks.split([q_labels.shape[1], k_labels.shape[1]], dim=1)
+        self._by_label = [_by_label(row) for row in self._keys]
 
-    def add(self, tile: Tile) -> None:
-        """Adds the weights of the cells whose labels match, which are the same for every head."""
+    def _choose(self, tile: Tile) -> Shaped[Tensor, " cell"]:
         batch = tile.batch_head[0]
-        known = self._known.get(batch)
-        if known is None or known[:2] != (tile.queries, tile.keys):
-            known = self._known[batch] = (tile.queries, tile.keys, self._joined(batch, tile))
-        if len(known[2]):
-            self.mass[tile.batch_head] += tile.flat.index_select(0, known[2]).sum()
-
-    def _joined(self, batch: int, tile: Tile) -> Int[Tensor, " cell"]:
-        """Where in the tile the cells are: each query's run among the keys sorted by label and place, written out."""
-        labels, (codes, places) = self._queries[batch, tile.rows], self._keys[batch]
-        low, high = (torch.searchsorted(codes, labels + edge) for edge in (tile.keys.start, tile.keys.stop))
-        counts = torch.where(labels >= 0, high - low, 0)
+        labels, (codes, places) = self._queries[batch, tile.rows], self._by_label[batch]
+        edges = torch.tensor([[tile.keys.start], [tile.keys.stop]], device=labels.device)
+        low, high = torch.searchsorted(codes, labels * self._keys.shape[1] + edges)  # a label of −1 is before all codes
+        counts = high - low
+        if int(counts.sum()) > _DENSE * tile.weights.numel():
+            return self._compared(tile, labels, self._keys[batch, tile.columns])
         rows = torch.repeat_interleave(counts)
         first = low - (counts.cumsum(0) - counts)  # of each run, less the cells before it
         keys = places.index_select(0, torch.arange(len(rows), device=rows.device) + first.index_select(0, rows))
+        _, (stride, _), start = tile.layout
+        cells = rows * stride + keys + (start - tile.keys.start)
+        if self._shift is None:
+            return cells
+        none = 0  # the first number in memory is none of the cells
+        return torch.where(keys - rows == tile.queries.start + self._shift, none, cells)
+
+    def _compared(self, tile: Tile, q_labels: Int[Tensor, " query"], k_labels: Int[Tensor, " key"]) -> Tensor:
+        """Every cell by itself."""
+        plane, cells = self._cells_among_zeros(tile)
+        q, k = q_labels.to(cells.dtype), torch.where(k_labels < 0, -2, k_labels).to(cells.dtype)
+        torch.eq(q.unsqueeze(1), k, out=cells)
         if self._shift is not None:
-            counted = keys != rows + (tile.queries.start + self._shift)
-            rows, keys = rows[counted], keys[counted]
-        return tile.flat_places(rows, keys - tile.keys.start)
+            offset = tile.queries.start + self._shift - tile.keys.start
+            if -len(tile.queries) < offset < len(tile.keys):
+                cells.diagonal(offset).zero_()
+        return plane
 
 
 def _by_label(labels: Int[Tensor, " key"]) -> tuple[Int[Tensor, " labelled"], Int[Tensor, " labelled"]]:
     """The keys with a label in the order of labels and then places: both as one number, and the places alone."""
     places = (labels >= 0).nonzero().flatten()
-    codes = (labels[places].long() * len(labels) + places).sort().values
+    codes = (labels[places] * len(labels) + places).sort().values
     return codes, codes % len(labels)
 
 
-class Matched:
+class Matched(SharedCells):
     """The mass on cells that match an expression, `batch head`: a sum over all queries. `matches` has one per sequence."""
 
     def __init__(self, pattern: PatternTiles, matches: Sequence[Matches]) -> None:
-        self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
+        super().__init__(pattern)
         self._matches = matches
-        self._asked: dict[int, tuple[range, range, Tensor]] = {}
 
-    def add(self, tile: Tile) -> None:
-        """Adds the weights of the cells that match."""
-        self.mass[tile.batch_head] += torch.mul(tile.weights, self._cells(tile), out=tile.scratch).sum()
-
-    def _cells(self, tile: Tile) -> Tensor:
-        """1 where the expression holds, else 0, kept for the next head."""
-        batch = tile.batch_head[0]
-        asked = self._asked.get(batch)
-        if asked is None or asked[:2] != (tile.queries, tile.keys):
-            cells = self._matches[batch](indices(tile.queries, tile.mass), indices(tile.keys, tile.mass))
-            asked = self._asked[batch] = (tile.queries, tile.keys, cells.to(tile.mass.dtype))
-        return asked[2]
+    def _choose(self, tile: Tile) -> Shaped[Tensor, " cell"]:
+        plane, cells = self._cells_among_zeros(tile)
+        matches = self._matches[tile.batch_head[0]]
+        cells.copy_(matches(indices(tile.queries, tile.mass), indices(tile.keys, tile.mass)))
+        return plane
 
 
 class Between:

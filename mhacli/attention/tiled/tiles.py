@@ -77,13 +77,21 @@ def visible_keys(pattern: Grid) -> Float[Tensor, "#batch #head query"]:
     return counts
 
 
+class TileLayout(NamedTuple):
+    """Sizes, strides and first cell of a tile's weights in memory."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+
 @dataclass(frozen=True)
 class Tile:
     """Weights of some queries and keys of one head: `weights` = 2^`log2`, exactly 0 where forbidden.
 
     `batch_head` is sequence and head, `head` counted among those of the pass. `diagonals` holds the same weights sheared:
     column c has those with key − query = `keys.start − queries.start + c − query count`, and zeros. `mass` is the sum of
-    each row. `scratch` may be written to. `flat` is the memory of `weights` as one row.
+    each row. `flat` is the memory of `weights` as one row, with zeros beside them.
     """
 
     batch_head: tuple[int, int]
@@ -93,12 +101,27 @@ class Tile:
     weights: Float[Tensor, "query key"]
     diagonals: Float[Tensor, "query diagonal"]
     mass: Float[Tensor, " query"]
-    scratch: Float[Tensor, "query key"]
     flat: Float[Tensor, " cell"]
 
-    def flat_places(self, rows: Int[Tensor, " cell"], columns: Int[Tensor, " cell"]) -> Int[Tensor, " cell"]:
-        """Where cells of `weights` are in `flat`, which is several times as fast to read from."""
-        return rows * int(self.weights.stride(0)) + columns + int(self.weights.storage_offset())
+    @property
+    def scratch(self) -> Float[Tensor, "query key"]:
+        """The memory of `log2`, to write to: reducers that read `log2` come before those that take it."""
+        return self.log2
+
+    @property
+    def layout(self) -> TileLayout:
+        """How `weights` lie in `flat`."""
+        return TileLayout(self.weights.shape, self.weights.stride(), int(self.weights.storage_offset()))
+
+    @property
+    def at_rows(self) -> tuple[int, int, slice]:
+        """Where the queries are in a tensor `[batch, head, query]`."""
+        return (*self.batch_head, self.rows)
+
+    @property
+    def at_columns(self) -> tuple[int, int, slice]:
+        """Where the keys are in a tensor `[batch, head, key]`."""
+        return (*self.batch_head, self.columns)
 
     @property
     def rows(self) -> slice:
@@ -135,7 +158,7 @@ def reduce_tiles(
 
 
 class _Buffers:
-    """The memory of a pass: three tiles, the weights among zeros, so that a sheared view of them has empty corners.
+    """The memory of a pass: two tiles, the weights among zeros, so that a sheared view of them has empty corners.
 
     Row r of the sheared view begins r + 1 numbers later than the row before it: its column c holds key c + r − n of the
     tile. Source of the trick: strides, as in the relative attention of Huang et al. 2018, "Music Transformer", section 3.4.
@@ -143,8 +166,8 @@ class _Buffers:
 
     def __init__(self, shape: TileShape, like: Tensor) -> None:
         n, m = shape.queries, shape.keys
-        self._log2, self._scratch = like.new_empty(n * m), like.new_empty(n * m)
-        self._shares = like.new_empty(n * (n + m) + n)
+        self._log2 = like.new_empty(n * m)
+        self._weights = like.new_empty(n * (n + m) + n)
         self._zeroed = (0, 0)
 
     def tile(self, pattern: PatternTiles, batch_head: tuple[int, int], rectangle: TileRegion) -> Tile:
@@ -152,8 +175,8 @@ class _Buffers:
         queries, keys, _ = rectangle
         n, m = len(queries), len(keys)
         width = n + m
-        log2, scratch = self._log2[: n * m].view(n, m), self._scratch[: n * m].view(n, m)
-        flat = self._shares[: n * width + n]
+        log2 = self._log2[: n * m].view(n, m)
+        flat = self._weights[: n * width + n]
         padded = flat[: n * width].view(n, width)
         if self._zeroed != (n, m):
             padded[:, :n].zero_()
@@ -162,7 +185,7 @@ class _Buffers:
         weights = padded[:, n:]
         pattern.tile_into(log2, weights, batch_head, rectangle)
         diagonals = flat.as_strided((n, width), (width + 1, 1))
-        return Tile(batch_head, queries, keys, log2, weights, diagonals, weights.sum(dim=1), scratch, flat)
+        return Tile(batch_head, queries, keys, log2, weights, diagonals, weights.sum(dim=1), flat)
 
 
 # ----------------------------------------------------------------------------------------------------------- rectangles
@@ -180,9 +203,9 @@ class TileShape(NamedTuple):
     grain: int
 
 
-CPU_TILES = TileShape(512, 1024, 256)
-"""The best of seven shapes on two cores with 1 MiB of second-level cache each: small enough to stay near, large enough
-that a call per tile costs nothing."""
+CPU_TILES = TileShape(256, 2048, 256)
+"""The best of several shapes on cores with 1 MiB of second-level cache each: large enough that a call per tile costs little, and
+wide, for the zeros beside the weights are as many columns as there are queries."""
 DEVICE_TILES = TileShape(*DEVICE_TILE, 1024)
 
 

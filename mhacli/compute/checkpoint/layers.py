@@ -24,7 +24,7 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
-from mhacli.compute.heads import HeadResults, joined, make_summary, second_pass
+from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, second_pass
 from mhacli.io.progress import Progress, no_progress
 from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
 from mhacli.results.record.record import (
@@ -383,10 +383,6 @@ def _unread_mask(call: ScoredCall) -> str | None:
     if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
         return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
     return None
-
-
-SMALL_CELLS = 1 << 18
-"""Queries × keys up to which one thread is as quick as several."""
 
 
 def head_ranges(attention: AttentionResult, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention import masks
+from mhacli.attention.tiled import statistics
 from mhacli.attention.tiled import tiles as rectangles
 from mhacli.attention.tiled.conditions import matcher
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, VirtualPattern, uniform
@@ -106,12 +107,12 @@ def test_what_is_said_of_queries_is_what_loops_over_the_cells_say(
     normal: Normal, name: str, q_len: int, k_len: int, tiles: TileShape
 ) -> None:
     pattern = masked(normal, name, q_len, k_len)
-    mass, entropy, squares, peak, distance = (
-        kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)
+    mass, peak, entropy, squares, distance = (
+        kind(pattern) for kind in (RowSums, Peak, Entropy, RowSquareSums, Distance)
     )
     marks = torch.arange(BATCH * k_len).reshape(BATCH, k_len) % 5 == 2
     marked = Marked(pattern, marks)
-    reduced(pattern, mass, entropy, squares, peak, distance, marked)
+    reduced(pattern, mass, peak, entropy, squares, distance, marked)
     shares = pattern.pattern.numpy()
     near(mass.per_query, summed(shares, lambda i, j, p: p))
     near(entropy.per_query, summed(shares, lambda i, j, p: -p * math.log(p) if p else 0.0))
@@ -176,11 +177,14 @@ def labels_of(length: int, high: int, seed: int) -> Tensor:
     return torch.randint(-2 if high > 1 else 0, high, (BATCH, length), generator=generator)
 
 
+@pytest.mark.parametrize("dense", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("high", [1, 4, 40])
 @pytest.mark.parametrize(("name", "q_len", "k_len"), CASES)
 def test_the_mass_on_equal_labels_is_what_loops_over_the_cells_say(
-    normal: Normal, name: str, q_len: int, k_len: int, high: int, tiles: TileShape
-) -> None:
+    normal: Normal, monkeypatch: pytest.MonkeyPatch, name: str, q_len: int, k_len: int, high: int, dense: float,
+    tiles: TileShape,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(statistics, "_DENSE", dense)
     pattern = masked(normal, name, q_len, k_len)
     of_queries, of_keys = labels_of(q_len, high, 1), labels_of(k_len, high, 2)
     found = {shift: SameLabel(pattern, of_queries, of_keys, shift=shift) for shift in (None, 0, 1)}
@@ -242,12 +246,12 @@ BY_HAND = ([1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25])
 
 def test_by_hand_three_queries() -> None:
     pattern = pattern_of(*BY_HAND)
-    mass, entropy, squares, peak, distance = (
-        kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)
+    mass, peak, entropy, squares, distance = (
+        kind(pattern) for kind in (RowSums, Peak, Entropy, RowSquareSums, Distance)
     )
     marked = Marked(pattern, torch.tensor([[True, False, True]]))
     received, profile = ColumnSums(pattern, 2), Profile(pattern)
-    reduced(pattern, mass, entropy, squares, peak, distance, marked, received, profile)
+    reduced(pattern, mass, peak, entropy, squares, distance, marked, received, profile)
     ln2, ln3 = math.log(2), math.log(3)
     assert mass.per_query.flatten().tolist() == [1, 1, 1]
     assert entropy.per_query.flatten().tolist() == pytest.approx([0, 2 * ln2 - 0.75 * ln3, 1.5 * ln2], abs=1e-15)
@@ -318,7 +322,7 @@ def test_uniform_attention_has_the_entropy_and_the_squares_of_its_keys(name: str
     counts = torch.from_numpy(visible_of(name, 19, 23).sum(axis=-1)).double()
     pattern = uniform(counts, 23, MASKS[name])
     entropy, squares, peak, mass = (kind(pattern) for kind in (Entropy, RowSquareSums, Peak, RowSums))
-    reduced(pattern, entropy, squares, peak, mass)
+    reduced(pattern, peak, entropy, squares, mass)
     near(mass.per_query, counts > 0)
     near(entropy.per_query, counts.clamp(min=1).log())
     near(squares.per_query, torch.where(counts > 0, 1 / counts.clamp(min=1), 0.0))
@@ -331,7 +335,7 @@ def test_a_query_of_one_key_has_no_entropy_and_its_peak_is_0(normal: Normal, tin
     scores = Scores(q, k, scale=1.0, allowed=masks.window(0, 0))
     pattern = VirtualPattern(scores, (q * k).sum(dim=-1))
     entropy, distance, peak, squares = (kind(pattern) for kind in (Entropy, Distance, Peak, RowSquareSums))
-    reduced(pattern, entropy, distance, peak, squares)
+    reduced(pattern, peak, entropy, distance, squares)
     assert entropy.per_query.min() >= 0
     rounding = 2.0**-23 * scores_of(q, k).abs().max()  # of a float32 as large as the scores
     assert entropy.per_query.max() <= rounding
@@ -357,7 +361,7 @@ def test_results_have_the_dtype_of_the_maths_and_sums_over_all_queries_float64(d
     q, k = torch.zeros(1, 2, 3, 5, dtype=dtype), torch.zeros(1, 2, 7, 5, dtype=dtype)
     pattern = VirtualPattern(Scores(q, k, scale=1.0), torch.full((1, 2, 3), math.log(7), dtype=dtype))
     marks, labels = torch.ones(1, 7, dtype=torch.bool), torch.zeros(1, 7, dtype=torch.int64)
-    per_query = [kind(pattern) for kind in (RowSums, Entropy, RowSquareSums, Peak, Distance)] + [Marked(pattern, marks)]
+    per_query = [kind(pattern) for kind in (RowSums, Peak, Entropy, RowSquareSums, Distance)] + [Marked(pattern, marks)]
     received, profile = ColumnSums(pattern, 2), Profile(pattern)
     of_heads = [
         SameLabel(pattern, labels[:, :3], labels, shift=None),
@@ -396,8 +400,8 @@ class Seen:
         assert torch.equal(tile.diagonals, expected)
         near(tile.mass, tile.weights.sum(dim=1))
         near(tile.weights, tile.log2.exp2())
-        rows, columns = (t.flatten() for t in torch.meshgrid(torch.arange(n), torch.arange(m), indexing="ij"))
-        assert torch.equal(tile.flat[tile.flat_places(rows, columns)], tile.weights.flatten())
+        assert torch.equal(tile.flat.as_strided(*tile.layout), tile.weights)
+        assert tile.flat.count_nonzero() == tile.weights.count_nonzero()
         tile.scratch.fill_(torch.nan)
         self.weights[*tile.batch_head, tile.rows, tile.columns] = tile.weights
 
@@ -451,7 +455,7 @@ def test_summarise_puts_every_statistic_under_its_name(normal: Normal, tiny: Non
     found = summarise(pattern, asked, told.append)
     assert sum(told) == n_cells(pattern)
     own = {
-        "mass": RowSums(pattern), "entropy": Entropy(pattern), "squares": RowSquareSums(pattern), "peak": Peak(pattern),
+        "mass": RowSums(pattern), "peak": Peak(pattern), "entropy": Entropy(pattern), "squares": RowSquareSums(pattern),
         "distance": Distance(pattern), "first": Marked(pattern, first), "leading": Marked(pattern, leading),
     }  # fmt: skip
     received, profile = ColumnSums(pattern, 4), Profile(pattern)

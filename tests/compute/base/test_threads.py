@@ -16,11 +16,16 @@ import torch
 from support.model_families import ids_of, loaded_of, made, sequence_of
 
 from mhacli.adapters.hf.inputs import make_inputs
+from mhacli.compute import heads
 from mhacli.compute.base.devices import one_thread, shared_out
 from mhacli.compute.checkpoint import layers
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.heads import prepare_heads
+from mhacli.requests.layer import layer_request
 from mhacli.results.record.head_statistics import HeadsRequest
+from mhacli.spec.config import Config
+from mhacli.text.encode import encode
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -145,6 +150,34 @@ def test_a_layer_is_said_to_be_the_same_by_one_thread_and_by_two(
     for one, other in zip(alone.heads, shared.heads, strict=True):
         assert flat(asdict(one)) == pytest.approx(flat(asdict(other)), abs=1e-5)
     assert alone.arrays.keys() == shared.arrays.keys()
+    for name, array in alone.arrays.items():
+        assert array == pytest.approx(shared.arrays[name], abs=1e-5, nan_ok=True)
+
+
+def test_the_heads_of_a_text_are_the_same_by_one_thread_and_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_jobs: list[int] = []
+
+    def counted(jobs: Any) -> Any:
+        n_jobs.append(len(jobs))
+        return shared_out(jobs)
+
+    monkeypatch.setattr(heads, "SMALL_CELLS", 100)
+    monkeypatch.setattr(heads, "shared_out", counted)
+    config = Config(d_model=40, n_heads=5, causal=True, device="cpu").resolved()
+    request = layer_request(encode(["a b c d e f a b c d a a"], config), config)
+    records = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        run = prepare_heads(request, HeadsRequest())
+        run.run()
+        records.append(run.record())
+    torch.set_num_threads(before)
+    assert n_jobs == [2]
+    alone, shared = records
+    assert [head.head for head in shared.heads] == list(range(5))
+    for one, other in zip(alone.heads, shared.heads, strict=True):
+        assert flat(asdict(one)) == pytest.approx(flat(asdict(other)), abs=1e-5)
     for name, array in alone.arrays.items():
         assert array == pytest.approx(shared.arrays[name], abs=1e-5, nan_ok=True)
 
