@@ -48,7 +48,8 @@ def device_bytes(
     kernel, whichever are more, masks, and what is added to scores. Numbers of the sums have `wide` bytes."""
     heads = batch * n_heads
     rows, columns = min(DEVICE_TILE[0], n_queries), min(DEVICE_TILE[1], n_keys)
-    tiles = wide * (2 * rows * columns + rows * (rows + columns + 1))
+    padded = rows * (rows + columns + 1)  # weights, and two planes of equal cells, among zeros
+    tiles = wide * (rows * columns + 3 * padded)
     masks = 2 * batch * wide * rows * columns
     added = _ADDED_COPIES * min(ADDED_BYTES, 4 * heads * n_queries * n_keys) if has_bias else 0
     return max(tiles, _kernel_bytes(heads, n_queries, n_keys)) + masks + added

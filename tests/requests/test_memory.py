@@ -152,7 +152,7 @@ def test_rows_that_go_on_from_a_cache_take_the_memory_of_their_own_tokens_and_of
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_reduction_on_a_gpu_takes_tiles_or_the_sums_of_the_kernel(has_bias):
     asked = {"batch": 1, "n_heads": 12, "has_bias": has_bias}
-    tile = 4 * (2 * 2048 * 8192 + 2048 * (2048 + 8192 + 1))  # log2 p, scratch, and p among zeros
+    tile = 4 * (2048 * 8192 + 3 * 2048 * (2048 + 8192 + 1))  # log2 p; p and two planes of equal cells among zeros
     masks = 2 * 4 * 2048 * 8192
     added = 3 * (256 << 20) if has_bias else 0
     assert device_bytes(n_queries=2048, n_keys=8192, **asked) >= tile + masks + added
