@@ -85,7 +85,7 @@ def test_json_is_the_record_and_progress_goes_to_stderr_as_lines(folder: Path) -
     done = run(folder, "json.mha", "--max-docs", "18", "--json")
     assert done.returncode == 0
     corpus = json.loads(done.stdout)["corpus"]
-    assert (corpus["n_documents"], corpus["n_bad"], len(corpus["heads"])) == (18, 0, 8)
+    assert (corpus["n_documents"], corpus["n_bad"], len(corpus["heads"])) == (18, 0, 12)
     lines = [json.loads(line)["progress"] for line in done.stderr.splitlines() if line.startswith("{")]
     assert lines[-1]["n_documents"] == lines[-1]["of_documents"] == 18
 

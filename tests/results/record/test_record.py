@@ -116,6 +116,7 @@ def test_the_document_has_the_fields_of_the_schema_in_their_order():
         "module",
         "effects",
         "effect",
+        "corpus",
     ]
     assert document["schema"] == "mha.record/1"
     assert document["sequences"][1] == {
