@@ -182,14 +182,15 @@ class EffectStudy:
         own = "decoder" if self.checkpoint.inputs.context else "self"
         chosen = []
         for kind, n, head in self.request.heads:
-            layer = layers.get((kind or own, n))  # type: ignore[arg-type]
+            place = str(n) if kind is None else f"{kind}.{n}"
+            layer, name = layers.get((kind or own, n)), f"{self._named('heads')} {place}.{head}"  # type: ignore[arg-type]
             if layer is None:
                 raise UsageError(
-                    f"{self._named('heads')} {n}.{head}: there is no layer {n} with attention",
+                    f"{name}: there is no layer {place} with attention",
                     hint=f"layers with attention: {_listed(layers)}",
                 )
             if head >= layer.n_heads:
-                raise UsageError(out_of_range(f"{self._named('heads')} {n}.{head}: head", head, layer.n_heads))
+                raise UsageError(out_of_range(f"{name}: head", head, layer.n_heads))
             chosen.append(((layer.kind, n), head))
         return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
 
@@ -340,7 +341,8 @@ def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
 
 
 def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
-    return ", ".join(dict.fromkeys(str(n) for _, n in layers))
+    kinds = {kind for kind, _ in layers}
+    return ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in layers)
 
 
 def effect_of(

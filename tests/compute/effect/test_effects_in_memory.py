@@ -61,7 +61,7 @@ def test_tokens_are_their_ids_without_a_tokenizer_and_the_model_stays_as_it_was(
     model = small()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ids = ids_of(1, 7)
-    record = mhacli.effects(model, ids, heads=[(1, 2)], target=5, versus="7")
+    record = mhacli.effects(model, ids, heads=[(1, 2)], target=torch.tensor(5), versus="7")
     assert record.effect is not None
     assert (record.effect.target, record.effect.target_id, record.effect.versus_id) == ("5", 5, 7)
     assert list(record.sequences[0].tokens) == [str(i) for i in ids[0].tolist()]
@@ -86,7 +86,12 @@ def test_another_text_is_resampled_from() -> None:
     (lambda model: (model, ids_of(1, 5), {"heads": [3]}), "heads: 3 is not (layer, head)"),
     (lambda model: (model, ids_of(1, 5), {"heads": [(0, 1.5)]}), "heads: (0, 1.5) is not (layer, head)"),
     (lambda model: (model, ids_of(1, 5), {"heads": [(9, 0)]}), "heads 9.0: there is no layer 9 with attention"),
+    (lambda model: (model, ids_of(1, 5), {"heads": [("cross", 1, 0)]}), "heads cross.1.0: there is no layer cross.1"),
+    (lambda model: (model, ids_of(1, 5), {"heads": []}), "heads [] is not a list of heads"),
     (lambda model: (model, ids_of(1, 5), {"layers": [9]}), "layers 9 has no attention"),
+    (lambda model: (model, ids_of(1, 5), {"layers": "1"}), "layers '1' is not a list of layers"),
+    (lambda model: (model, ids_of(1, 5), {"layers": [("corss", 1)]}), "layers: ('corss', 1) is not a layer"),
+    (lambda model: (model, ids_of(1, 5), {"position": 1.5}), "position 1.5 is not a whole number"),
     (lambda model: (model, ids_of(1, 5), {"target": 500}), "target 500 is out of range: 0 to 98"),
     (lambda model: (model, ids_of(1, 5), {"position": 5}), "position 5 is out of range: 0 to 4"),
     (lambda model: (model, ids_of(1, 5), {"at": 5}), "at 5 is out of range: 0 to 4"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from mhacli.requests.effect import EffectRequest, HeadChoice, require_one_remova
 from mhacli.results.record.effect import REPLACEMENTS
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import LayerChoice, Record
-from mhacli.spec.tokens import TokenSequence, named_by_ids
+from mhacli.spec.tokens import AttentionKind, TokenSequence, named_by_ids
 from mhacli.text.pieces import Spelling
 
 _NAME = "mhacli.effects"
@@ -61,24 +62,24 @@ def effects(
     """
     removal = {"heads": heads, "edges": edges, "at": at, "screen": screen, "judge": judge, "other": other, "cut": None}
     wanted = EffectRequest(
-        _model_request(model, layers),
-        heads=None if heads is None else tuple(cast("HeadChoice", head_place(head)[:3]) for head in heads),
+        _model_request(model, _layers(layers)),
+        heads=_heads(heads),
         edges=edges,
         replace=replace,
-        at=at,
-        position=position,
-        target=target,
-        versus=versus,
+        at=_whole("at", at, 0),
+        position=_whole("position", position),
+        target=_token("target", target),
+        versus=_token("versus", versus),
         target_first=target_first,
-        n_verified=n_verified,
-        n_screened=screen,
+        n_verified=_whole("n_verified", n_verified, 0) or 0,
+        n_screened=_whole("screen", screen, 1),
         judge=judge,
         from_python=True,
     )
     try:
         require_open(model, _NAME)
         _require_transformers(model)
-        _require_choices(replace, at=(at, 0), screen=(screen, 1), n_verified=(n_verified, 0))
+        _require_replacement(replace)
         require_one_removal(wanted.name_of, **removal, replace=None if replace == "zero" else replace)
         return _record(model, inputs, tokenizer, wanted, other)
     except MhaError as fault:
@@ -88,11 +89,10 @@ def effects(
         raise
 
 
-def _model_request(model: Any, layers: Sequence[int | LayerChoice] | None) -> ModelRequest:
-    chosen = None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)
+def _model_request(model: Any, layers: tuple[LayerChoice, ...] | None) -> ModelRequest:
     device = str(getattr(model, "device", "cpu"))
     return ModelRequest(
-        type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=chosen, device=device
+        type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=layers, device=device
     )
 
 
@@ -190,10 +190,47 @@ def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
     )
 
 
-def _require_choices(replace: str, **numbers: tuple[int | None, int]) -> None:
-    """Raises `UsageError` for what stands for nothing: a word, and numbers below their least."""
+def _require_replacement(replace: str) -> None:
     if replace not in REPLACEMENTS:
         raise UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS))
-    for name, (number, least) in numbers.items():
-        if number is not None and number < least:
-            raise UsageError(f"{name} {number} is below {least}")
+
+
+def _whole(name: str, number: Any, least: int | None = None) -> int | None:
+    """A number as an integer. Raises `UsageError` for what is none, or below the least."""
+    if number is None:
+        return None
+    try:
+        whole = index(number)
+    except TypeError:
+        raise noted(UsageError(f"{name} {number!r} is not a whole number")) from None
+    if least is not None and whole < least:
+        raise noted(UsageError(f"{name} {whole} is below {least}"))
+    return whole
+
+
+def _token(name: str, token: Any) -> str | int | None:
+    return token if isinstance(token, str) else _whole(name, token)
+
+
+def _heads(heads: Any) -> tuple[HeadChoice, ...] | None:
+    return None if heads is None else tuple(cast("HeadChoice", head_place(head)[:3]) for head in _some("heads", heads))
+
+
+def _layers(layers: Any) -> tuple[LayerChoice, ...] | None:
+    """Layers as numbers, or with their kind. Raises `UsageError` with the form."""
+    if layers is None:
+        return None
+    chosen: list[LayerChoice] = []
+    for layer in _some("layers", layers):
+        kind, number = layer if isinstance(layer, tuple) and len(layer) == 2 else (None, layer)
+        if kind not in (None, *get_args(AttentionKind)) or not isinstance(number, int):
+            raise noted(UsageError(f"layers: {layer!r} is not a layer", hint='5, or ("cross", 5)'))
+        chosen.append((kind, number))
+    return tuple(chosen)
+
+
+def _some(name: str, given: Any) -> Sequence[Any]:
+    """A list that names something."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise noted(UsageError(f"{name} {given!r} is not a list of {name}", hint=f"leave {name} out to take all"))
+    return given
