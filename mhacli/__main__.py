@@ -7,6 +7,7 @@ import signal
 from typing import NoReturn
 
 from mhacli.io import interrupts
+from mhacli.io.files import remove_temporary_folders
 from mhacli.io.memory import keep_what_is_loaded, uncollected
 
 
@@ -24,6 +25,7 @@ def main() -> NoReturn:
         code = 128 + signal.SIGINT
     except interrupts.Terminated:
         code = 128 + signal.SIGTERM
+    remove_temporary_folders()
     os._exit(code)  # nothing is left to flush, and torch takes its time to leave
 
 

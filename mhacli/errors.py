@@ -7,6 +7,8 @@ be valid; the hint is a line of its own that says what to type. Anything that is
 from __future__ import annotations
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
+RANK_FAILED = "rank-failed"
+"""The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
 
 
 class MhaError(Exception):

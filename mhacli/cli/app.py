@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +22,7 @@ from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.streams import flush, forget_stdout, require_stdout, stderr_lines, write
 from mhacli.cli.values import holds_record
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import RANK_FAILED, MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
 
@@ -116,6 +118,8 @@ def main() -> int:
     """Runs the command line; every way in which it can end is told on stderr where need be, and is an exit code."""
     if "_MHA_COMPLETE" in os.environ:  # the shell asks what could stand at the cursor
         typer.main.get_command(app).main(prog_name="mha")
+    if _is_other_rank():  # _tell has the real one
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  the first process says it all
     code = _guarded(_run_app)
     return _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
 
@@ -234,6 +238,11 @@ def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
     return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"
 
 
+_FOR_FIRST_RANK_S = 10.0
+"""How long other processes wait for the first to say what is wrong with all, which then ends them. What is wrong with one alone
+it says itself."""
+
+
 def _tell(fault: MhaError) -> int:
     """The error on stderr: lines to read, or with --json one JSON line. Returns its exit code."""
     if sys.stderr is None:
@@ -250,14 +259,33 @@ def _tell(fault: MhaError) -> int:
         sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong
     except OSError:
         forget_stdout()
+    stderr = sys.stderr
+    if _is_other_rank():
+        if fault.code != RANK_FAILED:
+            time.sleep(_FOR_FIRST_RANK_S)
+        stderr = sys.__stderr__ or sys.stderr
     try:
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        stderr.write("\n".join(lines) + "\n")
+        stderr.flush()
     except OSError:
         pass
     return fault.exit_code
 
 
 def _asked_for_json() -> bool:
+    return "--json" in _words_before_literals()
+
+
+def _is_other_rank() -> bool:
+    """Whether this is not the first of the processes that torchrun started for one model."""
+    words = _words_before_literals()
+    if "--device-map=tp" not in words and ("--device-map", "tp") not in pairwise(words):
+        return False
+    from mhacli.requests.device_map import this_rank
+
+    return this_rank() > 0
+
+
+def _words_before_literals() -> list[str]:
     words = sys.argv[1:]
-    return "--json" in (words[: words.index("--")] if "--" in words else words)
+    return words[: words.index("--")] if "--" in words else words

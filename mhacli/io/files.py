@@ -18,7 +18,7 @@ READ_CHUNK_BYTES = 1 << 20
 _UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 """Opens a file without a name, where the system has such; elsewhere it fails as on a file system that has none."""
 _temporary: set[str] = set()
-"""Of this process, while they are in use: what `remove_temporary_folders` must find from another thread."""
+"""Folders of this process, while they are in use: `remove_temporary_folders` must find them from another thread."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -291,8 +291,19 @@ def temporary_folder() -> Iterator[str]:
             _temporary.discard(folder)
 
 
+def lasting_temporary_folder() -> str:
+    """A folder that goes with the process."""
+    import atexit
+    from tempfile import mkdtemp
+
+    folder = mkdtemp(prefix="mha-")
+    _temporary.add(folder)
+    atexit.register(remove_temporary_folders)
+    return folder
+
+
 def remove_temporary_folders() -> None:
-    """Takes away what `temporary_folder` made and still holds, when the process is about to end without unwinding."""
+    """Takes away the temporary folders that are still there, when the process is about to end, with or without unwinding."""
     from shutil import rmtree
 
     for folder in tuple(_temporary):

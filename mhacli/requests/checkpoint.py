@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from mhacli.checkpoints.folder import Checkpoint
+from mhacli.requests.device_map import DeviceMap
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import LayerChoice
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, PaddingSide
@@ -19,8 +20,9 @@ class ModelRequest:
 
     `context` is what the encoder of a model of two halves reads, `chat` the messages that take the place of a text. `spans`
     are words of `--span`. `n_generated` tokens are made by the model itself, greedily. `tokenizer` None is the checkpoint's
-    own; `dtype` None is that of its weights. `max_tokens` cuts texts; without it longer ones are refused. `keep` are matrices
-    of each layer, None for as many as fit, within `keep_limit` bytes.
+    own; `dtype` None is that of its weights. A `device_map` spreads the model, and takes the place of `device`. `max_tokens`
+    cuts texts; without it longer ones are refused. `keep` are matrices of each layer, None for as many as fit, within
+    `keep_limit` bytes.
     """
 
     source: str
@@ -35,6 +37,7 @@ class ModelRequest:
     n_generated: int = 0
     tokenizer: str | None = None
     device: str = "auto"
+    device_map: DeviceMap | None = None
     dtype: str | None = None
     threads: int | None = None
     padding: PaddingSide | None = None

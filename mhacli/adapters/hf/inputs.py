@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mhacli.adapters.hf.device_map import device_of
 from mhacli.errors import MhaError, UsageError
 from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
@@ -52,7 +53,7 @@ def make_inputs(
     is_pair = bool(model.config.is_encoder_decoder)
     if context is not None and not is_pair:
         raise UsageError(f"--context does not work with {family}, which has no encoder", hint="put it into the text")
-    device = model.device
+    device = device_of(model)
     if not is_pair:
         keywords = _family("", sequences, side, pad_id, device)
         is_shifted = side == "left" and "attention_mask" in keywords and "position_ids" in accepted

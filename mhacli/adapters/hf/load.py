@@ -14,12 +14,24 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from mhacli.adapters.hf.device_map import (
+    accelerate,
+    copy_when_fetched,
+    device_of,
+    fetched,
+    own_part,
+    split,
+    spread,
+    where_weights_are,
+)
+from mhacli.adapters.hf.ranks import Ranks, join_ranks
 from mhacli.attention.core import is_finite
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
 from mhacli.errors import HF, MhaError, installing
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.requests.checkpoint import is_hub_id
+from mhacli.requests.device_map import DeviceMap
 from mhacli.text.tokenizers import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -34,13 +46,15 @@ LanguageHead = Literal["generate", "predict"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation on its device, with its checked folder. `revision` is that of a hub, None for a folder."""
+    """A model in evaluation on its devices, with its checked folder. `revision` is that of a hub, None for a folder. `ranks` are
+    the processes that every layer is split over, None where it is whole."""
 
     model: Any
     checkpoint: Checkpoint
     source: str
     revision: str | None
     notes: tuple[str, ...] = ()
+    ranks: Ranks | None = None
 
     @property
     def config(self) -> Any:
@@ -51,6 +65,11 @@ class Loaded:
     def text_config(self) -> Any:
         """The part of it that is about text."""
         return self.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it takes its inputs."""
+        return device_of(self.model)
 
     @property
     def dtype(self) -> str:
@@ -113,21 +132,48 @@ def load_model(
     *,
     revision: str | None,
     device: torch.device,
+    device_map: DeviceMap | None = None,
     dtype: str | None = None,
     head: LanguageHead | None = None,
     allow_nonfinite: bool = False,
 ) -> Loaded:
     """The model of a checked folder, in its own dtype unless another is asked for; with a language `head` if one is asked for.
 
-    Raises `MhaError` for tensors that are missing or do not fit, numbers that are not finite, and weights that memory cannot
-    take.
+    It is on `device`, or where a `device_map` says. Raises `MhaError` for tensors that are missing or do not fit, numbers that
+    are not finite, weights that memory cannot take, and a map that does not fit the model.
     """
     library = transformers()
-    _require_room(checkpoint, dtype, device)
-    path = checkpoint.path
+    if device_map is not None:
+        accelerate()
+    if device_map is None or device_map == "tp":
+        _require_room(checkpoint, dtype, device)
+    kind = _auto_class(library, config, head)
+    ranks = join_ranks() if device_map == "tp" else None
+
+    def load() -> tuple[Any, list[str]]:
+        placing: dict[str, Any] = {}
+        if ranks is not None:
+            placing = split(config, ranks)
+        elif device_map is not None:
+            placing = spread(kind, config, checkpoint, device_map)
+        model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
+        notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
+        _own_memory(model)
+        copy_when_fetched(model)
+        if not allow_nonfinite:
+            _require_finite(model, checkpoint.path)
+        return (model.to(device) if device_map is None else model).eval(), notes
+
+    model, notes = load() if ranks is None else ranks.together(load)
+    placed = where_weights_are(model)
+    notes += [] if placed is None else [placed]
+    return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes), ranks)
+
+
+def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placing: dict[str, Any]) -> tuple[Any, Any]:
+    """transformers' model, and what it says of its loading."""
     with offline():
-        kind = _auto_class(library, config, head)
-        model, info = guarded(
+        loaded: tuple[Any, Any] = guarded(
             "the config and the weights",
             path,
             lambda: kind.from_pretrained(
@@ -138,14 +184,11 @@ def load_model(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
+                ignore_mismatched_sizes=True,  # they are refused by name
+                **placing,
             ),
         )
-    notes = _require_whole(info, path, head=kind is not library.AutoModel)
-    _own_memory(model)
-    if not allow_nonfinite:
-        _require_finite(model, path)
-    return Loaded(model.to(device).eval(), checkpoint, source, revision, (*checkpoint.notes, *notes))
+    return loaded
 
 
 def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
@@ -204,17 +247,21 @@ def _own_memory(model: nn.Module) -> None:
     """Copies the weights out of the files that they are mapped from: a map dies with the process where its file is cut."""
     copied: dict[object, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != "cpu" or own_part(tensor) is not tensor:
+            continue  # on another device, on the disk, or read in parts
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
 
 
 def _require_finite(model: nn.Module, path: str) -> None:
-    for name, tensor in model.named_parameters():
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        tensor = own_part(fetched(model.get_submodule(owner), own) if parameter.is_meta else parameter)
         if tensor.is_floating_point() and not is_finite(tensor):
             bad = ~tensor.isfinite()
-            first = bad.nonzero()[0].tolist()
+            first = f", the first at {bad.nonzero()[0].tolist()}" if own_part(parameter) is parameter else ""
             raise MhaError(
-                f"{path}: {name} has {int(bad.sum())} NaN or Inf, the first at {first}",
+                f"{path}: {name} has {int(bad.sum())} NaN or Inf{first}",
                 hint="--allow-nonfinite continues anyway",
                 code="not-finite",
                 path=path,

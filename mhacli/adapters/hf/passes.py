@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, Watch, watched
+from mhacli.adapters.hf.device_map import is_split
 from mhacli.errors import MhaError, UsageError
 
 Half = Literal["encoder", "decoder"]
@@ -242,6 +243,11 @@ def require_open(model: nn.Module, by: str) -> None:
     for name, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
         known = next((_HIDING[kind] for kind in kinds if kind in _HIDING), None)
+        if known is None and is_split(module):
+            known = (
+                "split over processes by tensor parallelism, and this one has a part of its heads",
+                "torchrun -m mhacli heads --model DIR --device-map tp inspects it by its folder",
+            )
         if known is None and module._compiled_call_impl is not None:
             known = (_HIDING["OptimizedModule"][0], "give {by} a copy on which compile() was not called")
         if known is None and _is_fast(module):

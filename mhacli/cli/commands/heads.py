@@ -35,6 +35,7 @@ from mhacli.cli.shared.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     layer_list,
+    leave_to_first_rank,
     model_request,
     require_configured_heads,
     require_without_model,
@@ -321,7 +322,9 @@ def _of_checkpoint(
     """The same of every layer of a checkpoint."""
     heads = _chosen_heads(asked)
     wanted = _plain_wanted(asked, layer, heads)
-    request = model_request(model, reading, source, text, layer, device, replace(output.saving, keep=""), wanted)
+    request = model_request(
+        model, reading, source, text, layer, device, replace(output.saving, keep=""), wanted, may_split=True
+    )
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
     with loading_torch():
@@ -334,6 +337,7 @@ def _of_checkpoint(
     if longest * run.n_layers > _WORTH_TELLING_TOKENS:
         note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
     _watched(run, run.n_layers, "layers", options, output)
+    leave_to_first_rank(request.device_map)
     record = run.record()
     save_record(record, output.saving)
     print_result(record, notes, options=options, output=output)

@@ -23,6 +23,7 @@ from mhacli.cli.shared.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     layer_list,
+    leave_to_first_rank,
     model_request,
     require_configured_heads,
     require_without_model,
@@ -79,9 +80,9 @@ def run(
         require_generated(rows, is_generated=reading.generate is not None)
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
     given = ComputeRequest(source, text, layer, device, model, reading, save)
-    record, notes = computed(given, options)
+    record, notes = computed(given, options, may_split=True)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and model.device_map != "tp":  # no command that could be typed has its processes
         from mhacli.cli.shared.next_steps import suggest_next
 
         suggest_next(record, given, options, output)
@@ -90,12 +91,13 @@ def run(
 # --------------------------------------------------------------------------------------------------------- computation
 
 
-def computed(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+def computed(given: ComputeRequest, options: ViewOptions, *, may_split: bool = False) -> tuple[Record, tuple[str, ...]]:
     """The record of the request, saved where that was asked for, and what is to be told of it. `options` are checked against
-    the texts. Raises `MhaError`, before torch is loaded, for what cannot work."""
+    the texts. Raises `MhaError`, before torch is loaded, for what cannot work, and ends the command in processes that leave the
+    record to the first of them, which they may where `may_split`."""
     if given.model.model is None:
         return _of_own_layer(given, options)
-    record, notes = _of_checkpoint(given, options)
+    record, notes = _of_checkpoint(given, options, may_split=may_split)
     save_record(record, given.save)
     return record, notes
 
@@ -116,7 +118,7 @@ def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, 
     return record, request.notes
 
 
-def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+def _of_checkpoint(given: ComputeRequest, options: ViewOptions, *, may_split: bool) -> tuple[Record, tuple[str, ...]]:
     wanted = HeadsRequest(allow_nonfinite=given.layer.allow_nonfinite)
     request = model_request(
         given.model,
@@ -127,6 +129,7 @@ def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record,
         given.device,
         given.save,
         wanted,
+        may_split=may_split,
     )
     require_configured_heads(options.heads, request)
     with loading_torch():
@@ -137,4 +140,5 @@ def _of_checkpoint(given: ComputeRequest, options: ViewOptions) -> tuple[Record,
     require_rows(options.rows, drawn_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
     with show_activity("computing"):
         prepared.run()
+    leave_to_first_rank(request.device_map)
     return prepared.record(), tuple(notes)

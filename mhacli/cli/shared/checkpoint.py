@@ -8,6 +8,8 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import typer
+
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
@@ -28,6 +30,7 @@ from mhacli.render.base.options import Rows
 if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
     from mhacli.checkpoints.folder import Checkpoint
     from mhacli.requests.checkpoint import ModelRequest
+    from mhacli.requests.device_map import DeviceMap
     from mhacli.results.record.head_statistics import HeadsRequest
     from mhacli.results.record.record import LayerChoice
     from mhacli.text.encode import Decoding
@@ -51,12 +54,24 @@ class LayerChoiceOptions:
     ] = None
 
 
+DeviceMapWord = Annotated[
+    str | None,
+    option(
+        _MODEL,
+        "Spread the layers: auto (GPUs, CPU, disk), a JSON file of devices, or tp (heads over torchrun's processes). "
+        "(needs the extra device-map)",
+        metavar="MAP",
+    ),
+]
+
+
 @option_group
 class ModelOptions(LayerChoiceOptions):
     """The checkpoint that is inspected instead of a layer of our own."""
 
     model: ModelPath = None
     revision: Revision = None
+    device_map: DeviceMapWord = None
 
 
 @option_group
@@ -223,8 +238,13 @@ def model_request(
     device: DeviceOptions,
     save: SaveOptions,
     wanted: HeadsRequest,
+    *,
+    may_split: bool = False,
 ) -> ModelRequest:
-    """The request that the options come to. Raises `MhaError` before anything slow begins."""
+    """The request that the options come to. Raises `MhaError` before anything slow begins.
+
+    `may_split` where the command works on a model whose layers are split over processes.
+    """
     from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command
     from mhacli.requests.checkpoint import ModelRequest
 
@@ -234,6 +254,9 @@ def model_request(
         raise UsageError("--repeat does not work with --model, which runs once", hint="leave out --repeat")
     if save.save is not None:
         check_target(save.save, force=save.force)
+    device_map = device_map_of(asked.device_map, device.device, may_split=may_split)
+    if device_map == "tp" and reading.generate is not None:
+        raise UsageError("--generate does not work with --device-map tp", hint="--device-map auto spreads whole layers")
     checkpoint = local_checkpoint(asked)
     layers = layer_list(asked.layer)
     if checkpoint is not None and layers is not None:
@@ -256,6 +279,7 @@ def model_request(
         n_generated=reading.generate or 0,
         tokenizer=source.tokenizer,
         device=device.device or "auto",
+        device_map=device_map,
         dtype=device.dtype,
         threads=device.threads,
         padding=layer.padding,
@@ -263,6 +287,35 @@ def model_request(
         keep=keep,
         keep_limit=save.keep_limit,
     )
+
+
+def device_map_of(word: str | None, device: str | None, *, may_split: bool) -> DeviceMap | None:
+    """What `--device-map` asks for. Raises `UsageError` beside `--device`, and for processes that are not there."""
+    from mhacli.requests.device_map import n_ranks, read_device_map
+
+    if word is None:
+        return None
+    if device is not None:
+        raise UsageError("--device and --device-map exclude each other", hint="leave --device out")
+    device_map = read_device_map(word)
+    if device_map == "tp" and not may_split:
+        raise UsageError(
+            "--device-map tp works with mha run and mha heads alone", hint="--device-map auto spreads whole layers"
+        )
+    if device_map == "tp" and n_ranks() < 2:
+        raise UsageError(
+            "--device-map tp needs several processes, and this is one",
+            hint="torchrun --nproc-per-node 2 -m mhacli heads … --device-map tp",
+        )
+    return device_map
+
+
+def leave_to_first_rank(device_map: object) -> None:
+    """Ends the command in every process but the first of those that a model is split over: that one has the record."""
+    from mhacli.requests.device_map import this_rank
+
+    if device_map == "tp" and this_rank() > 0:
+        raise typer.Exit
 
 
 MATRICES = ("pattern", "scores", "qk", "z")

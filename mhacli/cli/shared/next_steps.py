@@ -80,6 +80,7 @@ def next_commands(
         if given.model.model is not None:
             chosen = ["--model", given.model.model, "--layer", str(layer), *chosen]
             chosen += ["--revision", given.model.revision] if given.model.revision else []
+            chosen += ["--device-map", given.model.device_map] if given.model.device_map else []
         yield ["mha", "trace", *_retyped(of_layer, chosen)], cell_text(record, cell, options)
     saved = given.save.save
     if output.pictures.html is None and saved is not None:

@@ -19,10 +19,10 @@ from mhacli.io.memory import cpu_name
 from mhacli.results.record.record import Environment
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, option: str = "--device") -> torch.device:
     """The device that a config's name means; `auto` takes CUDA, then MPS, then the CPU.
 
-    Raises `MhaError` that says whether torch or the machine lacks the device.
+    Raises `MhaError` that says whether torch or the machine lacks the device, which `option` has named.
     """
     if name == "auto":
         return torch.device(
@@ -30,13 +30,14 @@ def choose_device(name: str) -> torch.device:
         )
     kind, _, index = name.partition(":")
     if kind == "cuda":
-        _require_cuda(name, int(index or 0))
+        _require_cuda(name, int(index or 0), option)
     if kind == "mps" and not torch.backends.mps.is_available():
         built = "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
-        raise MhaError(
-            f"--device mps is not available: {built}", hint="--device cpu works everywhere", code="no-device"
-        )
+        raise MhaError(f"{option} mps is not available: {built}", hint=_ELSE[option], code="no-device")
     return torch.device(name)
+
+
+_ELSE = {"--device": "--device cpu works everywhere", "--device-map": "cpu and disk are there on every machine"}
 
 
 def free_bytes(device_name: str) -> int:
@@ -51,7 +52,7 @@ def free_bytes(device_name: str) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
-def _require_cuda(name: str, index: int) -> None:
+def _require_cuda(name: str, index: int, option: str) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         why = f"this build of torch ({torch.__version__}) has no CUDA"
     elif not torch.cuda.is_available():
@@ -60,7 +61,7 @@ def _require_cuda(name: str, index: int) -> None:
         why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
     else:
         return
-    raise MhaError(f"--device {name} is not available: {why}", hint="--device cpu works everywhere", code="no-device")
+    raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device")
 
 
 def environment(device: torch.device, asked: str) -> Environment:
@@ -96,7 +97,7 @@ T = TypeVar("T")
 def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """The results of the jobs in their order, each computed by a thread of its own, as many at once as torch has threads."""
     n_threads = torch.get_num_threads()
-    if len(jobs) == 1 or n_threads == 1:
+    if len(jobs) < 2 or n_threads == 1:
         return [job() for job in jobs]
     try:
         with ThreadPoolExecutor(min(n_threads, len(jobs)), initializer=torch.set_num_threads, initargs=(1,)) as pool:

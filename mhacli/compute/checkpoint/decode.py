@@ -168,7 +168,7 @@ class _Decoder:
     def _keep_row(self, call: Call, span: tuple[int, int]) -> None:
         """The rows of a step: its keys are the last ones, where a window has let go of the first."""
         q_len = span[1] - span[0]
-        real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.model.device)
+        real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.device)
         rows = full_matrices(as_attention(call, real, KnownMasks()))["pattern"].float().cpu()
         self.pattern[:, :, span[0] : span[1], span[1] - rows.shape[3] : span[1]] = rows
 

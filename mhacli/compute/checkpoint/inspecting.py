@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mhacli.adapters.hf.capture import Call, is_attention
+from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
@@ -297,7 +298,7 @@ def _facts_of(model: Any) -> ModelFacts:
         return facts_of(model, path=getattr(model, "name_or_path", "") or name)
     parameters = [*model.parameters()]
     dtypes = [own.dtype for own in parameters if own.dtype in ROUNDED]
-    device = parameters[0].device if parameters else torch.device("cpu")
+    device = device_of(model)
     found = Model(
         path=name,
         revision=None,

@@ -24,6 +24,7 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
+from mhacli.compute.checkpoint.shards import Found, Shard, Shards
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, second_pass
 from mhacli.io.progress import Progress, no_progress
 from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
@@ -96,7 +97,8 @@ class PassInspection:
     """The attentions of one pass over the texts of `inputs`. `take` is told of each; `record` has those that are finished.
 
     `n_layers` are as many as will be told, `dtype` is that of the model. `on_layer` hears of every attention that is asked for
-    before it is reduced.
+    before it is reduced. `shards` says which heads are here where the model is split over processes; rank 0 has the arrays of
+    all.
     """
 
     inputs: ModelInputs
@@ -106,6 +108,7 @@ class PassInspection:
     on_layer: Callable[[Call, AttentionResult], None] | None = None
     tell: Progress = no_progress
     peak_bytes: int = 0
+    shards: Shards | None = None
     results: list[LayerResults] = field(default_factory=list)
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
@@ -142,9 +145,19 @@ class PassInspection:
             self.on_layer(call, attention)
         asked = statistics_request(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
         is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
+        shard = Shard() if self.shards is None else self.shards.of(call)
         with one_thread() if is_small else nullcontext():
             baseline = self._baseline(call, attention, asked)
-            results = joined(self._second_passes(attention, axes, asked, baseline), baseline, axes, asked)
+
+            if self.shards is not None:
+                self.shards.require_same_masks(call, baseline.visible.shape[1])
+
+            def found() -> Found:
+                parts = self._second_passes(attention, axes, asked, baseline, shard)
+                return parts, self._matrices(call, attention, shard)
+
+            parts, matrices = found() if self.shards is None else self.shards.gathered(found)
+            results = joined(parts, baseline, axes, asked)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
         survey = make_summary(
             results,
@@ -152,22 +165,27 @@ class PassInspection:
             axes=axes,
             asked=asked,
             peak_bytes=self.peak_bytes,
-            full_bytes=4 * prod(attention.shape),
+            full_bytes=4 * prod(attention.shape) * shard.n,
         )
         layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
-        return LayerResults(layer, heads, {**results.arrays, **self._matrices(call, attention)})
+        layer = replace(layer, n_heads=layer.n_heads * shard.n, n_kv_heads=layer.n_kv_heads * shard.n)
+        arrays = {} if self.shards is not None and self.shards.ranks.rank else {**results.arrays, **matrices}
+        return LayerResults(layer, heads, arrays)
 
     def _second_passes(
-        self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline
+        self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline, shard: Shard
     ) -> list[HeadResults]:
-        """What is found of all heads that are asked for. On a CPU every thread takes its own."""
+        """What is found of all heads that are asked for and are here. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
 
         def of_heads(heads: range) -> HeadResults:
-            return second_pass(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
+            part = second_pass(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
+            return shard.numbered(part)
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
-        return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
+        return shared_out(
+            [partial(of_heads, heads) for heads in head_ranges(attention, shard.own(wanted.heads), n_parts)]
+        )
 
     def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
@@ -184,9 +202,9 @@ class PassInspection:
             )  # alive, so that its id names it
         return self._baselines[key][0]
 
-    def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
-        """The matrices of this layer that are to be kept, as far as the limit goes."""
-        matrix_bytes = 4 * prod(attention.shape)
+    def _matrices(self, call: Call, attention: AttentionResult, shard: Shard) -> dict[str, Tensor]:
+        """The matrices of the heads that are here that are to be kept, as far as the limit goes for all."""
+        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.own(self.wanted.heads.heads)
         keep = self._keep(matrix_bytes)
         if not keep:
             return {}
@@ -202,9 +220,11 @@ class PassInspection:
         )
         made["strongest_key"] = strongest_key(made["pattern"])
         names = [name for name in (*keep, "allowed", "strongest_key") if name in made]
-        heads = self.wanted.heads.heads
         arrays = {
-            name: made[name] if heads is None or made[name].shape[1] == 1 else made[name][:, heads] for name in names
+            name: made[name]
+            if heads is None or (name == "allowed" and made[name].shape[1] == 1)
+            else made[name][:, list(heads)]
+            for name in names
         }
         return {name: array.cpu() for name, array in arrays.items()}
 

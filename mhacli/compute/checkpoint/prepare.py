@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    choice(request.wanted.reducer, loaded.model.device, loaded.model.dtype)
+    choice(request.wanted.reducer, loaded.device, loaded.model.dtype)
     wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
     run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
     run.foresee()
@@ -89,6 +90,7 @@ class UnloadedCheckpoint(NamedTuple):
             self.config,
             revision=self.revision,
             device=self.device,
+            device_map=request.device_map,
             dtype=request.dtype,
             head=head,
             allow_nonfinite=request.wanted.allow_nonfinite,
@@ -98,6 +100,9 @@ class UnloadedCheckpoint(NamedTuple):
 def find(request: ModelRequest) -> UnloadedCheckpoint:
     """The checkpoint of a request, on a torch with as many threads as it asks for. Raises `MhaError`."""
     device = choose_device(request.device)
+    named = request.device_map.values() if isinstance(request.device_map, Mapping) else ()
+    for name in sorted({*named} - {"disk"}):
+        choose_device(name, "--device-map")
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     checkpoint, revision = (

@@ -6,6 +6,7 @@ Each layer is reduced to statistics, or its matrices are kept, before the next o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mhacli.adapters.hf.capture import Call, captured
+from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.adapters.hf.layer_names import (
     LayerKey,
@@ -35,6 +37,7 @@ from mhacli.compute.checkpoint.layers import (
     PassInspection,
     axes_of,
 )
+from mhacli.compute.checkpoint.shards import Shards
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
@@ -74,6 +77,7 @@ class CheckpointRun:
             on_layer=self.on_layer,
             tell=tell,
             peak_bytes=self.peak_bytes,
+            shards=None if self.loaded.ranks is None else Shards(self.loaded.ranks, self.loaded.model),
         )
 
     @property
@@ -117,7 +121,7 @@ class CheckpointRun:
 
     def foresee(self) -> None:
         """Predicts the memory of the pass. Raises `MhaError` where it does not fit."""
-        self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(self.device_asked))
+        self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
     def run(self, tell: Progress = no_progress) -> None:
@@ -142,11 +146,13 @@ class CheckpointRun:
 
     def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
         """The outputs of the model, watched by `take` or by nobody."""
-        model, batch = self.loaded.model, len(self.inputs.sequences)
-        if take is None:
+        model, ranks = self.loaded.model, self.loaded.ranks
+        with ExitStack() as stack:
+            if ranks is not None:
+                stack.enter_context(ranks.naming())
+            if take is not None:
+                stack.enter_context(captured(model, take, batch=len(self.inputs.sequences)))
             return outputs_of(model, keywords)
-        with captured(model, take, batch=batch):
-            return self._pass(keywords, None)
 
     def _compare(self, outputs: Mapping[str, Any]) -> None:
         """Whether the same bits come out without inspection: of the whole text, or where it is long of its first tokens."""
@@ -163,7 +169,7 @@ class CheckpointRun:
 
     def axes(self, kind: AttentionKind) -> Axes:
         """Whose tokens stand on the axes of an attention of this kind."""
-        return axes_of(self.inputs, kind, dtype=self.loaded.dtype, device=self.loaded.model.device)
+        return axes_of(self.inputs, kind, dtype=self.loaded.dtype, device=self.loaded.device)
 
     def record(self) -> Record:
         """The record of the layers that are finished, of which there must be one at least."""
@@ -208,8 +214,8 @@ def facts_of(model: Any, *, path: str, revision: str | None = None) -> ModelFact
         ),
         config=config,
         d_model=int(getattr(text, "hidden_size", 0) or 0),
-        device=model.device,
-        device_asked=str(model.device),
+        device=device_of(model),
+        device_asked=str(device_of(model)),
     )
 
 

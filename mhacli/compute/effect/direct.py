@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mhacli.adapters.hf.device_map import fetched
 from mhacli.adapters.hf.layer_names import LayerKey, is_numbered, kind_of
 from mhacli.adapters.hf.load import Loaded
 from mhacli.compute.effect.metric import Reading, Target, compared
@@ -59,9 +60,9 @@ def direct_paths(loaded: Loaded, parts: ModelParts, untouched: Reading, target: 
     for key, projection in parts.attention.projections.items():
         if key[0] == "encoder" or by_input(projection).shape[1] != len(direction):  # of another width than the stream
             continue
-        norm, bias = stream.norm_behind(stream.names[id(projection)]), getattr(projection, "bias", None)
-        here = direction if norm is None else norm.before(direction)
+        norm, bias = stream.norm_behind(stream.names[id(projection)]), fetched(projection, "bias")
         z = parts.attention.z[key][0].double()
+        here = (direction if norm is None else norm.before(direction)).to(z.device)
         heads[key] = (by_input(projection).double() @ here).reshape(z.shape[0], z.shape[2])
         of_heads += float((z[:, position] * heads[key]).sum())
         biases += 0.0 if bias is None else float(bias.double() @ here)
@@ -87,10 +88,10 @@ def _language_head(model: Any, parts: ModelParts, untouched: Reading, target: Ta
     head, logits = model.get_output_embeddings(), untouched.logits
     assert logits is not None
     raw = parts.vectors.leaving[next(name for name, module in model.named_modules() if module is head)]
-    factor = float(logits[0] @ raw[: logits.shape[1]] / (raw @ raw))
-    bias = getattr(head, "bias", None)
+    factor = float(logits[0].to(raw.device) @ raw[: logits.shape[1]] / (raw @ raw))
+    bias = fetched(head, "bias")
     constant = 0.0 if bias is None else float(compared(bias.double()[None], target))
-    rows = head.weight[[target.id, *([] if target.versus is None else [target.versus])]].double()
+    rows = fetched(head)[[target.id, *([] if target.versus is None else [target.versus])]].to(raw)
     return _Head((rows[0] - rows[1:].sum(dim=0)) * factor, constant * factor)
 
 
@@ -152,7 +153,12 @@ class _Stream:
     def final_norm(self, hidden: Tensor) -> FrozenNorm | None:
         """The norm whose output enters the language head, if one does."""
         return next(
-            (self._frozen(name) for name in self._norms if torch.equal(self._vectors.leaving[name], hidden)), None
+            (
+                self._frozen(name)
+                for name in self._norms
+                if torch.equal(self._vectors.leaving[name], hidden.to(self._vectors.leaving[name].device))
+            ),
+            None,
         )
 
     def norm_behind(self, name: str) -> FrozenNorm | None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import outputs_of
 
 
@@ -46,7 +47,7 @@ def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> 
     hidden: list[Tensor] = []
     given: dict[str, Any] = dict(keywords)
     if makes_single_logits(model):
-        given["logits_to_keep"] = torch.tensor([position], device=model.device)
+        given["logits_to_keep"] = torch.tensor([position], device=device_of(model))
         position = 0
     handle = head.register_forward_pre_hook(lambda _, args: hidden.append(args[0][:, position].double()))
     try:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mhacli.adapters.hf.capture import Call, ScoredCall, captured
+from mhacli.adapters.hf.device_map import device_of, fetched
 from mhacli.adapters.hf.layer_names import LayerKey, is_numbered
 from mhacli.compute.effect.metric import read_position
 
@@ -32,8 +33,12 @@ class Entries:
         """Within it the blocks before an attention do not run. They give `n_rows` copies of what they gave."""
         with ExitStack() as stack:
             for block, output in list(zip(self.blocks, self.outputs, strict=True))[: self.before.get(layer, 0)]:
+                before = block.__dict__.get("forward")  # accelerate puts one into its place, which fetches the weights
                 block.forward = partial(_repeated, output, n_rows)
-                stack.callback(delattr, block, "forward")
+                if before is None:
+                    stack.callback(delattr, block, "forward")
+                else:
+                    stack.callback(setattr, block, "forward", before)
             yield
 
 
@@ -72,7 +77,7 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
     with ExitStack() as stack:
         stack.enter_context(_see_attention(model, found))
         stack.enter_context(blocks_seen(model, found.entries))
-        stack.enter_context(_see_vectors(model, found.vectors, position))
+        stack.enter_context(_see_vectors(model, found.vectors, position, device_of(model)))
         found.hidden = read_position(model, keywords, position).hidden
     if len({id(block) for block in found.entries.blocks}) < len(found.entries.blocks):
         found.entries.before.clear()
@@ -81,8 +86,7 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
 
 def by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
     """The weights of a projection, a row per input."""
-    weight = projection.weight
-    assert isinstance(weight, Tensor)
+    weight: Tensor = fetched(projection)
     return weight if type(projection).__name__ == "Conv1D" else weight.T
 
 
@@ -138,9 +142,9 @@ def _see_attention(model: nn.Module, found: ModelParts) -> Iterator[None]:
 
 
 @contextmanager
-def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int) -> Iterator[None]:
+def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device: torch.device) -> Iterator[None]:
     def keep(kept: dict[str, Tensor], name: str, given: Any) -> None:
-        row = _row(given, position)
+        row = _row(given, position, device)
         if row is not None:
             kept.setdefault(name, row)
 
@@ -156,15 +160,16 @@ def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int) -> Ite
         yield
 
 
-def _row(given: Any, position: int) -> Tensor | None:
-    """A copy of the row of one position, of the first tensor that has rows of numbers. One that has a single row gives that."""
+def _row(given: Any, position: int, device: torch.device) -> Tensor | None:
+    """A copy, on the device, of the row of one position, of the first tensor that has rows of numbers. One that has a single row
+    gives that."""
     parts = given if isinstance(given, (tuple, list)) else [given]
     first = next((part for part in parts if isinstance(part, Tensor)), None)
     if first is None or first.ndim < 2 or not first.is_floating_point():
         return None
     rows = first.reshape(-1, first.shape[-1])
     place = 0 if len(rows) == 1 else position
-    return rows[place].to(torch.float64, copy=True) if place < len(rows) else None
+    return rows[place].to(device, torch.float64, copy=True) if place < len(rows) else None
 
 
 def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:

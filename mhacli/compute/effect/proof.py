@@ -43,7 +43,8 @@ def _other_way(
     if projection is None or z is None:
         return None
     z = z if resampled is None else resampled
-    return (_edited if removal.at is None else _edited_input)(projection, removal, z)
+    is_fetched = isinstance(projection.weight, Tensor) and projection.weight.is_meta  # each time anew: edits are lost
+    return (_edited if removal.at is None and not is_fetched else _edited_input)(projection, removal, z)
 
 
 @contextmanager
@@ -70,14 +71,14 @@ def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None
 
 @contextmanager
 def _edited_input(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None]:
-    """The part of the projection's input that comes from the heads is replaced at one position."""
-    width = z.shape[3]
+    """The part of the projection's input that comes from the heads is replaced, at one position or at all."""
+    width, places = z.shape[3], slice(None) if removal.at is None else removal.at
 
     def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0].clone()
         for head in removal.heads:
-            value = z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head, removal.at]
-            x[..., removal.at, head * width : (head + 1) * width] = 0.0 if removal.replace == "zero" else value
+            value = z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head, places]
+            x[..., places, head * width : (head + 1) * width] = 0.0 if removal.replace == "zero" else value
         return (x, *args[1:])
 
     handle = projection.register_forward_pre_hook(edit)

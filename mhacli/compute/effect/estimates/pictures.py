@@ -64,7 +64,7 @@ class Pictures:
     def _roll(self, mean: Float[Tensor, "query key"]) -> Float[Tensor, "query key"]:
         """Attention passed on from layer to layer, half of it along the residual stream. Source: Abnar and Zuidema 2020."""
         here = (mean + torch.eye(len(mean), dtype=mean.dtype, device=mean.device)) / 2
-        self._rollout = here if self._rollout is None else here @ self._rollout
+        self._rollout = here if self._rollout is None else here @ self._rollout.to(here.device)
         return self._rollout
 
     def of_edge(self, removal: Removal) -> _Said | None:

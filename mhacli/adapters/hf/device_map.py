@@ -1,0 +1,238 @@
+"""A model in several places: its layers on GPUs, the CPU and the disk by accelerate, or every layer split over processes.
+
+Source: transformers 5, integrations/accelerate.py and distributed/; accelerate 1, hooks.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.adapters.hf.ranks import Ranks
+from mhacli.checkpoints.folder import Checkpoint
+from mhacli.errors import MhaError, installing
+from mhacli.io import memory
+from mhacli.io.files import format_size, lasting_temporary_folder
+from mhacli.requests.device_map import DeviceMap
+
+EXTRA = "device-map"
+_PART_FOR_WEIGHTS = 0.9
+"""Of free memory: the rest is for what a pass makes."""
+_MOST_NAMED = 8
+
+
+def accelerate() -> Any:
+    """The library that spreads models. Raises `MhaError` where it is missing."""
+    try:
+        return importlib.import_module("accelerate")
+    except ImportError:
+        raise MhaError(
+            f"--device-map needs accelerate (extra {EXTRA}), which is not installed",
+            hint=f"{installing('accelerate')} installs it",
+            code="missing-extra",
+        ) from None
+
+
+def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap) -> dict[str, Any]:
+    """The keywords with which transformers loads a model of the class `kind` onto the devices of a map.
+
+    Raises `MhaError` for modules that the model does not have or that have no device.
+    """
+    if device_map == "auto":
+        return {"device_map": "auto", "max_memory": _free_memory(), "offload_folder": lasting_temporary_folder()}
+    assert not isinstance(device_map, str)
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    found = _of_model(model, device_map, checkpoint)
+    uses_disk = "disk" in found.values()
+    return {"device_map": found} | ({"offload_folder": lasting_temporary_folder()} if uses_disk else {})
+
+
+def _free_memory() -> dict[int | str, int]:
+    """What weights may take of each device, and of the CPU what this process may."""
+    free: dict[int | str, int] = importlib.import_module("accelerate.utils").get_max_memory()
+    if "cpu" in free:
+        free["cpu"] = min(free["cpu"], memory.available_bytes())
+    return {device: int(_PART_FOR_WEIGHTS * n_bytes) for device, n_bytes in free.items()}
+
+
+def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint) -> dict[str, str]:
+    """The devices by the names that the model has. A checkpoint may have a language head that this model leaves out, or put a
+    prefix before the names of its layers. Raises `MhaError`."""
+    names = {name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())}
+    prefix = f"{model.base_model_prefix}."
+    found: dict[str, str] = {}
+    unknown = []
+    for name, device in device_map.items():
+        own = next((each for each in (name, name.removeprefix(prefix), prefix + name) if each in names), None)
+        if own is not None:
+            found[own] = device
+        elif not any(_is_part(tensor, name) for tensor in checkpoint.tensors):
+            unknown.append(name)
+    if unknown:
+        raise _refused(
+            f"names modules that {type(model).__name__} does not have: {_listed(unknown)}",
+            f"its parts are {', '.join(_parts(model, names))}",
+        )
+    tensors = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
+    without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in found)]
+    if without:
+        raise _refused(
+            f"gives no device to {_listed(without)}", f'for example "{without[0].rpartition(".")[0]}": "cpu"'
+        )
+    return found
+
+
+def _parts(model: nn.Module, names: set[str]) -> Iterator[str]:
+    """The names of a model's parts, a list of layers as its first and last."""
+    for name, child in model.named_children():
+        yield f"{name}.0 … {name}.{len(child) - 1}" if isinstance(child, nn.ModuleList) and len(child) else name
+
+
+def _is_part(tensor: str, name: str) -> bool:
+    return not name or tensor == name or tensor.startswith(f"{name}.")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _refused(message: str, hint: str) -> MhaError:
+    return MhaError(f"--device-map {message}", hint=hint, code="bad-device-map")
+
+
+def where_weights_are(model: nn.Module) -> str | None:
+    """How much of a model lies where, in words; None where all of it is in one place."""
+    placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
+    if placed is None:
+        return None
+    sizes: Counter[str] = Counter()
+    for name, tensor in model.named_parameters():
+        own = max((each for each in placed if _is_part(name, each)), key=len)
+        device = placed[own]
+        sizes[f"cuda:{device}" if isinstance(device, int) else str(device)] += tensor.numel() * tensor.element_size()
+    return "weights: " + ", ".join(f"{format_size(size)} on {device}" for device, size in sizes.items())
+
+
+# ----------------------------------------------------------------------------------------------------- offloaded weights
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: by the hooks that fetch weights from the CPU or the disk, else by its weights."""
+    for module in model.modules():
+        for hook in _hooks(module):
+            device = getattr(hook, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights are fetched only while their module runs."""
+    return any(tensor.is_meta for tensor in model.parameters())
+
+
+class _Copied(Mapping[str, Tensor]):
+    """The weights that a hook fetches, copied out of the file that they are mapped from: where a number lies in memory decides
+    which kernel multiplies it, and so its last bits."""
+
+    def __init__(self, mapped: Mapping[str, Tensor]) -> None:
+        self._mapped = mapped
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._mapped[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapped)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+
+def copy_when_fetched(model: nn.Module) -> None:
+    """Makes a model fetch copies of its weights, as one that is whole has copies of them."""
+    for hook in (hook for module in model.modules() for hook in _hooks(module)):
+        if getattr(hook, "weights_map", None) is not None:
+            hook.weights_map = _Copied(hook.weights_map)
+
+
+def fetched(module: nn.Module, name: str = "weight") -> Any:
+    """A parameter of a module, or the None in its place, read from where it waits if it is not there. To write to one that was
+    read changes nothing."""
+    tensor = getattr(module, name, None)
+    if tensor is None or not tensor.is_meta:
+        return tensor
+    hook = next(hook for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None)
+    return hook.weights_map[name].to(device=hook.execution_device, dtype=tensor.dtype)
+
+
+def _hooks(module: nn.Module) -> tuple[Any, ...]:
+    """What accelerate has put on a module."""
+    hook = getattr(module, "_hf_hook", None)
+    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
+
+
+# ---------------------------------------------------------------------------------------------------------- split layers
+
+
+def split(config: Any, ranks: Ranks) -> dict[str, Any]:
+    """The keywords with which transformers splits every layer over the ranks. Raises `MhaError` for a family that it has no plan
+    for, and for heads that the ranks cannot share."""
+    wanted = importlib.import_module("transformers.distributed").DistributedConfig
+    if "tp_plan" not in wanted.__dataclass_fields__:
+        raise MhaError(
+            "--device-map tp needs a newer transformers, whose DistributedConfig has a tp_plan",
+            hint=f"{installing('transformers')} --upgrade installs one",
+            code="missing-extra",
+        )
+    text = config.get_text_config(decoder=True)
+    plan = getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)
+    if not plan:
+        raise MhaError(
+            f"--device-map tp: transformers has no plan that splits {config.model_type} over processes",
+            hint="--device-map auto spreads its layers",
+            code="not-split",
+        )
+    counts = {"heads": text.num_attention_heads, "kv heads": getattr(text, "num_key_value_heads", None)}
+    for name, n in counts.items():
+        if _splits_heads(plan, "") and isinstance(n, int) and n % ranks.n:
+            raise MhaError(
+                f"--device-map tp: {n} {name} cannot be shared evenly by {ranks.n} processes",
+                hint=f"--nproc-per-node takes a divisor of {n}",
+                code="not-split",
+            )
+    return {"distributed_config": wanted(tp_plan="auto")}
+
+
+_WITH_PART_OF_HEADS = ("colwise", "packed_colwise")
+"""The styles of a plan after which a rank has the queries, keys or values of its own heads alone. Source: tensor_parallel.py."""
+
+
+def has_part_of_heads(model: nn.Module, attention: str) -> bool:
+    """Whether the attention of that name computes this rank's heads alone; else it computes all of them on each rank."""
+    return _splits_heads(getattr(model, "_tp_plan", None) or {}, re.sub(r"(?<=\.)\d+(?=\.|$)", "*", attention) + ".")
+
+
+def _splits_heads(plan: Mapping[str, str], within: str) -> bool:
+    return any(
+        name.startswith(within) and re.search("att", name.rpartition(".")[0]) and style in _WITH_PART_OF_HEADS
+        for name, style in plan.items()
+    )
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether a model is one of several processes, each of which has a part of every layer."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What of a tensor is in this process."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -1,0 +1,89 @@
+"""Which heads of a layer are in this process, where a model is split over several, and what all of them found, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.device_map import has_part_of_heads
+from mhacli.adapters.hf.ranks import Ranks
+from mhacli.compute.heads import HeadResults
+from mhacli.errors import MhaError
+
+
+class Shard(NamedTuple):
+    """The heads of one layer that this process reduces, by their numbers in the layer: None for all. Together `n` processes have
+    `n` times as many heads as this one computes."""
+
+    heads: range | None = None
+    n: int = 1
+
+    def own(self, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Those of the heads that are asked for (None: all) that are here, as this process numbers them."""
+        if self.heads is None or (asked is None and self.heads):
+            return asked
+        return tuple(head - self.heads.start for head in asked or () if head in self.heads)
+
+    def numbered(self, part: HeadResults) -> HeadResults:
+        """Results of heads that this process numbers, with their numbers in the layer."""
+        first = 0 if self.heads is None else self.heads.start
+        return (
+            part._replace(heads=tuple(replace(head, head=head.head + first) for head in part.heads)) if first else part
+        )
+
+
+Found = tuple[list[HeadResults], dict[str, Tensor]]
+"""The results of heads, group by group, and the matrices that are kept of them."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The processes of a `model` that is split over them."""
+
+    ranks: Ranks
+    model: Any
+
+    def of(self, call: Call) -> Shard:
+        """The heads of an attention that are here. One that every process computes whole is reduced by the first.
+
+        Raises `MhaError` where the processes together have another number of heads than the config says.
+        """
+        n_here, n = call.shape[1], self.ranks.n
+        is_part = has_part_of_heads(self.model, call.name)
+        shard = Shard(range(n_here * self.ranks.rank, n_here * (self.ranks.rank + 1)), n) if is_part else Shard()
+        n_heads = self.model.config.get_text_config(decoder=True).num_attention_heads
+        if isinstance(n_heads, int) and n_here * shard.n != n_heads:
+            raise MhaError(
+                f"--device-map tp: {n} processes have {n_here} heads of {call.name} each, of {n_heads} heads in all",
+                hint="--device-map auto spreads whole layers",
+                code="not-split",
+            )
+        return shard if is_part or self.ranks.rank == 0 else Shard(range(0))
+
+    def require_same_masks(self, call: Call, n_masks: int) -> None:
+        """Raises `MhaError` where heads that are apart have masks of their own, which this process does not know."""
+        if n_masks > 1 and has_part_of_heads(self.model, call.name):
+            raise MhaError(
+                f"--device-map tp: the heads of {call.name} have masks of their own",
+                hint="--device-map auto spreads whole layers",
+                code="not-split",
+            )
+
+    def gathered(self, make: Callable[[], Found]) -> Found:
+        """What `make` finds on all ranks: the heads of the layer in their order."""
+        found = self.ranks.gathered(make)
+        return [part for parts, _ in found for part in parts], _side_by_side([own for _, own in found if own])
+
+
+def _side_by_side(matrices: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Matrices `[batch, head, …]` of several groups of heads as one; what is allowed is the same for all heads."""
+    first: Mapping[str, Tensor] = matrices[0] if matrices else {}
+    return {
+        name: array if name == "allowed" else torch.cat([own[name] for own in matrices], dim=1)
+        for name, array in first.items()
+    }

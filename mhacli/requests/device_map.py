@@ -1,0 +1,74 @@
+"""Where the parts of a checkpoint go: the words of `--device-map`, and its file."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import read_whole
+from mhacli.io.json_schema import load_json
+
+Spreading = Literal["auto", "tp"]
+"""`auto` fills GPUs, then the CPU, then the disk. `tp` splits every layer over the processes of torchrun."""
+DeviceMap = Spreading | Mapping[str, str]
+"""A word, or the device of each named module: `cpu`, `disk`, `mps`, `cuda` or `cuda:N`. The name "" is the whole model."""
+
+_DEVICE = re.compile(r"cpu|disk|mps|cuda(:\d{1,4})?", re.ASCII)
+_MAX_FILE_BYTES = 1 << 24
+
+
+def read_device_map(word: str) -> DeviceMap:
+    """What `--device-map` means. Raises `UsageError` for a word that is none, and `MhaError` for a file that is no device map."""
+    for known in get_args(Spreading):
+        if word == known:
+            return known  # type: ignore[no-any-return]
+    if not os.path.lexists(word):
+        raise UsageError(
+            f"--device-map {shlex.quote(word[:200])} is neither {' nor '.join(get_args(Spreading))} nor a file",
+            hint='a file holds JSON, such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}',
+        )
+    document = load_json(read_whole(word, _MAX_FILE_BYTES), word)
+    if not isinstance(document, dict) or not document:
+        raise _bad(f"{word} holds no JSON object of modules and devices", word)
+    if "" in document and len(document) > 1:
+        raise _bad(f'{word} names the whole model, "", and parts of it', word)
+    return {name: _device(name, device, word) for name, device in document.items()}
+
+
+def _device(name: str, device: object, path: str) -> str:
+    """The device of a module; a number is that of a CUDA device."""
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 10_000:
+        return f"cuda:{device}"
+    if isinstance(device, str) and _DEVICE.fullmatch(device):
+        return device
+    raise _bad(
+        f"{path}: the device of {name!r:.200} is {device!r:.80}, not cpu, disk, mps, cuda, cuda:N or a number", path
+    )
+
+
+def _bad(message: str, path: str) -> MhaError:
+    return MhaError(
+        message, hint='such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}', code="bad-file", path=path
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- processes
+
+
+def this_rank() -> int:
+    """The number of this process among those that torchrun started; 0 without it."""
+    return _number("RANK", 0)
+
+
+def n_ranks() -> int:
+    """How many processes torchrun started; 1 without it."""
+    return _number("WORLD_SIZE", 1)
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() else default
