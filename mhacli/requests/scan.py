@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mhacli.requests.checkpoint import ModelRequest
+from mhacli.requests.device_map import DeviceMap
 from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS, HeadsRequest
 from mhacli.results.record.record import LayerChoice
 from mhacli.results.scan.settings import RowFormat
@@ -17,14 +18,15 @@ class ScanRequest:
     """The checkpoint by its path or id, and what to find out about its heads in every document.
 
     `conditions` are words of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is that of
-    its weights. `max_tokens` cuts documents. `threads` are those of torch in each worker. The request is plain data that can
-    be pickled: a worker loads what it needs by it.
+    its weights. A `device_map` takes the place of `device`. `max_tokens` cuts documents. `threads` are those of torch in each
+    worker. The request is plain data that can be pickled: a worker loads what it needs by it.
     """
 
     source: str
     revision: str | None = None
     tokenizer: str | None = None
     device: str = "auto"
+    device_map: DeviceMap | None = None
     dtype: str | None = None
     threads: int = 1
     max_tokens: int | None = None
@@ -57,6 +59,7 @@ class ScanRequest:
             layers=self.layers,
             tokenizer=self.tokenizer,
             device=self.device,
+            device_map=self.device_map,
             dtype=self.dtype,
             threads=self.threads,
             max_tokens=self.max_tokens,

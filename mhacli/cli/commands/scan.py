@@ -22,7 +22,7 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.shared.checkpoint import ModelOptions, layer_list, local_checkpoint, require_layers
+from mhacli.cli.shared.checkpoint import ModelOptions, device_map_of, layer_list, local_checkpoint, require_layers
 from mhacli.cli.shared.engines import EngineOptions
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
 from mhacli.cli.shared.scanning import ScanReport
@@ -254,6 +254,7 @@ def _request(
         revision=model.revision,
         tokenizer=model.tokenizer,
         device=device.device or "auto",
+        device_map=device_map_of(model.device_map, device.device, may_split=False),
         dtype=device.dtype,
         threads=device.threads,
         max_tokens=max_tokens,

@@ -99,10 +99,7 @@ class UnloadedCheckpoint(NamedTuple):
 
 def find(request: ModelRequest) -> UnloadedCheckpoint:
     """The checkpoint of a request, on a torch with as many threads as it asks for. Raises `MhaError`."""
-    device = choose_device(request.device)
-    named = request.device_map.values() if isinstance(request.device_map, Mapping) else ()
-    for name in sorted({*named} - {"disk"}):
-        choose_device(name, "--device-map")
+    device = _device_of(request)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     checkpoint, revision = (
@@ -111,6 +108,15 @@ def find(request: ModelRequest) -> UnloadedCheckpoint:
     config = load_config(checkpoint)
     _require_kinds(request, config)
     return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.tokenizer), device)
+
+
+def _device_of(request: ModelRequest) -> torch.device:
+    """The device that computes: of a map the first that is neither the CPU nor the disk, which fetches what lies there. Raises
+    `MhaError` for one that is not there."""
+    if not isinstance(request.device_map, Mapping):
+        return choose_device(request.device)
+    found = {name: choose_device(name, "--device-map") for name in request.device_map.values() if name != "disk"}
+    return next((device for name, device in found.items() if name != "cpu"), torch.device("cpu"))
 
 
 def _require_kinds(request: ModelRequest, config: Any) -> None:

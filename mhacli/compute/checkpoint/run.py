@@ -116,7 +116,7 @@ class CheckpointRun:
             kept_matrices=len(keep) * self.n_layers,
             kept_cells=self.n_layers * (corner + 2 * len(kept.queries) * kept.top),
             keep_limit=self.wanted.keep_limit,
-            on_gpu=self.loaded.model.device.type != "cpu",
+            on_gpu=self.loaded.device.type != "cpu",
         )
 
     def foresee(self) -> None:

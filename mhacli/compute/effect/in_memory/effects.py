@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.adapters.hf.load import Loaded
 from mhacli.adapters.hf.passes import noted, require_open
@@ -90,7 +91,7 @@ def effects(
 
 
 def _model_request(model: Any, layers: tuple[LayerChoice, ...] | None) -> ModelRequest:
-    device = str(getattr(model, "device", "cpu"))
+    device = str(device_of(model)) if isinstance(model, nn.Module) else "cpu"
     return ModelRequest(
         type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=layers, device=device
     )
