@@ -148,7 +148,7 @@ RECORD_FIELDS = {
     "routes": "`trace`: the formulations, and how far their outputs differ",
     "cell": "`trace --cell`: the numbers on the way to one weight",
     "decoding": "`decode`: the cache strategies with their times and bytes",
-    "survey": "`heads`: how the statistics were computed, and their checks",
+    "survey": "`heads`: how statistics were computed, by which `reducer` and why by torch (`torch_because`), and their checks",
     "model": "`--model`: the checkpoint, and what was inspected",
     "layers": "`--model`: one object per attention, with its own arrays and self-check",
     "spans": "`--span`: the tokens of each named part",
