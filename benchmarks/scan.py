@@ -145,7 +145,8 @@ def memory(corpus: str) -> None:
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        GPT2Model(GPT2Config(vocab_size=300, n_embd=24, n_layer=2, n_head=3, n_positions=64)).save_pretrained(folder)
+        sizes = {"vocab_size": 300, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64}
+        GPT2Model(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
         texts = Path(folder, "texts.txt")
         with texts.open("w", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in islice(_short_lines(corpus), 10_000))
