@@ -28,6 +28,12 @@ LLAMA = {"embed_tokens": "cpu", "layers.0": "disk", "layers.1": "cpu", "layers.2
 MIXED = {f"model.{name}": device for name, device in LLAMA.items()} | {"model.rotary_emb": "cpu", "lm_head": "disk"}
 
 
+@pytest.fixture(autouse=True)
+def temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that go with a process are those of the test."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
