@@ -31,7 +31,7 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
     if not places:
         return Text("sinks: none", style="dim")
     ordered = sorted(places.items(), key=lambda item: (-sum(n for n, _ in item[1]), item[0]))
-    parts = []
+    parts: list[Text] = []
     for token, of_token in ordered[:MAX_SINKS]:
         most, place = max(of_token, key=lambda pair: pair[0])
         share = percent_text(most / corpus.n_documents)
