@@ -29,7 +29,7 @@ REDUCER = '''class Cubes:
 
     def add(self, tile: Tile) -> None:
         """Adds the sums of the cubes of the rows."""
-        self.per_query[tile.batch_head][tile.rows] += tile.weights.pow(3).sum(dim=1)
+        self.per_query[tile.at_rows].add_(tile.weights.pow(3).sum(dim=1))
 
 
 class RowSquareSums:
@@ -45,7 +45,7 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("    squares: PerQuery\n", "    squares: PerQuery\n    cubes: PerQuery\n"),
         ("    distance, received, profile = Distance",
          "    cubes = Cubes(pattern)\n    distance, received, profile = Distance"),
-        ("[mass, entropy, squares, peak,", "[mass, entropy, squares, cubes, peak,"),
+        ("[mass, peak, entropy, squares,", "[mass, peak, entropy, squares, cubes,"),
         ("        squares=squares.per_query,\n", "        squares=squares.per_query,\n        cubes=cubes.per_query,\n"),
     ),
     "compute/base/head_statistics.py": (
