@@ -173,7 +173,7 @@ class ScanOutput:
 
 @examples(
     "mha scan --model MiniLM poem.txt --lines --out heads.mha",
-    "mha scan --model MiniLM 'texts/*.jsonl' --field body --max-tokens 512 --out heads.mha",
+    "mha scan --model MiniLM 'texts/*.jsonl' --max-tokens 512 --out heads.mha",
     "mha show heads.mha",
 )
 @command
