@@ -15,6 +15,7 @@ one thread of torch for each worker.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -179,15 +180,28 @@ def _short_lines(corpus: str) -> Iterator[str]:
             yield f"{number} " + " ".join(text.split())
 
 
-def main(model: str, corpus: str, n_documents: str = "320") -> None:
+def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
     """Prints throughput and what Ray does."""
     request = ScanRequest(model, max_tokens=MAX_TOKENS, device="cpu")
     start = WorkerStart(request, SingleEngine().settings(request))
-    made = good_units(corpus, start, int(n_documents))
+    made = good_units(corpus, start, n_documents)
     with tempfile.TemporaryDirectory() as folder:
         unit_s = throughput(start, made, str(Path(folder, "heads.mha")))
     with_ray(start, made, unit_s)
 
 
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the folder of a checkpoint, or memory")
+    parser.add_argument("corpus", help="a file of python benchmarks/corpus.py")
+    parser.add_argument("n_documents", nargs="?", type=int, default=320, help="documents of 1 and 2 (default: 320)")
+    given = parser.parse_args()
+    if given.model == "memory":
+        memory(given.corpus)
+    else:
+        loop_and_ray(given.model, given.corpus, given.n_documents)
+
+
 if __name__ == "__main__":
-    memory(sys.argv[2]) if sys.argv[1] == "memory" else main(*sys.argv[1:])
+    main()
