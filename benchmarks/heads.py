@@ -39,7 +39,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.reducer import choice, summarise_by
 from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend
-from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
+from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest, times_uniform
 from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
@@ -99,7 +99,7 @@ def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer:
 
     def passes(heads: range) -> None:
         pattern = first_pass(scores, v, heads).pattern
-        summarise_by(reducer, pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
+        summarise_by(reducer, pattern, asked, floor=times_uniform(SINK_LIFT, baseline.visible))
 
     n_threads = torch.get_num_threads() if v.device.type == "cpu" else 1
     shared_out([partial(passes, heads) for heads in head_groups(range(N_HEADS), 1, most=-(-N_HEADS // n_threads))])

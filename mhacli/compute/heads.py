@@ -28,6 +28,7 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     doubling_steps,
     in_steps,
+    times_uniform,
     weights_of,
     with_sink,
 )
@@ -324,12 +325,12 @@ def second_pass(
     """
     heads, pattern, lse, sink_mass = attention.heads, attention.pattern, attention.lse, attention.sink_mass
     head_baseline = baseline.of_heads(heads)
-    statistics = summarise_by(wanted.reducer, pattern, asked, tell, visible=head_baseline.visible, lift=SINK_LIFT)
+    floor = times_uniform(SINK_LIFT, head_baseline.visible)
+    statistics = summarise_by(wanted.reducer, pattern, asked, tell, floor=floor)
     if sink_mass is not None:
         statistics = with_sink(statistics, sink_mass)
     seen = has_keys(statistics)
-    is_huge = ~(lse.abs() < _HUGE)
-    is_lost = (head_baseline.visible > 0) & is_huge & ~(seen & lse.isfinite())
+    is_lost = (head_baseline.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.isfinite())
     if not wanted.allow_nonfinite and bool(is_lost.any()):
         raise _overflow(heads, is_lost, axes)
     of_all = lse if sink_mass is None else lse - torch.log1p(-sink_mass)  # the sink logit among them
@@ -356,9 +357,8 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
     heads, and of each check the one that came nearest to its tolerance, or passed it most."""
     heads = tuple(head for part in parts for head in part.heads)
     arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
-    numbers = [head.head for head in heads]
     for name, array in uniform_arrays(baseline, axes, asked).items():
-        arrays[name] = array if array.shape[1] == 1 else array[:, numbers]
+        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
     checks = tuple(
         replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
         for same in zip(*(part.checks for part in parts), strict=True)

@@ -24,7 +24,7 @@ from mhacli.attention.masks import Arithmetic, Chosen, arithmetic_of
 from mhacli.attention.tiled.comparisons import comparisons_of
 from mhacli.attention.tiled.kernel import ALWAYS, FIRST, LEADING, NO_KEY, NO_QUERY, NO_TOKEN, NOR_THIS, reduce_pattern
 from mhacli.attention.tiled.scores import LOG2_E, Scores, VirtualPattern
-from mhacli.attention.tiled.statistics import ChosenCells, Statistics, StatisticsRequest
+from mhacli.attention.tiled.statistics import ChosenCells, Floor, Statistics, StatisticsRequest
 from mhacli.attention.tiled.tiles import PENALTY, indices, n_cells, reduce_tiles
 from mhacli.spec.reduction import ADDED_BYTES, ROWS, Launch, launch_for, n_programs
 
@@ -44,20 +44,17 @@ def kernel_statistics(
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
-    visible: Float[Tensor, "batch _head query"] | None = None,
-    lift: float = 0.0,
+    floor: Floor | None = None,
     launch: Launch | None = None,
 ) -> Statistics:
     """What `summarise` returns, by the kernel, of a pattern that it can reduce (`reducer.refusal`)."""
     q = pattern.scores.q
     launch = launch_for(q.dtype.itemsize, q.shape[3]) if launch is None else launch
     n_queries, like, mask = pattern.shape[2], pattern.like, arithmetic_of(pattern.allowed)
-    floor = (
-        like.new_full((1, 1, 1), math.inf) if visible is None else torch.where(visible > 0, lift / visible, math.inf)
-    )
+    least = like.new_full((1, 1, 1), math.inf) if floor is None else floor.to(like)
     inputs = _Inputs(
         pattern.scores,
-        torch.stack([pattern.lse.to(like) * LOG2_E, floor.to(like).expand(pattern.lse.shape)]),
+        torch.stack([pattern.lse.to(like) * LOG2_E, least.expand(pattern.lse.shape)]),
         *_ids(pattern, asked, Arithmetic() if mask is None else mask),
         _Chosen.made(pattern, asked),
         Arithmetic() if mask is None else mask,

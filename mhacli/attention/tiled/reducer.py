@@ -10,12 +10,10 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from mhacli.attention.masks import causal
 from mhacli.attention.tiled.scores import Scores, VirtualPattern, tiled_attend
-from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
+from mhacli.attention.tiled.statistics import Floor, Statistics, StatisticsRequest, summarise, times_uniform
 from mhacli.attention.tiled.tiles import PatternTiles, visible_keys
 from mhacli.errors import MhaError
 from mhacli.spec.config import Reducer
@@ -38,16 +36,15 @@ def summarise_by(
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
-    visible: Float[Tensor, "batch _head query"] | None = None,
-    lift: float = 0.0,
+    floor: Floor | None = None,
 ) -> Statistics:
     """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
     if choice_for(reducer, pattern).reducer == "triton":
         from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
         assert isinstance(pattern, VirtualPattern)  # or it would be refused
-        return kernel_statistics(pattern, asked, tell, visible=visible, lift=lift)
-    return summarise(pattern, asked, tell, visible=visible, lift=lift)
+        return kernel_statistics(pattern, asked, tell, floor=floor)
+    return summarise(pattern, asked, tell, floor=floor)
 
 
 def choice_for(reducer: Reducer, pattern: PatternTiles) -> ReducerChoice:
@@ -117,8 +114,8 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
     pattern = VirtualPattern(scores, tiled_attend(scores, v).lse)
     tokens, places = torch.randint(0, 9, (1, n), generator=generator), torch.arange(n)[None]
     asked = StatisticsRequest(64, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
-    visible = visible_keys(pattern)
-    by_torch, by_kernel = (make(pattern, asked, visible=visible, lift=2.0) for make in (summarise, kernel_statistics))
+    floor = times_uniform(2.0, visible_keys(pattern))
+    by_torch, by_kernel = (make(pattern, asked, floor=floor) for make in (summarise, kernel_statistics))
     for statistic in fields(Statistics):
         wanted, got = (getattr(statistics, statistic.name) for statistics in (by_torch, by_kernel))
         if not wanted.numel():

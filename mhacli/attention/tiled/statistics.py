@@ -30,6 +30,8 @@ from mhacli.attention.tiled.tiles import (
 )
 
 PerQuery = Float[Tensor, "batch head query"]
+Floor = Float[Tensor, "batch _head query"]
+"""The least weight of each query that counts as much."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Statistics:
 
     Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the weights of the `first` and the `leading` keys, all
     sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `lifted` the number of queries
-    that give a key so many times its uniform weight as was asked, `map` per cell, `profile` per signed distance, of which index
+    that give a key as much as was asked, `map` per cell, `profile` per signed distance, of which index
     `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one (`induction`), on each further pattern
     (`matched`), and `between` spans, from queries to keys.
     """
@@ -104,18 +106,16 @@ def summarise(
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
-    visible: Float[Tensor, "batch _head query"] | None = None,
-    lift: float = 0.0,
+    floor: Floor | None = None,
 ) -> Statistics:
     """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at.
 
-    With the number of keys that are `visible` to each query, those queries are counted that give a key `lift` times its uniform
-    weight, 1 / visible; without it nothing is.
+    With a `floor`, the queries that give a key so much are counted as lifting it.
     """
     mass, peak, entropy, squares = RowSums(pattern), Peak(pattern), Entropy(pattern), RowSquareSums(pattern)
     distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
-    lifted = [] if visible is None else [Lifted(pattern, torch.where(visible > 0, lift / visible, torch.inf))]
+    lifted = [] if floor is None else [Lifted(pattern, floor)]
     duplicate, induction = (
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
@@ -140,6 +140,11 @@ def summarise(
         matched=chosen.matched,
         between=chosen.between,
     )
+
+
+def times_uniform(times: float, visible: Float[Tensor, "batch _head query"]) -> Floor:
+    """So many times the weight that each query gives every key when it treats those `visible` to it alike; without any, ∞."""
+    return torch.where(visible > 0, times / visible, torch.inf)
 
 
 def with_sink(statistics: Statistics, sink_mass: PerQuery) -> Statistics:
@@ -336,12 +341,9 @@ class ColumnSums:
 
 
 class Lifted:
-    """How many queries give each key at least a weight of their own, `floor` `[batch, head or 1, query]`: `batch head key`.
+    """How many queries give each key at least a weight of their own, `floor`: `batch head key`."""
 
-    A floor of some times 1 / visible keys counts the queries that give a key so many times its uniform weight.
-    """
-
-    def __init__(self, pattern: PatternTiles, floor: Float[Tensor, "batch _head query"]) -> None:
+    def __init__(self, pattern: PatternTiles, floor: Floor) -> None:
         batch, n_heads, _, n_keys = pattern.shape
         self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
         self._floor = floor.to(pattern.like.dtype).expand(-1, n_heads, -1)

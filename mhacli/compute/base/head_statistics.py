@@ -19,6 +19,7 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     entropy_share,
     mean_over,
+    times_uniform,
     weights_of,
     window_of,
 )
@@ -116,7 +117,7 @@ def make_baseline(pattern: Grid, asked: StatisticsRequest, reducer: Reducer = "t
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
     weights = uniform(visible, pattern.shape[3], pattern.allowed)
-    return Baseline(visible, summarise_by(reducer, weights, asked, visible=visible, lift=_ANY))
+    return Baseline(visible, summarise_by(reducer, weights, asked, floor=times_uniform(_ANY, visible)))
 
 
 _ANY = 0.5

@@ -15,7 +15,7 @@ from mhacli.attention.core import per_query_head
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
-from mhacli.attention.tiled.statistics import summarise
+from mhacli.attention.tiled.statistics import summarise, times_uniform
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import head_statistics, make_baseline, statistics_request
@@ -175,7 +175,7 @@ def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[Head
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
     asked = statistics_request(setup.axes).on("cpu")
     baseline = make_baseline(pattern, asked)
-    statistics = summarise(pattern, asked, visible=baseline.visible, lift=SINK_LIFT)
+    statistics = summarise(pattern, asked, floor=times_uniform(SINK_LIFT, baseline.visible))
     heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
     return statistics.entropy, head_statistics(
         pattern, statistics, heads=heads, top_score=top_score, baseline=baseline, axes=setup.axes

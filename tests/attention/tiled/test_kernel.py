@@ -229,8 +229,7 @@ def differences(module, case, device=CPU):
         found = module.kernel_statistics(
             pattern,
             asked,
-            visible=torch.from_numpy(visible.sum(-1)).float().to(device),
-            lift=LIFT,
+            floor=torch.from_numpy(LIFT / visible.sum(-1)).float().to(device),
             launch=module.Launch(*case.tile),
         )
     errors = {}
