@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -288,33 +288,51 @@ class Peak:
 class Distance:
     """`Σ_k p |i − j|` of each query i and its keys j, in tokens: the mean distance that it looks.
 
-    A tile on one side of the diagonal needs one product with the keys' places, counted from the tile's own corner, where
-    they are small enough to be exact. Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention", equation 2.
+    Keys before all queries of a tile, and those behind them, need one product with their places, counted from a corner of
+    their own, where they are small enough to be exact; those among the queries are looked at cell by cell. Source: Vig and
+    Belinkov 2019, "Analyzing the Structure of Attention", equation 2.
     """
 
     def __init__(self, pattern: PatternTiles) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
-        self._known: tuple[range, range, Tensor, Tensor | None] | None = None
+        self._place = (range(0), range(0))
+        self._steps: list[_Steps] = []
 
     def add(self, tile: Tile) -> None:
         """Adds the distances of the rows."""
-        if self._known is None or self._known[:2] != (tile.queries, tile.keys):
-            self._known = (tile.queries, tile.keys, *_steps(tile))
-        of_keys, of_queries = self._known[2:]
+        if self._place != (tile.queries, tile.keys):
+            self._place, self._steps = (tile.queries, tile.keys), list(_steps(tile))
         own = self.per_query[tile.at_rows]
-        if of_queries is None:
-            own.add_(torch.mul(tile.weights, of_keys, out=tile.scratch).sum(dim=1))
-        else:
-            own.addmv_(tile.weights, of_keys).addcmul_(tile.mass, of_queries)
+        for columns, of_keys, of_queries in self._steps:
+            weights = tile.weights[:, columns]
+            if of_queries is None:
+                own.add_(torch.mul(weights, of_keys, out=tile.scratch[:, columns]).sum(dim=1))
+            else:
+                mass = tile.mass if len(self._steps) == 1 else weights.sum(dim=1)
+                own.addmv_(weights, of_keys).addcmul_(mass, of_queries)
 
 
-def _steps(tile: Tile) -> tuple[Tensor, Tensor | None]:
-    """|i − j| as the steps from each key to the tile's corner and on to each query; on the diagonal cell by cell, and None."""
+class _Steps(NamedTuple):
+    """|i − j| of some columns of a tile: the steps from each key to a corner and on to each query; or cell by cell, and None."""
+
+    columns: slice
+    of_keys: Tensor
+    of_queries: Tensor | None
+
+
+def _steps(tile: Tile) -> Iterator[_Steps]:
+    """Those of the keys before the queries of a tile, behind them and among them; most tiles have one of the three."""
+    first, last = (min(max(edge, tile.keys.start), tile.keys.stop) for edge in (tile.queries.start, tile.queries.stop))
     queries, keys = _numbers(tile.queries, tile.mass), _numbers(tile.keys, tile.mass)
-    if tile.keys.start < tile.queries.stop and tile.queries.start < tile.keys.stop:
-        return (queries[:, None] - keys).abs_(), None
-    corner = tile.keys.stop if tile.keys.stop <= tile.queries.start else tile.keys.start
-    return keys.sub_(corner).abs_(), queries.sub_(corner).abs_()
+    before, among, behind = (
+        slice(start - tile.keys.start, stop - tile.keys.start)
+        for start, stop in ((tile.keys.start, first), (first, last), (last, tile.keys.stop))
+    )
+    for columns, corner in ((before, first), (behind, last)):
+        if columns.start < columns.stop:
+            yield _Steps(columns, (keys[columns] - corner).abs_(), (queries - corner).abs_())
+    if first < last:
+        yield _Steps(among, (queries[:, None] - keys[among]).abs_(), None)
 
 
 class ColumnSums:
@@ -378,15 +396,18 @@ class Marked:
 
     def __init__(self, pattern: PatternTiles, marks: Bool[Tensor, "batch key"]) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
+        self._marks = marks.to(pattern.like.dtype)
         self._marked = [row.nonzero().flatten().tolist() for row in marks]
 
     def add(self, tile: Tile) -> None:
-        """Adds the marked columns, of which most tiles have none."""
-        marked = self._marked[tile.batch_head[0]]
+        """Adds the columns from the first marked one to the last, of which most tiles have none."""
+        batch = tile.batch_head[0]
+        marked = self._marked[batch]
         low, high = (bisect_left(marked, edge) for edge in (tile.keys.start, tile.keys.stop))
-        columns = [key - tile.keys.start for key in marked[low:high]]
-        if columns:
-            self.per_query[tile.at_rows].add_(tile.weights[:, columns].sum(dim=1))
+        if low < high:
+            first, stop = marked[low], marked[high - 1] + 1
+            weights = tile.weights[:, first - tile.keys.start : stop - tile.keys.start]
+            self.per_query[tile.at_rows].addmv_(weights, self._marks[batch, first:stop])
 
 
 class SharedCells:
