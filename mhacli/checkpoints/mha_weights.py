@@ -22,6 +22,8 @@ MAX_FILE_BYTES = 64 << 30
 EMBEDDING = "embed.weight"
 POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions; a file may hold one that a run with other positions leaves alone."""
+_MOST_TENSORS = 10
+"""Of a layer: two tables, four matrices, four biases."""
 DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 RUN_CHOICES = (
     "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
@@ -81,6 +83,8 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
     metadata = _metadata(file)
+    if metadata is None:
+        _require_matrices(file)
     _require_floats(file)
     config = _settled(file, metadata, given).resolved()
     _require_tensors(file, config)
@@ -130,7 +134,6 @@ def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, An
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
-    _require_matrices(file)
     rows = {name: file.tensors[f"{name}.weight"].shape[0] for name in ("q_proj", "k_proj", "v_proj")}
     if "n_heads" not in given:
         raise UsageError(
@@ -165,7 +168,9 @@ def _require_matrices(file: TensorFile) -> None:
     if missing or flat:
         raise MhaError(
             f"{file.path} lacks the matrices {', '.join(missing + flat)}: it has {_listed(file.tensors)}",
-            hint="names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
+            hint="--model takes a whole checkpoint; mha weights convert takes one layer out of it"
+            if len(file.tensors) > _MOST_TENSORS
+            else "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
             "where there is an output projection",
             code="bad-file",
             path=file.path,

@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Show the attention pattern of every head for a text, with a table of what each head does.",
     "heads": "Compute exact statistics of every head for a long text, without a matrix of all queries and keys.",
     "effect": "Measure what changes when heads or single attention weights are removed.",
-    "scan": "Compute the statistics of every head of a checkpoint over a corpus; an interrupted scan goes on.",
+    "scan": "Compute the statistics of every head of a checkpoint over a corpus; an interrupted scan resumes.",
     "trace": "Show every step of attention with its shape and formula, or how one attention weight comes about.",
     "decode": "Decode token by token with a KV cache, and compare each step with a full computation.",
     "bench": "Measure the time, memory and numerical error of attention backends on this machine.",

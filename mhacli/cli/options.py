@@ -116,7 +116,7 @@ ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repea
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
 TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
 NUMBER_FORMAT = "Number format of the computation."
-LITERAL_TEXT = "A text taken literally, even if a file has that name; repeatable. After --, every word is."
+LITERAL_TEXT = "Take this text literally, even if a file has that name; repeatable. After --, all texts are."
 HTML = "Write one HTML page to explore; it needs no network."
 SVG, PNG = "Write an SVG picture.", "Write the same picture as PNG (needs the extra png)."
 HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."

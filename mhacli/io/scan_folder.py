@@ -23,7 +23,7 @@ def summary_of(path: str) -> str:
     if not os.path.lexists(summary):
         raise MhaError(
             f"{path} has no summary: its scan is not finished",
-            hint="the same mha scan command goes on with the rest",
+            hint="the same mha scan command resumes the scan",
             code="unfinished",
             path=path,
         )

@@ -87,6 +87,20 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     ),
 }
 
+STEP_COLUMNS: Mapping[str, ColumnText] = {
+    "number": ColumnText("step", "The number of the step. Each step reads its new tokens in one pass."),
+    "phase": ColumnText(
+        "phase",
+        "How tokens come in. prefill: the first --prompt-len tokens at once. decode: one token.",
+        ("prefill", "decode"),
+    ),
+    "tokens": ColumnText("new tokens", "The tokens that come in; of a batch those of each sequence, between bars."),
+    "sees": ColumnText("sees", "How many keys the last new token meets: those of all tokens so far."),
+    "appends": ColumnText("appends", "Bytes of keys and values that the step adds to the cache."),
+    "reads": ColumnText("reads", "Bytes of keys and values that attention reads from the cache."),
+    "difference": ColumnText("difference", "The largest difference of the output from that of a full computation."),
+}
+
 DECODE_COLUMNS: Mapping[str, ColumnText] = {
     "length": ColumnText("length", "The number of tokens of the sequence."),
     "cache": ColumnText(

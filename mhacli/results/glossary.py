@@ -21,6 +21,7 @@ from mhacli.results.columns import (
     DIFF_COLUMNS,
     DOCTOR_COLUMNS,
     EFFECT_COLUMNS,
+    STEP_COLUMNS,
     ColumnText,
 )
 from mhacli.results.record.head_statistics import (
@@ -44,7 +45,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 """Of `column` are those of tables of heads, of a command those of its tables."""
 TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
     "bench": BENCH_COLUMNS,
-    "decode": DECODE_COLUMNS,
+    "decode": {**STEP_COLUMNS, **DECODE_COLUMNS},
     "effect": EFFECT_COLUMNS,
     "diff": DIFF_COLUMNS,
     "doctor": DOCTOR_COLUMNS,
@@ -417,8 +418,8 @@ def _columns() -> Iterator[Term]:
 def _head_types() -> Iterator[Term]:
     for kind, head_type in HEAD_TYPES.items():
         rule = (
-            f" The head has this type if that weight exceeds uniform attention by {CERTAIN_ENOUGH} of what is "
-            "possible, and more than that of any other type."
+            f" The head has this type if the excess of that weight over uniform attention is at least {CERTAIN_ENOUGH} and the "
+            "largest of all types."
         )
         is_weight = kind not in ("uniform", "mixed")
         yield Term(

@@ -23,18 +23,18 @@ PANELS = {
     "run": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, View, Output, Pictures",
     "trace": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Your own attention, Walkthrough, Output, Pictures",
     "decode": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, Decoding, View, Output, Pictures",
-    "bench": "What, Sizes, How, Against a baseline, Output",
+    "bench": "Computation, Sizes, Timing, Baseline, Output",
     "effect": "Text, Checkpoint, Removal, Measurement, Attention, Positions, Mask and scores, Device, Output, View",
     "scan": "Corpus, Checkpoint, View, Heads, Device, Workers, Output",
     "heads": "Text, Attention, Positions, Mask and scores, Device, Heads, View, Checkpoint, Output, Pictures",
-    "check": "What, What its author meant, How, Output",
+    "check": "Code, Intended behaviour, Run, Output",
     "doctor": "Checkpoint, Device, Output",
     "vocab": "Text, Output, View",
     "show": "View, Checkpoint, Output, Pictures",
     "view": "Text, Attention, Positions, Mask and scores, Device, Checkpoint, View, Output",
     "diff": "Comparison, View, Checkpoint, Output",
-    "weights info": "What, Output",
-    "weights convert": "What, Heads, Output",
+    "weights info": "Tensors, Output",
+    "weights convert": "Tensors, Heads, Output",
 }
 
 

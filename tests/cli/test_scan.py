@@ -61,7 +61,7 @@ def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(folder: Path, sent: sign
     process.send_signal(sent)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGKILL: -9}[sent]
-    assert ("the same command goes on with the rest" in stderr) == (sent == signal.SIGINT)
+    assert ("the same command resumes the scan" in stderr) == (sent == signal.SIGINT)
     assert 0 < len([*(folder / out).glob("units/*")]) < N_UNITS
     shown = subprocess.run(
         [sys.executable, MHA, "show", out], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -39,7 +39,7 @@ from mhacli.results.bench.result import Benchmark, read_benchmark
 from mhacli.results.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.spec.config import Config, Dtype
 
-_WHAT, _SIZES, _HOW, _AGAINST = "What", "Sizes", "How", "Against a baseline"
+_COMPUTED, _SIZES, _TIMING, _BASELINE = "Computation", "Sizes", "Timing", "Baseline"
 
 
 @option_group
@@ -49,7 +49,7 @@ class SweepOptions:
     backends: Annotated[
         str | None,
         option(
-            _WHAT,
+            _COMPUTED,
             f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
             metavar="LIST",
             common=True,
@@ -58,12 +58,12 @@ class SweepOptions:
     ] = None
     direction: Annotated[
         str | None,
-        option(_WHAT, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
+        option(_COMPUTED, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
     ] = None
-    causal: Annotated[bool | None, option(_WHAT, CAUSAL, "--causal/--no-causal", common=True)] = None
-    decode: Annotated[bool, option(_WHAT, "Time a step of decoding: one query, all keys.", "--decode", common=True)] = (
-        False
-    )
+    causal: Annotated[bool | None, option(_COMPUTED, CAUSAL, "--causal/--no-causal", common=True)] = None
+    decode: Annotated[
+        bool, option(_COMPUTED, "Time a step of decoding: one query, all keys.", "--decode", common=True)
+    ] = False
     lengths: Annotated[
         str | None,
         option(
@@ -78,7 +78,7 @@ class SweepOptions:
         str | None,
         option(
             _SIZES,
-            "Numbers of sequences. (default: so many that every length has the same number of tokens)",
+            "Numbers of sequences. (default: chosen so that every length has the same number of tokens)",
             metavar="LIST",
             common=True,
         ),
@@ -104,23 +104,23 @@ class MeasureOptions:
 
     device: Annotated[
         str,
-        device_option(_HOW, common=True),
+        device_option(_TIMING, common=True),
     ] = "auto"
-    threads: Annotated[int | None, threads_option(_HOW)] = None
-    repeat: Annotated[int | None, repeat_option(_HOW, "until medians are known to 1 %, or --budget ends")] = None
-    budget: Annotated[float, number(_HOW, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")] = (
-        3.0
-    )
+    threads: Annotated[int | None, threads_option(_TIMING)] = None
+    repeat: Annotated[int | None, repeat_option(_TIMING, "until medians are known to 1 %, or --budget ends")] = None
+    budget: Annotated[
+        float, number(_TIMING, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")
+    ] = 3.0
     call_limit: Annotated[
         float,
         number(
-            _HOW,
+            _TIMING,
             seconds("call-limit"),
             "Skip a backend whose single call is predicted to take longer.",
             metavar="SECONDS",
         ),
     ] = 5.0
-    seed: Annotated[int, seed_option(_HOW)] = 0
+    seed: Annotated[int, seed_option(_TIMING)] = 0
 
 
 @option_group
@@ -130,7 +130,7 @@ class BaselineOptions:
     compare: Annotated[
         str | None,
         option(
-            _AGAINST,
+            _BASELINE,
             "Compare with a saved run, at its sizes unless others are given.",
             metavar="FILE",
             common=True,
@@ -139,17 +139,17 @@ class BaselineOptions:
     fail_if: Annotated[
         str | None,
         option(
-            _AGAINST,
+            _BASELINE,
             "slower:1.10: exit with code 3 if a time is more than 1.10 × that in the baseline, beyond noise.",
             metavar="RULE",
             common=True,
         ),
     ] = None
     strict: Annotated[
-        bool, option(_AGAINST, "With --fail-if: exit with code 3 also where it is inconclusive.", "--strict")
+        bool, option(_BASELINE, "With --fail-if: exit with code 3 also if it is inconclusive.", "--strict")
     ] = False
     save_baseline: Annotated[
-        str | None, option(_AGAINST, "Save this run, for --compare.", metavar="FILE", common=True)
+        str | None, option(_BASELINE, "Save this run, for --compare.", metavar="FILE", common=True)
     ] = None
 
 
@@ -166,7 +166,7 @@ class ReportOutput:
     svg: Annotated[
         str | None, option(OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
     ] = None
-    html: Annotated[str | None, option(OUTPUT, "The plots and the rows as one page.", metavar="FILE")] = None
+    html: Annotated[str | None, option(OUTPUT, "Write the plots and rows as one HTML page.", metavar="FILE")] = None
     force: Force = False
     colour: ColourOptions
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from mhacli.render.base.options import Screen
 
-_WHAT, _MEANT, _HOW = "What", "What its author meant", "How"
+_CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
 _TARGET_HELP = (
     "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
     "It is imported and run."
@@ -55,23 +55,23 @@ class SubjectOptions:
     arg: Annotated[
         list[str] | None,
         option(
-            _WHAT,
+            _CODE,
             ARG,
             metavar="NAME=VALUE",
         ),
     ] = None
     call_arg: Annotated[
         list[str] | None,
-        option(_WHAT, CALL_ARG, metavar="NAME=VALUE"),
+        option(_CODE, CALL_ARG, metavar="NAME=VALUE"),
     ] = None
     against: Annotated[
         str | None,
-        option(_WHAT, "Compare with this implementation instead of the reference.", metavar="TARGET"),
+        option(_CODE, "Compare with this implementation instead of the reference.", metavar="TARGET"),
     ] = None
     against_arg: Annotated[
         list[str] | None,
         option(
-            _WHAT,
+            _CODE,
             "Argument of the constructor of --against; repeatable. (default: as --arg, under its own names)",
             metavar="NAME=VALUE",
         ),
@@ -79,7 +79,7 @@ class SubjectOptions:
     against_call_arg: Annotated[
         list[str] | None,
         option(
-            _WHAT, "Argument of every call of --against; repeatable. (default: as --call-arg)", metavar="NAME=VALUE"
+            _CODE, "Argument of every call of --against; repeatable. (default: as --call-arg)", metavar="NAME=VALUE"
         ),
     ] = None
 
@@ -110,12 +110,12 @@ class MeaningOptions:
 class RunOptions:
     """Where it runs, and for how long."""
 
-    device: Annotated[str, device_option(_HOW)] = "cpu"
-    seed: Annotated[int, seed_option(_HOW)] = 0
+    device: Annotated[str, device_option(_RUN)] = "cpu"
+    seed: Annotated[int, seed_option(_RUN)] = 0
     time_limit: Annotated[
         float,
         number(
-            _HOW,
+            _RUN,
             seconds("time-limit"),
             TIME_LIMIT,
             metavar="SECONDS",

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
+    VERBOSE,
+    VIEW,
     DeviceOptions,
     Everything,
     HeadList,
@@ -70,6 +72,7 @@ class DecodeOptions:
     sequence: Annotated[str | None, sequence_list()] = None
     precision: Precision = 2
     all: Everything = False
+    verbose: Annotated[bool, option(VIEW, VERBOSE, "--verbose")] = False
 
 
 @examples(
@@ -126,6 +129,7 @@ def _drawn(decoding: DecodeOptions) -> ViewOptions:
         sequences=index_list(decoding.sequence, "sequence"),
         precision=decoding.precision,
         everything=decoding.all,
+        verbose=decoding.verbose,
     )
 
 

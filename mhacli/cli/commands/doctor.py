@@ -47,7 +47,7 @@ class ExaminedModelOptions:
     typed: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts for the checkpoint to read, best of several lengths. (default: three sentences)",
+            help="Texts for the checkpoint to read, preferably of different lengths. (default: three sentences)",
             metavar="[TEXT]...",
             show_default=False,
         ),

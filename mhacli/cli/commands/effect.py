@@ -85,7 +85,7 @@ class RemovalOptions:
         str | None,
         option(
             _REMOVED,
-            "Let no token of the second --span see one of the first, in all layers of --layer together.",
+            "Hide span A from span B, named by --span: no token of B sees one of A, in all chosen layers at once.",
             metavar="A:B",
         ),
     ] = None
@@ -93,7 +93,7 @@ class RemovalOptions:
         Literal["zero", "mean", "resample"] | None,
         option(
             _REMOVED,
-            "What a removed head gives instead: zeros, its mean over the text, or its output in --with. (default: zero)",
+            "Replace the output of a removed head by zeros, its mean over the text, or its output for --with. (default: zero)",
             common=True,
         ),
     ] = None
@@ -102,18 +102,19 @@ class RemovalOptions:
         number(
             _REMOVED,
             whole("screen", 1, 100_000),
-            "Estimate all heads by one backward pass, and remove the K largest and K others. (default: remove all)",
+            "Estimate all heads by one backward pass; remove only the K with the largest estimates and K others. (default: all)",
             metavar="K",
         ),
     ] = None
     other: Annotated[
         str | None,
         option(
-            _REMOVED, "The other text of --replace resample, with tokens that correspond.", "--with", metavar="TEXT"
+            _REMOVED, "Text for --replace resample, whose tokens correspond to those of TEXT.", "--with", metavar="TEXT"
         ),
     ] = None
     at: Annotated[
-        int | None, number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads at this position alone. (default: all)")
+        int | None,
+        number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads only at this position. (default: at all)"),
     ] = None
 
 
@@ -144,14 +145,14 @@ class MeasurementOptions:
         ),
     ] = None
     target_first: Annotated[
-        bool, option(_MEASURED, "Of a target of several tokens take the first.", "--target-first")
+        bool, option(_MEASURED, "If the target has several tokens, take the first.", "--target-first")
     ] = False
     judge: Annotated[
         bool,
-        option(_MEASURED, "Say how well attention weights and other usual pictures rank the effects.", "--judge"),
+        option(_MEASURED, "Measure how well attention weights and other common scores rank the effects.", "--judge"),
     ] = False
     verify: Annotated[
-        int, number(_MEASURED, whole("verify", 1, 10_000), "Compute so many removals a second time, in another way.")
+        int, number(_MEASURED, whole("verify", 1, 10_000), "Compute this many removals a second time, in another way.")
     ] = 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,7 @@ from mhacli.cli.options import (
     sequence_list,
 )
 from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
     ModelOptions,
     ModelTextOptions,
     layer_list,
@@ -154,8 +156,9 @@ def heads(
     options = replace(view_options(to_draw, ranking, sections), layers=layer_list(model.layer))
     save = output.saving
     options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
+    given = ComputeRequest(source, text, layer, device, model, reading, save)
     if model.model is not None:
-        _of_checkpoint(source, text, layer, device, asked, model, reading, output, options)
+        _of_checkpoint(given, asked, output, options)
         return
     require_without_model(**vars(model), **vars(reading))
     from mhacli.cli.shared.request import make_request, save_files
@@ -175,7 +178,19 @@ def heads(
     _watched(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, save)
-    print_result(record, request.notes, options=options, output=output)
+    _print(record, request.notes, given, output, options)
+
+
+def _print(
+    record: Record, notes: Sequence[str], given: ComputeRequest, output: HeadsOutput, options: ViewOptions
+) -> None:
+    """The result, and on a terminal what to type next."""
+    print_result(record, notes, options=options, output=output)
+    is_shown = output.formats.chosen() is None and not options.brief and given.model.device_map != "tp"
+    if sys.stdout.isatty() and is_shown:
+        from mhacli.cli.shared.next_steps import suggest_after_heads
+
+        suggest_after_heads(record, given, options)
 
 
 def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> HeadsRequest:
@@ -308,22 +323,20 @@ def _announce(run: HeadsRun) -> None:
         )
 
 
-def _of_checkpoint(
-    source: SourceOptions,
-    text: TextOptions,
-    layer: LayerOptions,
-    device: DeviceOptions,
-    asked: HeadsOptions,
-    model: ModelOptions,
-    reading: ModelTextOptions,
-    output: HeadsOutput,
-    options: ViewOptions,
-) -> None:
+def _of_checkpoint(given: ComputeRequest, asked: HeadsOptions, output: HeadsOutput, options: ViewOptions) -> None:
     """The same of every layer of a checkpoint."""
     heads = _chosen_heads(asked)
-    wanted = _plain_wanted(asked, layer, heads)
+    wanted = _plain_wanted(asked, given.layer, heads)
     request = model_request(
-        model, reading, source, text, layer, device, replace(output.saving, keep=""), wanted, may_split=True
+        given.model,
+        given.reading,
+        given.source,
+        given.text,
+        given.layer,
+        given.device,
+        replace(given.save, keep=""),
+        wanted,
+        may_split=True,
     )
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
@@ -339,5 +352,5 @@ def _of_checkpoint(
     _watched(run, run.n_layers, "layers", options, output)
     leave_to_first_rank(request.device_map)
     record = run.record()
-    save_record(record, output.saving)
-    print_result(record, notes, options=options, output=output)
+    save_record(record, given.save)
+    _print(record, notes, given, output, options)

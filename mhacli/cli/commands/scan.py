@@ -1,4 +1,4 @@
-"""`mha scan`: the statistics of every head over a corpus, into a folder that an interrupted scan goes on with."""
+"""`mha scan`: the statistics of every head over a corpus, into a folder that an interrupted scan resumes from."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CorpusOptions:
         number(
             _CORPUS,
             whole("max-tokens", 1, MAX_LENGTH),
-            "Take only the first N tokens of each sequence. (default: all; those too long for the model are left out)",
+            "Take only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)",
             common=True,
         ),
     ] = None
@@ -159,9 +159,7 @@ class ScanOutput:
 
     out: Annotated[
         str | None,
-        option(
-            OUTPUT, "The folder of the result. A scan that was interrupted goes on there.", metavar="DIR", common=True
-        ),
+        option(OUTPUT, "Folder of the result. An interrupted scan resumes from it.", metavar="DIR", common=True),
     ] = None
     mixed: Annotated[
         bool, option(OUTPUT, "Put results of several kinds of devices into one folder; the result says so.", "--mixed")
@@ -219,7 +217,7 @@ def _watched(study: ScanStudy, *, as_json: bool) -> Record | None:
     if record is None and is_stopped():
         done = study.progress
         of = "" if done.of_documents is None else f" of {done.of_documents:,}"
-        note(f"interrupted: {done.n_documents:,}{of} documents are done; the same command goes on with the rest")
+        note(f"interrupted: {done.n_documents:,}{of} documents are done; the same command resumes the scan")
         raise KeyboardInterrupt
     return record
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 CONVERT_SCHEMA = "mha.weights-convert/1"
-_WHAT, _HEADS = "What", "Heads"
+_TENSORS, _HEADS = "Tensors", "Heads"
 _LAYOUT = "Naming of the tensors. (default: from config.json)"
 _PATH_HELP = "A folder with config.json and safetensors, or a .safetensors file."
 
@@ -63,7 +63,7 @@ weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False
 
 
 def _layout_option(text: str, *names: str) -> Any:
-    return option(_WHAT, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
+    return option(_TENSORS, text, *names, metavar="NAME", autocompletion=lambda: list(LAYOUTS))
 
 
 @format_options(json=JSON)
@@ -92,26 +92,26 @@ class ConvertOptions:
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layer: Annotated[
-        int | None, number(_WHAT, whole("layer", 0, MAX_LAYERS), "Layer to convert. (default: 0)", "--layer")
+        int | None, number(_TENSORS, whole("layer", 0, MAX_LAYERS), "Layer to convert. (default: 0)", "--layer")
     ] = None
     stack: Annotated[
         str | None,
         option(
-            _WHAT,
+            _TENSORS,
             "Which attention of a model with several: encoder, decoder, cross, text or vision.",
             metavar="NAME",
             autocompletion=lambda: list(TOWERS),
         ),
     ] = None
     prefix: Annotated[
-        str | None, option(_WHAT, "Prefix of the tensor names, such as model.layers.3.self_attn.", metavar="TEXT")
+        str | None, option(_TENSORS, "Prefix of the tensor names, such as model.layers.3.self_attn.", metavar="TEXT")
     ] = None
     layout: Annotated[str | None, _layout_option(_LAYOUT, "--layout")] = None
     to: Annotated[
         str | None, _layout_option("Convert a weights file of mha back, to the tensor names of this layout.", "--to")
     ] = None
     no_embedding: Annotated[
-        bool, option(_WHAT, "Leave out embedding, vocabulary and learned positions.", "--no-embedding")
+        bool, option(_TENSORS, "Leave out embedding, vocabulary and learned positions.", "--no-embedding")
     ] = False
     heads: Annotated[
         int | None, number(_HEADS, integer("n_heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: from config.json)")

@@ -44,7 +44,7 @@ class EngineOptions:
         number(
             _WORKERS,
             whole("cpus-per-worker", 1, _MOST_WORKERS),
-            "Processors that Ray keeps for a worker. (default: as many as --threads)",
+            "CPUs that Ray reserves for each worker. (default: as many as --threads)",
             show_default=False,
         ),
     ] = None

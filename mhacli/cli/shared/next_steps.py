@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mhacli.cli.streams import write
 from mhacli.cli.values import are_literal
-from mhacli.render.base.format import token_at, token_text, weight_text
+from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers
 from mhacli.text.escape import visible
@@ -31,7 +31,7 @@ def suggest_next(record: Record, given: ComputeRequest, options: ViewOptions, ou
     if output.formats.chosen() is not None or options.brief:
         return
     commands = [(typed_words(words), cell) for words, cell in next_commands(record, given, options, output)]
-    lines = [f"next: {typed}\n" + (f"      {cell}\n" if cell else "") for typed, cell in commands if typed]
+    lines = [*_suggested(commands)]
     if not (options.verbose or record.model is not None):
         lines.insert(0, "more: --tokens, --shapes, --timings, or --verbose for all\n")
     if lines:
@@ -53,6 +53,38 @@ def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: 
     write("".join(f"next: {typed}\n" for typed in map(typed_words, commands) if typed))
 
 
+def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOptions) -> None:
+    """Prints what to type after the statistics of heads: the map of the head that stands out most, and the viewer or the page."""
+    saved = given.save.save
+    commands = [(["mha", "view", saved], "")] if saved is not None else []
+    if can_repeat(given):
+        groups = (given.source, given.text, given.layer, given.device, given.reading)
+        typed = [head for head in record.heads if head.kind not in ("mixed", "uniform")]
+        head = max(typed, key=lambda head: head.certainty or 0.0) if typed else record.heads[0]
+        kinds = [layer.kind for layer in record.layers if layer.name == head.attention]
+        layer = f"{kinds[0]}.{head.layer}" if kinds and kinds[0] != "self" else str(head.layer)
+        chosen = replace(given.model, layer=layer) if kinds else given.model
+        name = (f"layer {layer}, " if kinds else "") + f"head {head.head}: {type_text(head)}"
+        commands = commands or [(["mha", "heads", *_retyped((*groups, given.model), ["--html", PAGE])], "")]
+        if not options.maps:
+            words = ["mha", "heads", *_retyped((*groups, chosen), ["--map", str(head.head)])]
+            commands.insert(0, (words, name))
+    write("".join(_suggested((typed_words(words), why) for words, why in commands)))
+
+
+def _suggested(commands: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A line for each command that can be typed, and one for what it is about."""
+    for typed, about in commands:
+        if typed:
+            yield f"next: {typed}\n" + (f"      {about}\n" if about else "")
+
+
+def can_repeat(given: ComputeRequest) -> bool:
+    """Whether the same command computes the same again: nothing was read from stdin, generated, or taken from a chat."""
+    sources = [*(given.source.typed or ()), *(given.source.file or ())]
+    return "-" not in sources and given.reading.generate is None and given.reading.chat is None
+
+
 def typed_words(command: list[str]) -> str:
     """A command as a shell reads it; nothing for one that a terminal would not show as it is, or that is long."""
     text = " ".join(map(_quoted, command))
@@ -69,10 +101,8 @@ def next_commands(
     record: Record, given: ComputeRequest, options: ViewOptions, output: RecordOutput
 ) -> Iterator[tuple[list[str], str]]:
     """The commands that follow a cell, with that in words, and that make a page of the record or open it."""
-    sources = [*(given.source.typed or ()), *(given.source.file or ())]
-    can_repeat = "-" not in sources and given.reading.generate is None and given.reading.chat is None
     cell = strongest_cell(record, options)
-    if can_repeat and cell is not None:
+    if can_repeat(given) and cell is not None:
         layer, sequence, place = cell
         of_layer = (given.source, given.text, given.layer, given.device)
         chosen = ["--cell", ",".join(map(str, place))]
@@ -87,7 +117,7 @@ def next_commands(
         yield ["mha", "show", saved, "--html", PAGE], ""
     elif saved is not None:
         yield ["mha", "view", saved], ""
-    elif can_repeat:
+    elif can_repeat(given):
         everything = (given.source, given.text, given.layer, given.device, given.model, given.reading)
         page = output.pictures.html is None
         yield ["mha", "run" if page else "view", *_retyped(everything, ["--html", PAGE] if page else [])], ""

@@ -42,14 +42,14 @@ class StatisticsOptions:
         number(
             HEADS,
             real("sink-weight"),
-            "The least part of all attention that a key must receive to be a sink.",
+            "Smallest fraction of all attention that makes a key a sink.",
             "--sink-weight",
             metavar="P",
         ),
     ] = SINK_SHARE
     reducer: Annotated[
         Reducer,
-        option(HEADS, "What makes the statistics: torch, one Triton kernel on a GPU, or whichever can run."),
+        option(HEADS, "Compute the statistics with torch, with one Triton kernel on a GPU, or with whichever can run."),
     ] = "auto"
 
     def require_range(self) -> None:

@@ -46,8 +46,8 @@ from mhacli.text.escape import visible
 _PROFILE, _TYPE = "distance →", "head type"
 _HEAD_WIDTH, _LABEL_WIDTH = 5, 21
 _OF_TYPES = (
-    f"The type whose attention exceeds that of uniform attention most, if by {CERTAIN_ENOUGH} of what is possible, with its "
-    "excess. Beside uniform stands H/max, beside mixed the type that comes nearest."
+    f"The type with the largest excess over uniform attention, if that is at least {CERTAIN_ENOUGH}, and this excess. Beside "
+    "uniform stands H/max, beside mixed the nearest type with its excess."
 )
 _TOO_SMALL = 5e-4
 """What no spark is drawn for."""
@@ -124,14 +124,15 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
     least = weight_text(CERTAIN_ENOUGH, 2)
     if any(map(_has_no_choice, listed)):
         parts.append("no type: no query sees more than one key, so every attention weight is 1")
-    formula = "(weight − uniform) ÷ (1 − uniform)"
-    if any(head.kind not in ("uniform", "mixed") for head in listed):
-        parts.append(f"beside a type: its excess {formula}, {least} to 1")
+    excess = "excess (weight − uniform) ÷ (1 − uniform)"
+    has_type = any(head.kind not in ("uniform", "mixed") for head in listed)
+    if has_type:
+        parts.append(f"beside a type: its {excess}, at least {least}")
     if any(head.kind == "uniform" for head in listed):
         parts.append("beside uniform: H/max")
     nearest = [HEAD_TYPES[found[0]] for found in map(nearest_type, listed) if found is not None]
     if nearest:
-        parts.append(f"beside mixed: nearest type, excess {formula} below {least}")
+        parts.append(f"mixed (nearest): every {'excess' if has_type else excess} is below {least}")
     explained = {column.heading for column in columns}
     abbreviated = [kind for kind in nearest if kind.short not in (*explained, kind.name)]
     parts += dict.fromkeys(f"{kind.short} = {kind.name}" for kind in abbreviated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -24,12 +24,12 @@ from mhacli.render.base.format import (
     token_text,
     weight_text,
 )
-from mhacli.render.base.options import Screen, ViewOptions, balanced, chosen
+from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
 from mhacli.results.bench.intervals import is_known, paired_ratio, ratio_text
-from mhacli.results.columns import DECODE_COLUMNS
+from mhacli.results.columns import DECODE_COLUMNS, STEP_COLUMNS
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
@@ -43,6 +43,8 @@ _OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass a
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
 _LEAST_WIDTHS = {"flops": _WIDE, "step_bytes": _WIDE, "total": 64, "total_bytes": 72, "holds": 64}
 """Of the ways: the width of screen from which on there is room for a column; for the others there always is."""
+_STEP_WIDTHS = {"phase": 64, "appends": 64, "difference": 64}
+"""The same of the steps."""
 _KEPT = {
     "none": "nothing is kept: every step computes all keys and values again",
     "concat": "each step copies the kept keys and values into new tensors, with its own behind them",
@@ -51,7 +53,8 @@ _KEPT = {
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """Everything that `mha decode` prints. Raises `UsageError` for a head or sequence that does not exist."""
+    """Everything that `mha decode` prints: a line for each step, or a block in the verbose view and where heads, sequences or
+    decimals are chosen. Raises `UsageError` for a head or sequence that does not exist."""
     decoding = record.decoding
     if decoding is None:
         return Text("this record holds no decoding")
@@ -64,15 +67,18 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         record = record.of_layer(0)
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence").shown
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head").shown
-    sections: list[RenderableType] = [head, _introduction(record, decoding), *groups_table(record)]
-    steps = [step for step in record.trace if step.cache is not None]
+    has_blocks = options.verbose or options.everything or options.precision != ViewOptions.precision
+    has_blocks = has_blocks or options.heads is not None or options.sequences is not None
+    sections: list[RenderableType] = [head, _introduction(record, decoding, has_rows=has_blocks), *groups_table(record)]
+    steps = [(step, step.cache) for step in record.trace if step.cache is not None]
     shown = balanced(len(steps), len(steps) if options.everything else MAX_STEPS)
-    for place, number in enumerate(shown.shown):
-        if shown.hidden and place == shown.before:
-            sections.append(Text(f"⋮ {count_of(shown.hidden, 'step')} not drawn (--all)", style="dim"))
-        cache = steps[number].cache
-        if cache is not None:
-            sections.append(_step(record, steps[number], cache, sequences, heads, options, screen))
+    if has_blocks:
+        for place, number in enumerate(shown.shown):
+            if shown.hidden and place == shown.before:
+                sections.append(Text(f"⋮ {count_of(shown.hidden, 'step')} not drawn (--all)", style="dim"))
+            sections.append(_step(record, *steps[number], sequences, heads, options, screen))
+    else:
+        sections.append(_step_table([cache for _, cache in steps], shown, sequences, screen))
     sections += [
         costs_of(record, decoding),
         *([_ways(decoding.ways, screen)] if decoding.ways else []),
@@ -81,20 +87,56 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
 
 
-def _introduction(record: Record, decoding: DecodeSummary) -> Text:
+def _introduction(record: Record, decoding: DecodeSummary, *, has_rows: bool) -> Text:
     kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
     text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
         "the model's own" if record.model is not None else _KEPT.get(decoding.cache, ""), style="not bold"
     )
     text.append(f"\n{prompt}one token at a time: its query meets the keys of all tokens so far", style="not bold")
-    text.append(
-        "\nper head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only",
-        style="not bold dim",
-    )
+    if has_rows:
+        text.append(
+            "\nper head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only",
+            style="not bold dim",
+        )
     for kind in kinds:
         text.append(f"\n{kind.name}: {kind.why}", style="not bold italic")
     return text
+
+
+def _step_table(
+    steps: Sequence[CacheStep], shown: Selection, sequences: tuple[int, ...], screen: Screen
+) -> RenderableType:
+    """A line for each step: the tokens that come in, how many keys they meet, and what that reads and adds."""
+    wanted = [name for name in STEP_COLUMNS if screen.width >= _STEP_WIDTHS.get(name, 0)]
+    table = plain_table(gap=2)
+    for name in wanted:
+        is_word = name in ("phase", "tokens")
+        table.add_column(STEP_COLUMNS[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens")
+    for place, number in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            table.add_row(*("⋮" if name == "number" else "" for name in wanted))
+        row = _step_words(number, steps[number], sequences)
+        table.add_row(*(row[name] for name in wanted))
+    caption = ["sees: keys that the last new token meets", "appends, reads: bytes of keys and values"]
+    caption += ["difference: from a full computation"] if "difference" in wanted else []
+    caption += [f"⋮ {count_of(shown.hidden, 'step')} more (--all)"] if shown.hidden else []
+    caption.append("--verbose prints shapes, weights, FLOPs and time of each step")
+    return Group(table, Text("\n".join(filled(caption, screen.width)), style="dim"))
+
+
+def _step_words(number: int, cache: CacheStep, sequences: tuple[int, ...]) -> dict[str, str]:
+    """A step's row by column; a dash where nothing is kept."""
+    names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
+    return {
+        "number": str(number),
+        "phase": cache.phase,
+        "tokens": names,
+        "sees": f"{cache.start + cache.q_shape[2]:,}",
+        "appends": bytes_text(cache.appended_bytes) if cache.cache_bytes else "–",
+        "reads": bytes_text(cache.read_bytes) if cache.cache_bytes else "–",
+        "difference": number_text(cache.max_abs_difference),
+    }
 
 
 def _step(

@@ -349,8 +349,7 @@ HEAD_TYPES: Mapping[Kind, HeadType] = {
     ),
     "mixed": HeadType(
         "mixed", "mixed", "",
-        f"No single type: no attention weight exceeds that of uniform attention by {CERTAIN_ENOUGH} of what is possible. The "
-        "type that comes nearest is named, with its excess.",
+        f"No single type: no excess over uniform attention reaches {CERTAIN_ENOUGH}. The nearest type is named, with its excess.",
     ),
 }  # fmt: skip
 """Every type of head, by its name in JSON. Where two exceed uniform attention equally, the first decides."""

@@ -346,6 +346,14 @@ def test_matrices_that_say_the_sizes_must_be_there(tmp_path):
     )
 
 
+def test_the_file_of_a_whole_checkpoint_leads_to_the_option_that_takes_one(tmp_path):
+    tensors = {f"encoder.layer.{n}.attention.self.query.weight": torch.zeros(2, 2) for n in range(10)}
+    path = str(tmp_path / "model.safetensors")
+    safetensors.torch.save_file({**tensors, "embeddings.position_ids": torch.arange(4)}, path)
+    fault = refused(read_layer_file, path, {"n_heads": 2})
+    assert fault.hint == "--model takes a whole checkpoint; mha weights convert takes one layer out of it"
+
+
 def test_numbers_of_another_kind_are_refused(tmp_path):
     path = rewritten(
         saved(tmp_path / "w.safetensors", SQUARE),

@@ -10,7 +10,7 @@ from support.records import make_record
 
 from mhacli.cli.options import ColourOptions, DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions
-from mhacli.cli.shared.next_steps import cell_text, next_commands, strongest_cell, typed_words
+from mhacli.cli.shared.next_steps import cell_text, next_commands, strongest_cell, suggest_after_heads, typed_words
 from mhacli.cli.shared.output import PictureOptions, RecordFormats, RecordOutput
 from mhacli.render.base.options import ViewOptions
 
@@ -92,6 +92,42 @@ def test_the_options_of_the_run_are_typed_again():
     options = ["--heads", "4", "--no-bias", "--causal", "--scale", "0.5"]
     assert first == ["mha", "trace", "the cat", "it's", *options, "--cell", "1,2,0"]
     assert second == ["mha", "run", "the cat", "it's", *options, "--html", "attention.html"]
+
+
+def after_heads(capsys, record, given, **options):
+    suggest_after_heads(record, given, ViewOptions(**options))
+    return capsys.readouterr().out.splitlines()
+
+
+def with_excess(record, place, excess):
+    """The record whose head at that place has this excess, and the others none."""
+    heads = [replace(head, kind="mixed", certainty=0.9) for head in record.heads]
+    heads[place] = replace(heads[place], kind="local", certainty=excess)
+    return replace(record, heads=tuple(heads))
+
+
+def test_after_heads_the_map_of_the_one_with_the_largest_excess_and_the_page_are_suggested(capsys):
+    given = typed(source=SourceOptions(file=["book.txt"]), layer=LayerOptions(causal=True))
+    assert after_heads(capsys, with_excess(make_record(), 1, 0.6), given) == [
+        "next: mha heads --file book.txt --causal --map 1",
+        "      head 1: local .60",
+        "next: mha heads --file book.txt --causal --html attention.html",
+    ]
+
+
+def test_after_heads_of_a_checkpoint_the_map_is_of_its_layer(capsys):
+    given = replace(typed("a b"), model=ModelOptions(model="DIR"))
+    record = layered(n_heads=4)
+    assert record.heads[6].layer == 1
+    assert after_heads(capsys, with_excess(record, 6, 0.6), given)[:2] == [
+        'next: mha heads "a b" --layer 1 --model DIR --map 2',
+        "      layer 1, head 2: local .60",
+    ]
+
+
+def test_after_saved_heads_the_viewer_is_suggested_also_of_a_text_from_stdin(capsys):
+    given = typed("-", save=SaveOptions(save="h.safetensors"))
+    assert after_heads(capsys, make_record(), given) == ["next: mha view h.safetensors"]
 
 
 def test_texts_that_look_like_options_stand_behind_two_dashes():

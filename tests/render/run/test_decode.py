@@ -16,7 +16,7 @@ from mhacli.results.record.record import CacheTiming, DecodeSummary, SelfCheck, 
 WIDTHS = [40, 80, 200]
 widths = pytest.mark.parametrize("width", WIDTHS)
 TEXT = ("the", "cat", "sat", "down")
-OPTIONS = ViewOptions()
+OPTIONS = ViewOptions(verbose=True)
 
 
 def lines_of(record, width=80, options=OPTIONS):
@@ -291,6 +291,55 @@ def test_a_token_wider_than_the_screen_stays_within_it(width):
     text = "".join(line.strip() for line in lines_of(decoded(record), width))
     assert "x" * 300 in text
     assert "漢字" * 60 in text
+
+
+# --------------------------------------------------------------------------------------------------------- step by step
+
+
+def step_rows(record, width=80, cache="preallocated"):
+    """The cells of the table of steps, by column."""
+    lines = lines_of(decoded(record, prompt_len=2, cache=cache), width, ViewOptions())
+    begin = next(i for i, line in enumerate(lines) if line.startswith("step"))
+    headings, *rows = (re.split(r" {2,}", line.strip()) for line in lines[begin : lines.index("", begin)])
+    return [dict(zip(headings, row, strict=True)) for row in rows if row[0].isdigit()]
+
+
+def test_each_step_has_a_line_with_what_it_reads_and_adds():
+    first, second, third = step_rows(make_record(TEXT, causal=True))
+    assert first == {
+        "step": "0", "phase": "prefill", "new tokens": "the cat", "sees": "2", "appends": "96 B", "reads": "96 B",
+        "difference": "1.00e-07",
+    }  # fmt: skip
+    assert [second[name] for name in ("phase", "new tokens", "sees", "appends", "reads")] == [
+        "decode", "sat", "3", "48 B", "144 B",
+    ]  # fmt: skip
+    assert [third[name] for name in ("new tokens", "sees", "reads")] == ["down", "4", "192 B"]
+
+
+def test_a_narrow_screen_keeps_the_tokens_and_what_is_read():
+    assert step_rows(make_record(TEXT, causal=True), 40)[1] == {
+        "step": "1", "new tokens": "sat", "sees": "3", "reads": "144 B",
+    }  # fmt: skip
+
+
+def test_without_a_cache_nothing_is_appended_or_read():
+    assert {(row["appends"], row["reads"]) for row in step_rows(make_record(TEXT, causal=True), cache="none")} == {
+        ("–", "–")
+    }
+
+
+def test_lines_of_steps_in_the_middle_are_counted_where_they_are_left_out():
+    record = decoded(make_record(tuple(f"t{i}" for i in range(MAX_STEPS + 5)), causal=True))
+    lines = lines_of(record, options=ViewOptions())
+    numbers = [int(line.split()[0]) for line in lines if re.match(r" +\d+ +decode", line)]
+    assert numbers == [*range(MAX_STEPS // 2), *range(MAX_STEPS // 2 + 5, MAX_STEPS + 5)]
+    assert any("⋮ 5 steps more (--all)" in line for line in lines)
+
+
+@pytest.mark.parametrize("chosen", [{"heads": (1,)}, {"sequences": (0,)}, {"precision": 3}, {"verbose": True}])
+def test_what_chooses_rows_of_the_pattern_shows_them(chosen):
+    assert len(steps_of(decoded(make_record(TEXT, causal=True)), options=ViewOptions(**chosen))) == len(TEXT)
+    assert not steps_of(decoded(make_record(TEXT, causal=True)), options=ViewOptions())
 
 
 # ---------------------------------------------------------------------------------------------------------------- ways
