@@ -19,7 +19,8 @@ class ScanRequest:
 
     `conditions` are words of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is that of
     its weights. A `device_map` takes the place of `device`. `max_tokens` cuts documents. `threads` are those of torch in each
-    worker. The request is plain data that can be pickled: a worker loads what it needs by it.
+    worker. With `effect` each head is also removed in each document. The request is plain data that can be pickled: a worker
+    loads what it needs by it.
     """
 
     source: str
@@ -38,6 +39,7 @@ class ScanRequest:
     sink_share: float = SINK_SHARE
     allow_nonfinite: bool = False
     reducer: Reducer = "auto"
+    effect: bool = False
     rows: RowFormat = "jsonl"
 
     def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:

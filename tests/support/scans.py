@@ -17,7 +17,7 @@ from mhacli.text.corpus import CorpusFormat, documents
 SETTINGS = ScanSettings(
     model="gpt2", model_digest="5e" * 32, mha="1", torch="2", transformers="5", dtype="float32", reducer="torch",
     device="cpu AVX2", threads=1, rows="jsonl", unit_size=16, max_tokens=None, layers=None, heads=None, conditions=(),
-    spans=(), first_tokens=4, sink_weight=0.1, allow_nonfinite=False,
+    spans=(), first_tokens=4, sink_weight=0.1, allow_nonfinite=False, effect=False,
 )  # fmt: skip
 TEXT = "the cat sat on the mat and the dog saw it sit there while rain fell on a red roof"
 WORDS = TEXT.split()

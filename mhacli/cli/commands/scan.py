@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,9 @@ from mhacli.cli.values import index_list, integer, size, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import told_to_stop
+from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
+from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS
 from mhacli.spec.conditions import parse_pattern
 from mhacli.spec.config import DEFAULT_MAX_BYTES, MAX_LENGTH, MAX_THREADS, Dtype
 
@@ -128,6 +131,15 @@ class ScanModelOptions(ModelOptions):
             metavar="SPAN",
         ),
     ] = None
+    effect: Annotated[
+        bool,
+        option(
+            HEADS,
+            "Remove each head in turn too, and report what changes at the first [MASK], else the last token.",
+            "--effect",
+            common=True,
+        ),
+    ] = False
     allow_nonfinite: Annotated[bool, option(_MODEL, "Go on when numbers are NaN or Inf.", "--allow-nonfinite")] = False
 
 
@@ -227,8 +239,8 @@ def _tell(record: Record, out: str) -> None:
     corpus = record.corpus
     assert corpus is not None, "it is of a corpus"
     if corpus.n_bad:
-        first = corpus.bad[0]
-        note(f"{corpus.n_bad:,} documents were left out, the first is {first.named}: {first.reason}")
+        first, bad = corpus.bad[0], count_of(corpus.n_bad, "bad document", grouped=True)
+        note(f"{bad} left out, the first is {first.named}: {first.reason}")
     note(f"saved {out}; mha show {shlex.quote(out)} shows it again")
 
 
@@ -264,6 +276,7 @@ def _request(
         sink_share=statistics.sink_share,
         allow_nonfinite=model.allow_nonfinite,
         reducer=statistics.reducer,
+        effect=model.effect,
         rows="parquet" if find_spec("pyarrow") is not None else "jsonl",
     )
 
@@ -276,11 +289,20 @@ def _required(value: str | None, name: str, what: str) -> str:
 
 def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
     """The command line as the record tells it: what decides its numbers, however it was shared out."""
-    given = {
-        "--field": corpus.field, "--column": corpus.column, "--max-docs": corpus.max_docs, "--max-tokens": request.max_tokens,
-        "--dtype": request.dtype,
+    layers = request.layers and ",".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in request.layers)
+    heads = request.heads and ",".join(map(str, request.heads))
+    given: dict[str, Sequence[object]] = {
+        "--revision": [request.revision], "--tokenizer": [request.tokenizer], "--dtype": [request.dtype],
+        "--field": [corpus.field], "--column": [corpus.column], "--max-docs": [corpus.max_docs],
+        "--max-tokens": [request.max_tokens], "--layer": [layers], "--head": [heads],
+        "--where": request.conditions, "--span": request.spans,
     }  # fmt: skip
-    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    words += [word for condition in request.conditions for word in ("--where", condition)]
-    words += [word for span in request.spans for word in ("--span", span)]
-    return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *(["--lines"] * corpus.lines), *words)
+    numbers = {
+        "--max-bytes": (corpus.max_bytes, DEFAULT_MAX_BYTES), "--threads": (request.threads, 1),
+        "--first-tokens": (request.sink_tokens, SINK_TOKENS), "--sink-weight": (request.sink_share, SINK_SHARE),
+    }  # fmt: skip
+    given |= {name: [value] for name, (value, usual) in numbers.items() if value != usual}
+    words = [str(word) for name, values in given.items() for one in values if one is not None for word in (name, one)]
+    flags = {"--lines": corpus.lines, "--effect": request.effect, "--allow-nonfinite": request.allow_nonfinite}
+    words += [name for name, is_given in flags.items() if is_given]
+    return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *words)

@@ -178,7 +178,8 @@ class EffectStudy:
 
     def _heads(self, layers: dict[LayerKey, InspectedLayer]) -> list[tuple[LayerKey, int]]:
         if self.request.heads is None:
-            return [(key, head) for key, layer in layers.items() for head in range(layer.n_heads)]
+            shown = self.request.model.wanted.heads
+            return [(key, head) for key, layer in layers.items() for head in shown or range(layer.n_heads)]
         own = "decoder" if self.checkpoint.inputs.context else "self"
         chosen = []
         for kind, n, head in self.request.heads:
@@ -259,10 +260,10 @@ class EffectStudy:
 
     # ------------------------------------------------------------------------------------------------------- the record
 
-    def record(self) -> Record:
-        """The record of the inspected pass, with the effects."""
+    def table(self) -> EffectTable:
+        """What each removal that is done changes."""
         done = self.effects
-        effects = EffectTable(
+        return EffectTable(
             effect_of(
                 done.plan[item],
                 changes,
@@ -274,9 +275,12 @@ class EffectStudy:
             )
             for item, changes in sorted(dict(done.results).items())
         )
+
+    def record(self) -> Record:
+        """The record of the inspected pass, with the effects."""
         record, summary = self.inspected.record(), self._summary()
         check = replace(record.self_check, ok=record.self_check.ok and summary.verified.ok)
-        return replace(record, self_check=check, effects=effects, effect=summary)
+        return replace(record, self_check=check, effects=self.table(), effect=summary)
 
     def _summary(self) -> EffectSummary:
         done, target = self.effects, self.effects.target

@@ -15,12 +15,13 @@ from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record, texts_of
 from mhacli.results.scan.layers import worst_layers
 from mhacli.results.scan.rows import DocumentTable
 from mhacli.results.scan.settings import ScanSettings
-from mhacli.results.scan.statistics import statistic_names, uniform_names, values
+from mhacli.results.scan.statistics import EFFECTS, statistic_names, uniform_names, values
 from mhacli.results.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums
 from mhacli.results.scan.unit import Unit, UnitFiles, document_digest
 from mhacli.spec.tokens import TokenSequence
@@ -41,6 +42,7 @@ class Gathered:
     documents: list[UnitDocument] = field(default_factory=list)
     bad: list[BadEntry] = field(default_factory=list)
     heads: list[tuple[HeadStatistics, ...]] = field(default_factory=list)
+    effects: list[tuple[Effect, ...]] = field(default_factory=list)
     _layers: list[tuple[InspectedLayer, ...]] = field(default_factory=list)
     _sums: dict[str, Array] = field(default_factory=dict)
     _sinks: list[dict[str, list[float]]] = field(default_factory=list)
@@ -52,13 +54,14 @@ class Gathered:
         """A bad document."""
         self.bad.append(BadEntry(document.file, document.place, reason))
 
-    def add(self, document: Document, run: CheckpointRun) -> None:
-        """A document that was computed."""
+    def add(self, document: Document, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
+        """A document that was computed, with what removing each of its heads changes."""
         texts, results = run.inputs.context or run.inputs.sequences, run.results
         n_tokens = len(texts[0].ids)
         heads = tuple(head for done in results for head in done.heads)
         self.documents.append(UnitDocument(document.file, document.place, document_digest(document), n_tokens))
         self.heads.append(heads)
+        self.effects.append(effects)
         self._layers.append(tuple(done.layer for done in results))
         self._identical &= run.identical is not False
         self._add_sums(results, run)
@@ -142,7 +145,8 @@ class Gathered:
 
     def files(self) -> UnitFiles:
         """The files of the unit."""
-        table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)))
+        effects = [effect for of in self.effects for effect in of]
+        table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)), effects)
         rows = table.to_bytes(self.request.rows)
         sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
         return UnitFiles(
@@ -184,15 +188,18 @@ class Gathered:
         )
 
     def _names(self) -> tuple[str, ...]:
-        return statistic_names(len(self.request.conditions))
+        return (*statistic_names(len(self.request.conditions)), *(EFFECTS if self.request.effect else ()))
 
     def _arrays(self) -> dict[str, Array]:
         if not self.documents:
             return {}
         plain = [[head.uniform or Averages() for head in of] for of in self.heads]
         uniform = values(plain, uniform_names(len(self.request.conditions)))
+        statistics = values(self.heads, statistic_names(len(self.request.conditions)))
+        if self.request.effect:
+            statistics = np.concatenate([statistics, values(self.effects, EFFECTS)])
         return {
-            "statistics": values(self.heads, self._names()),
+            "statistics": statistics,
             "kinds": np.array([[_KINDS[head.kind] for head in of] for of in self.heads], dtype=np.uint8),
             "uniform": np.nansum(uniform, axis=1),
             "uniform_counts": np.isfinite(uniform).sum(axis=1),

@@ -18,8 +18,9 @@ from mhacli.results.record.head_statistics import HEAD_TYPES, Averages, HeadStat
 from mhacli.results.record.record import InspectedLayer, Record, SelfCheck, SpanTokens, layer_prefix
 from mhacli.results.record.tables import HeadTable
 from mhacli.results.scan.folder import ScanFolder
+from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.spread import spreads
-from mhacli.results.scan.statistics import PATTERN, spread_names, statistic_names, uniform_names
+from mhacli.results.scan.statistics import EFFECTS, PATTERN, spread_names, statistic_names, uniform_names
 from mhacli.results.scan.sums import read_sums
 
 _VALUES_AT_ONCE = 1 << 25
@@ -38,10 +39,10 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
     if not folded.heads:
         first = f", the first is {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
         raise MhaError(f"no document could be computed: {folded.n_bad} are bad{first}", code="no-documents")
-    n_patterns = len(folder.settings[0].conditions)
-    found = _spreads([folder.sums_path(name) for name in names], len(folded.heads), n_patterns)
+    settings = folder.settings[0]
+    found = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
     example = storage.load(folder.example_path(folder.examples()[0]))
-    record = _record(example, folded, found, command=command, spans=folder.settings[0].span_names)
+    record = _record(example, folded, found, command=command, spans=settings.span_names)
     folder.finish(record.to_bytes(), folded.manifest(names))
     return record
 
@@ -75,13 +76,14 @@ def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
             yield _Numbers(path, header.body_start + info.start, *info.shape[1:])
 
 
-def _spreads(paths: Sequence[str], n_heads: int, n_patterns: int) -> list[list[Spread]]:
+def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list[list[Spread]]:
     """The spreads of each head: of one statistic at a time, and of some heads at a time where documents are many."""
     units = [*_numbers(paths)]
     step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
-    known, found = statistic_names(n_patterns), list[list[Spread]]([] for _ in range(n_heads))
+    n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
+    known, found = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
     for start in range(0, n_heads, step):
-        for name in spread_names(n_patterns):
+        for name in (*spread_names(n_patterns), *effects):
             parts = [unit.read(known.index(name))[:, start : start + step] for unit in units]
             for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
                 found[head] += [] if spread is None else [spread]
@@ -169,7 +171,7 @@ def _head(own: FoldedHead, folded: Folded, found: Sequence[Spread], number: int,
     sums = folded.sums["uniform"][:, number].tolist()
     uniform = {name: total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
     offset, weight, plain = own.offset(folded.n_documents)
-    means: dict[str, float | None] = {spread.statistic: spread.mean for spread in found}
+    means: dict[str, float | None] = {own.statistic: own.mean for own in found if own.statistic not in EFFECTS}
     means["max_score"] = own.max_score
     return with_kind(
         HeadStatistics(

@@ -12,11 +12,14 @@ from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.attention.tiled.reducer import choice
 from mhacli.checkpoints.digest import checkpoint_digest
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
-from mhacli.compute.checkpoint.prepare import UnloadedCheckpoint, find, inputs_of, make_texts
+from mhacli.compute.checkpoint.prepare import ReadCheckpoint, UnloadedCheckpoint, find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.compute.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.compute.scan.gather import Gathered
 from mhacli.errors import MhaError
 from mhacli.requests.scan import ScanRequest
+from mhacli.results.record.corpus import named
+from mhacli.results.record.effect import Effect
 from mhacli.results.scan.settings import ScanSettings, differences
 from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles
 from mhacli.text.corpus import Document
@@ -66,6 +69,7 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         first_tokens=request.sink_tokens,
         sink_weight=request.sink_share,
         allow_nonfinite=request.allow_nonfinite,
+        effect=request.effect,
     )
 
 
@@ -88,31 +92,31 @@ class Worker:
         if changed:
             raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
         self._request, self._settings, self._unloaded = request, settings, unloaded
-        self._loaded = unloaded.load(model, None)
+        self._loaded = unloaded.load(model, "predict" if request.effect else None)
 
     def compute(self, unit: Unit) -> UnitFiles:
         """The files of a unit: each document computed by itself, as `mha heads` does.
 
-        The first good one is also computed without inspection, to compare the bits. Raises `MhaError` for what is no fault of a
-        document.
+        The first good one is also computed without inspection, to compare the bits, and some removals in another way. Raises
+        `MhaError` for what is no fault of a document.
         """
         gathered = Gathered(unit, self._request, self._settings)
         for document in unit.documents:
             if isinstance(document, Document):
                 try:
-                    run = self._inspected(document, is_compared=not gathered.documents)
+                    found = self._inspected(document, is_compared=not gathered.documents)
                 except MhaError as fault:
                     if fault.code not in _BAD_CODES:
-                        raise
+                        raise _of_document(document, fault) from fault
                     gathered.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
                 else:
-                    gathered.add(document, run)
+                    gathered.add(document, *found)
             else:
                 gathered.leave_out(document, document.reason)
         return gathered.files()
 
     @torch.no_grad()
-    def _inspected(self, document: Document, *, is_compared: bool) -> CheckpointRun:
+    def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
         if not document.text.strip():
             raise MhaError("only white space", code="no-tokens")
         request = self._request.of_document(document.text, self._spans_in(document.text))
@@ -120,16 +124,26 @@ class Worker:
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         heads = replace(request.wanted, reducer=self._settings.reducer)
         wanted = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
-        run = CheckpointRun(self._loaded, inputs, wanted, request.device)
+        base = replace(self._loaded, model=self._loaded.model.base_model)
+        run = CheckpointRun(base, inputs, wanted, request.device)
+        if self._request.effect:
+            checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
+            return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
         if is_compared:
             run.run()
         else:
             run.inspect()
-        return run
+        return run, ()
 
     def _spans_in(self, text: str) -> tuple[str, ...]:
         """The words of the spans that the text has."""
         return tuple(word for word in self._request.spans if _is_in(word, text))
+
+
+def _of_document(document: Document, fault: MhaError) -> MhaError:
+    """The fault with the document at which it came."""
+    message = f"{named(document.file, document.place)}: {fault.message}"
+    return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
 
 
 def _is_in(span: str, text: str) -> bool:

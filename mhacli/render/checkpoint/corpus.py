@@ -7,16 +7,28 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.render.base.format import count_of, flowing, percent_text, plain_table, short_text, token_at, weight_text
+from mhacli.render.base.format import (
+    count_of,
+    flowing,
+    left_out,
+    number_text,
+    percent_text,
+    plain_table,
+    short_text,
+    token_at,
+    weight_text,
+)
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import LayerView, short_name
+from mhacli.results.columns import EFFECT_COLUMNS
 from mhacli.results.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
 from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label, visible
 
-MAX_SINKS, MAX_CELLS = 3, 3
-"""The tokens that are listed as sinks, and the cells of a head."""
+MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
+"""The tokens that are listed as sinks, the cells of a head, and the heads by what removing them changes."""
+INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _UNITS = {row.field: row.unit for row in STATISTICS}
 _HEADINGS = {row.field: row.heading for row in STATISTICS}
 
@@ -48,15 +60,14 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
     """A row per head: in what part of the documents it has its type, and how the statistic of that type spreads over them."""
     known = {(own.layer, own.attention, own.head): own for own in corpus.heads}
     names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
-    interval, part = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
     table = plain_table(
         ("layer", True),
         ("head", True),
         ("agree", True),
         ("statistic", False),
         ("mean", True),
-        (interval, True),
-        (part, True),
+        (INTERVAL, True),
+        (PART, True),
     )
     for head in listed:
         own = known[head.layer, head.attention, head.head]
@@ -92,6 +103,40 @@ def _cells(spread: Spread) -> list[str]:
     low, high = spread.quantiles[0], spread.quantiles[-1]
     interval = "–" if spread.low is None else f"{shown(spread.low)} to {shown(spread.high)}"
     return [shown(spread.mean), interval, f"{shown(low)} to {shown(high)}"]
+
+
+def effects_view(
+    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, *, everything: bool
+) -> Iterator[RenderableType]:
+    """What removing each head changes over the documents, the largest mean first; nothing where no head was removed."""
+    metric = next((name for name in ("d_logit", "d_output") if any(own.spread(name) for own in corpus.heads)), None)
+    if metric is None:
+        return
+    rows = [
+        (abs(found.mean), f"{short_name(layer.inspected, record.layers)}.{own.head}", found, own.spread("kl"))
+        for layer, own in _of_layers(corpus, layers)
+        if (found := own.spread(metric)) is not None
+    ]
+    ordered = sorted(rows, key=lambda row: -row[0])
+    shown = ordered if everything else ordered[:MAX_EFFECTS]
+    has_kl = metric == "d_logit"
+    words = ("removed", EFFECT_COLUMNS[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
+    table = plain_table(*((word, word != "removed") for word in words))
+    for _, name, found, kl in shown:
+        table.add_row(name, *_change_cells(found), *([number_text(kl.mean)] if has_kl and kl is not None else []))
+    what = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
+    legend = [Text(f"{words[1]} = {what}, at the first [MASK], else at the last token", style="dim")]
+    legend += [Text("negative: the head supports the token · KL in nats", style="dim")] if has_kl else []
+    rest = [left_out(len(ordered) - len(shown))] if len(ordered) > len(shown) else []
+    yield Group(Text("removing a head, mean over documents", style="bold"), table, *rest, *legend)
+
+
+def _change_cells(spread: Spread) -> list[str]:
+    def shown(number: float) -> str:
+        return f"{number:+.4f}" if spread.statistic == "d_logit" else f"{number:.4f}"
+
+    interval = "–" if spread.low is None or spread.high is None else f"{shown(spread.low)} to {shown(spread.high)}"
+    return [shown(spread.mean), interval, f"{shown(spread.quantiles[0])} to {shown(spread.quantiles[-1])}"]
 
 
 def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:

@@ -42,6 +42,7 @@ class ScanSettings:
     first_tokens: int
     sink_weight: float
     allow_nonfinite: bool
+    effect: bool
 
     @property
     def span_names(self) -> tuple[str, ...]:

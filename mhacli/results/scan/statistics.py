@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from mhacli.results.columns import EFFECT_NUMBERS
 from mhacli.results.record.arrays import Array
+from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import STATISTICS, Averages
 
 PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
 """What the names of conditions begin with, as in tables; and the uniform weight at a head's own strongest distance."""
 _OF_ONE_DOCUMENT = ("offset", "at_offset", "certainty")
 """Statistics of which no mean over documents is taken: they are of a distance, or a type, that may be another in each."""
+EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
+"""What removing a head changes: fields and properties of `Effect`."""
 
 
 def statistic_names(n_patterns: int) -> tuple[str, ...]:
@@ -40,8 +44,8 @@ def _patterns(n: int) -> tuple[str, ...]:
     return tuple(f"{PATTERN}{number + 1}" for number in range(n))
 
 
-def values(heads: Sequence[Sequence[Averages]], names: Sequence[str]) -> Array:
-    """The statistics `[statistic, document, head]` of the heads of documents, NaN where there is no value."""
+def values(heads: Sequence[Sequence[Averages | Effect]], names: Sequence[str]) -> Array:
+    """The statistics `[statistic, document, head]` of heads, or of their removal, in documents; NaN where there is no value."""
     numbers = [[list(map(_getter(name), of)) for of in heads] for name in names]
     return np.array(numbers, dtype=np.float64)  # which makes NaN of None
 

@@ -1,6 +1,7 @@
 """The study of a corpus: what it finds, and that nobody can tell afterwards how often it was interrupted."""
 
 import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_the_profile_is_the_mean_profile_of_the_documents(model: str, tmp_path: 
         profile = run.record().arrays["layers.1.profile"]
         total[..., : profile.shape[-1]] += profile
     np.testing.assert_allclose(record.arrays["layers.1.profile"], total / 3, atol=1e-6)
+
+
+def test_effects_of_a_corpus_are_the_means_over_its_documents(model: str, tmp_path: Path) -> None:
+    record = found(model, corpus_file(tmp_path / "c.jsonl", TEXTS[:3]), tmp_path / "out", request={"effect": True})
+    (file,) = (tmp_path / "out" / "rows").iterdir()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert record.corpus is not None
+    for own in record.corpus.heads:
+        of_head = [row for row in rows if (row["layer"], row["head"]) == (own.layer, own.head)]
+        for name in ("d_logit", "kl", "d_output"):
+            spread = own.spread(name)
+            assert spread is not None
+            np.testing.assert_allclose(spread.mean, np.mean([row[name] for row in of_head]), rtol=1e-12)
 
 
 def test_bad_documents_are_counted_and_listed(model: str, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from support.checkpoints_saved import Checkpoints
 from support.scans import corpus_file, sentences, start_of, units_of
 
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+from mhacli.compute.effect.study import prepare_effect
 from mhacli.compute.scan.engines.single import SingleEngine
 from mhacli.errors import MhaError
+from mhacli.requests.effect import EffectRequest
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record import storage
 from mhacli.results.scan.sums import UnitSums, read_sums
@@ -50,6 +54,41 @@ def test_rows_are_those_of_heads_on_each_document_alone(checkpoints: Checkpoints
         expected = run.record().heads.to_dicts()
         own = [row for row in rows if row["place"] == place]
         assert [{name: row[name] for name in expected[0]} for row in own] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "heads"),
+    [("gpt2", None, None), pytest.param("gpt2", ((None, 1),), (0, 2), marks=pytest.mark.full), ("bert", None, None)],
+    ids=str,
+)
+def test_effects_in_rows_are_those_of_removals_from_each_document_alone(
+    checkpoints: Checkpoints, tmp_path: Path, family: str, layers: Any, heads: Any
+) -> None:
+    request, texts = ScanRequest(checkpoints.of(family), effect=True, layers=layers, heads=heads), sentences(3)
+    made = [*units_of(corpus_file(tmp_path / "c.jsonl", texts), request)]
+    rows = [row for files in computed(request, made) for row in rows_of(files)]
+    for place, text in enumerate(texts, 1):
+        study, _ = prepare_effect(EffectRequest(replace(request.of_document(text), layers=layers)))
+        study.inspect()
+        study.run()
+        expected = [one for one in study.table() if heads is None or one.head in heads]
+        own = [row for row in rows if row["place"] == place]
+        assert [(row["layer"], row["head"]) for row in own] == [(one.layer, one.head) for one in expected]
+        for name in ("d_logit", "direct", "later", "d_logprob", "kl", "d_output"):
+            changes = np.array([[row[name], getattr(one, name)] for row, one in zip(own, expected, strict=True)], float)
+            np.testing.assert_allclose(changes[:, 0], changes[:, 1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_fault_that_ends_the_scan_names_its_document(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = ScanRequest(checkpoints.of("gpt2"))
+    (unit,) = units_of(corpus_file(tmp_path / "c.jsonl", ["the cat", "the dog"]), request)
+    worker = start_of(request).load()
+    monkeypatch.setattr("mhacli.compute.checkpoint.run.free_bytes", lambda device: 1)
+    with pytest.raises(MhaError, match=r"c\.jsonl:1: out of memory; 5 tokens") as caught:
+        worker.compute(unit)
+    assert caught.value.code == "out-of-memory"
 
 
 def test_the_same_unit_gives_the_same_bytes_after_others_and_in_another_worker(

@@ -54,6 +54,21 @@ def test_a_row_says_how_the_statistic_of_the_type_spreads() -> None:
     assert row[-7:] == [".500", ".491", "to", ".512", ".100", "to", ".876"]
 
 
+def test_heads_whose_removal_changes_most_come_first() -> None:
+    corpus = corpus_of(RECORDS["heads"])
+
+    def with_effects(own: CorpusHead) -> CorpusHead:
+        mean = -1.5 if (own.layer, own.head) == (2, 1) else 0.25
+        d_logit = Spread("d_logit", 1234, mean, 0.1, mean - 0.1, mean + 0.1, (-2.5, -2.0, mean, 0.0, 0.5))
+        return replace(own, spreads=(*own.spreads, d_logit, replace(d_logit, statistic="kl", mean=0.125)))
+
+    lines = view(replace(RECORD, corpus=replace(corpus, heads=tuple(map(with_effects, corpus.heads)))))
+    first = lines.index(next(line for line in lines if line.startswith("removed")))
+    assert lines[first + 1].split() == [
+        "2.1", "-1.5000", "-1.6000", "to", "-1.4000", "-2.5000", "to", "+0.5000", "0.125",
+    ]  # fmt: skip
+
+
 def test_cells_that_stand_out_are_named_by_document_and_place_and_made_harmless() -> None:
     words = flat(view(RECORD, layers=((None, 2),), heads=(1,)))
     assert "layer 2, head 1: c.jsonl:77, 9 “\\x1b[2Jred” → 4 “blue”: .91, × 44.0 of uniform" in words
