@@ -69,7 +69,7 @@ def never(*given: object, **named: object) -> object:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize(("rows", "drawn"), [("last", "T 10 →"), ("3", "␣ 3 →"), ("generated", "none of the rows")])
+@pytest.mark.parametrize(("rows", "drawn"), [("last", "10 “T” →"), ("3", "3 “␣” →"), ("generated", "none of the rows")])
 def test_rows_are_places_in_the_text_that_the_layer_reads(mha: Command, rows: str, drawn: str) -> None:
     more = ["--generate", "2"] if rows == "generated" else []
     code, out, _ = mha("run", "t5", CAT, "--layer", "encoder.0", "--head", "0", "--view", "top", "--from", rows, *more)
@@ -79,12 +79,12 @@ def test_rows_are_places_in_the_text_that_the_layer_reads(mha: Command, rows: st
 def test_rows_that_the_model_made_tokens_of_are_those_of_the_decoder(mha: Command) -> None:
     words = ["--layer", "decoder.0,cross.0", "--head", "0", "--view", "top", "--from", "generated", "--generate", "3"]
     code, out, _ = mha("run", "t5", CAT, *words)
-    assert (code, re.findall(r" (\d+) →  ", out)) == (0, ["0", "1", "2"] * 2)
+    assert (code, re.findall(r"(\d+) “.*” →  ", out)) == (0, ["0", "1", "2"] * 2)
 
 
 def test_the_last_row_of_every_text_is_drawn(mha: Command) -> None:
     code, out, _ = mha("run", "gpt2", CAT, DOG, "--layer", "0", "--head", "0", "--view", "top", "--from", "last")
-    assert (code, "T 10 →" in out, "G 4 →" in out) == (0, True, True)
+    assert (code, "10 “T” →" in out, "4 “G” →" in out) == (0, True, True)
 
 
 @pytest.mark.parametrize("word", ["first", "3-", "-1", "generated,2", ""])

@@ -138,7 +138,7 @@ def test_heads_that_are_split_over_processes_are_those_of_one(
 ) -> None:
     given = [words[0], TEXT, *words[1:], "--model", of_family(name, checkpoints), "--dtype", "float64", "--json"]
     split = ranks(n, *given, "--device-map", "tp", "--save", str(tmp_path / "split"))
-    assert (split.returncode, errors(split)) == (0, [])
+    assert (split.returncode, errors(split)) == (0, []), split.stderr
     json.loads(split.stdout)  # one document, of the first process
     attempt(tmp_path, *given, "--save", "whole", writes=["whole", "split", CACHE], launch=Launch(WITH_TORCH))
     split_record, whole = saved(tmp_path, "split"), saved(tmp_path, "whole")

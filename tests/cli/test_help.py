@@ -159,7 +159,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("poem.txt", "my_attention.py"):
         shutil.copy(ROOT / "sample_texts" / name, place / name)
     (place / "texts").mkdir()
-    (place / "texts" / "a.jsonl").write_text('{"body": "the cat sat"}\n')
+    (place / "texts" / "a.jsonl").write_text('{"text": "the cat sat"}\n')
     for name, text in (("before", "the cat sat"), ("after", "the cat ran")):
         assert run(f'mha run "{text}" --save {name}.safetensors', place).returncode == 0
     return place
