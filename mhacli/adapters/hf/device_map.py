@@ -134,11 +134,6 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
 
 
-def is_offloaded(model: nn.Module) -> bool:
-    """Whether some weights are fetched only while their module runs."""
-    return any(tensor.is_meta for tensor in model.parameters())
-
-
 class _Copied(Mapping[str, Tensor]):
     """The weights that a hook fetches, copied out of the file that they are mapped from: where a number lies in memory decides
     which kernel multiplies it, and so its last bits."""

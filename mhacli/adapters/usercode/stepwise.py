@@ -36,8 +36,6 @@ from mhacli.adapters.usercode.types import Inputs, MaskForm
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"
                      r"|(kv_?)?caching|decod(e|ing)|incremental|is_?decod(e|ing)|cached")  # fmt: skip
 _KEPT = re.compile(r"(?i)cache|past|keys?|values?|kv|mem|buf|(^|[._])[kv]s?($|[._])|[._]([kv])$")
-_EXTRA = 3
-"""How many more positions than tokens a table of rotations has that is given whole."""
 _MOST_OBJECTS = 12
 
 

@@ -264,12 +264,6 @@ def _words(layers: Sequence[LayerChoice]) -> str:
 # ---------------------------------------------------------------------------------------------------- what is asked for
 
 
-def _is_fast(module: nn.Module) -> bool:
-    """Whether torch may compute an attention of its own in one operator, which it would not while it is inspected."""
-    own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-    return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
-
-
 def _kept(keep: Sequence[str]) -> tuple[str, ...]:
     names = (keep,) if isinstance(keep, str) else tuple(keep)
     for name in names:

@@ -322,7 +322,6 @@ TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "
 """How far two ways of computing the same may lie apart, in what outputs move when each part rounds otherwise. Of 26 families
 none came beyond 0.7 in float32 and 0.5 in 16 bits, whose parts are shaken by twice their rounding; faults lie at thousands."""
 
-Keywords = Mapping[str, Any]
 TokenOutputs = tuple[Float[Tensor, "token width"], ...]
 
 
