@@ -12,11 +12,11 @@ import numpy as np
 from mhacli.errors import MhaError
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
-from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST
+from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.results.record.record import InspectedLayer
 from mhacli.results.scan.layers import worst_layers
 from mhacli.results.scan.statistics import UNIFORM_AT_OFFSET
-from mhacli.results.scan.sums import UnitFacts, UnitHead, UnitSums
+from mhacli.results.scan.sums import UnitFacts, UnitHead, UnitSums, add_sum, strongest
 
 MAX_SINKS = 10
 """The tokens that are listed as sinks of a head."""
@@ -59,7 +59,7 @@ class Folded:
         counted = np.stack([(kinds == number).sum(axis=0) for number in range(len(HEAD_TYPES))])
         of_unit = {name: unit.arrays[name] for name in unit.arrays if name not in ("statistics", "kinds")}
         for name, array in {**of_unit, "kinds": counted}.items():
-            self.sums[name] = _added(self.sums[name], array) if name in self.sums else array
+            add_sum(self.sums, name, array)
 
     def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
         places = [(head.layer, head.attention, head.head) for head in facts.heads]
@@ -104,7 +104,7 @@ class FoldedHead:
         for sink in of_unit.sinks:
             n, total = self.sinks.get(sink.token, (0, 0.0))
             self.sinks[sink.token] = n + sink.documents, total + sink.share * sink.documents
-        self.cells = sorted([*self.cells, *of_unit.cells], key=lambda cell: -cell.lift)[:MAX_LARGEST]
+        self.cells = strongest([*self.cells, *of_unit.cells])
         for offset, weight, uniform in offsets:
             if np.isfinite(offset):
                 n, own, plain = self.offsets.get(int(offset), (0, 0.0, 0.0))
@@ -122,11 +122,3 @@ class FoldedHead:
             return None, None, None
         offset, (_, own, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
         return offset, own / n_documents, uniform / n_documents
-
-
-def _added(a: Array, b: Array) -> Array:
-    """The sum of two arrays, the shorter with zeros behind its last axis."""
-    width = max(a.shape[-1], b.shape[-1])
-    wide = [np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]) for array in (a, b)]
-    total: Array = wide[0] + wide[1]
-    return total

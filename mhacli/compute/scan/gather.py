@@ -16,13 +16,13 @@ from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.results.record.effect import Effect
-from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
+from mhacli.results.record.head_statistics import HEAD_TYPES, Averages, HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record, texts_of
 from mhacli.results.scan.layers import worst_layers
 from mhacli.results.scan.rows import DocumentTable
 from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.statistics import EFFECTS, statistic_names, uniform_names, values
-from mhacli.results.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums
+from mhacli.results.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums, add_sum, strongest, widened
 from mhacli.results.scan.unit import Unit, UnitFiles, document_digest
 from mhacli.spec.tokens import TokenSequence
 from mhacli.text.corpus import BadDocument, Document
@@ -73,7 +73,7 @@ class Gathered:
         for name in ("profile", "uniform_profile"):
             rows = [_of_heads(done, name) for done in results]
             width = max(row.shape[1] for row in rows)
-            self._add(name, np.concatenate([_widened(row, width) for row in rows]))
+            add_sum(self._sums, name, np.concatenate([widened(row, width) for row in rows]))
         if not self.request.spans:
             return
         names = self.settings.span_names
@@ -81,20 +81,12 @@ class Gathered:
         grid, n = np.ix_(places, places), len(names)
         counts = np.zeros((n, n))
         counts[grid[0], grid[1]] = 1
-        self._add("span_counts", counts)
+        add_sum(self._sums, "span_counts", counts)
         for name in ("span_mass", "uniform_span_mass"):
             whole = np.zeros((len(self.heads[-1]), n, n))
             if places:
                 whole[:, grid[0], grid[1]] = np.concatenate([_of_heads(done, name) for done in results])
-            self._add(name, whole)
-
-    def _add(self, name: str, array: Array) -> None:
-        before = self._sums.get(name)
-        if before is None:
-            self._sums[name] = array
-            return
-        width = max(before.shape[-1], array.shape[-1])
-        self._sums[name] = _widened(before, width) + _widened(array, width)
+            add_sum(self._sums, name, whole)
 
     def _add_places(self, document: Document, run: CheckpointRun) -> None:
         """The sinks and the strong cells of a document, by their tokens."""
@@ -211,15 +203,3 @@ def _of_heads(done: LayerResults, name: str) -> Array:
     """An array of one text, for every head of the layer, in float64."""
     array = to_array(done.arrays[name])[0].astype(np.float64)
     return np.broadcast_to(array, (len(done.heads), *array.shape[1:]))
-
-
-def _widened(array: Array, width: int) -> Array:
-    """The array with zeros behind its last axis."""
-    if array.shape[-1] == width:
-        return array
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
-
-
-def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
-    """The cells that stand out most, those that come first before others."""
-    return sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from mhacli.io.json_schema import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import BadEntry, CorpusCell, TokenSink
+from mhacli.results.record.head_statistics import MAX_LARGEST
 from mhacli.results.record.record import InspectedLayer
 
 MAX_FILE_BYTES = 4 << 30
@@ -94,6 +95,24 @@ def read_sums(path: str) -> UnitSums:
     if not isinstance(words, str) or document.get("digest") != _digest(words, arrays):
         raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
     return UnitSums(decode(UnitFacts, load_json(words, path), path), arrays)
+
+
+def add_sum(sums: dict[str, Array], name: str, array: Array) -> None:
+    """Adds an array to the sum of this name. Of two, the shorter has zeros behind its last axis."""
+    if name in sums:
+        width = max(sums[name].shape[-1], array.shape[-1])
+        array = widened(sums[name], width) + widened(array, width)
+    sums[name] = array
+
+
+def widened(array: Array, width: int) -> Array:
+    """The array with zeros behind its last axis."""
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
+
+
+def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
+    """The cells that stand out most; of equal ones those that come first."""
+    return sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST]
 
 
 def _digest(words: str, arrays: Mapping[str, Array]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from mhacli.compute.scan.worker import WorkerStart
+from mhacli.compute.scan.worker import WorkerStart, settings_here
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.unit import Unit, UnitFiles
@@ -33,8 +33,6 @@ class SingleEngine:
 
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of this process."""
-        from mhacli.compute.scan.worker import settings_here
-
         return settings_here(request)
 
     def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
