@@ -88,9 +88,7 @@ HEAD_KEYS = (
 )
 EFFECT_KEYS = (
     KeyBinding("up", "move('up')", "↑ ↓ ← →", "from removal to removal; a click does the same", "move", "↑↓←→"),
-    KeyBinding("down", "move('down')", "", ""),
-    KeyBinding("left", "move('left')", "", ""),
-    KeyBinding("right", "move('right')", "", ""),
+    *_CURSOR[1:4],
     KeyBinding(
         "home",
         "move('home')",

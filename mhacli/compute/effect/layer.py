@@ -19,7 +19,7 @@ from mhacli.attention.layer import MultiHeadAttention
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.effect.metric import Changes, Reading, changes
 from mhacli.compute.effect.removal import Removal, StandIns, softmax_without
-from mhacli.compute.effect.run import floor_of, row_of, to_verify
+from mhacli.compute.effect.run import floor_of, largest_and_others, row_of
 from mhacli.compute.effect.study import effect_of
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import UsageError, out_of_range
@@ -148,7 +148,7 @@ class _LayerStudy:
         """Computes some removals again, from the text to the output, by a layer with other weights or another mask."""
         sizes = {item: float(change.d_output) for item, change in enumerate(found.changes)}
         errors = []
-        for item in to_verify(sizes, self.request.n_verified):
+        for item in largest_and_others(sizes, self.request.n_verified):
             other = self._other_setup(plan[item], observed)
             if other is not None:
                 errors.append(float((self._reading(other).hidden[0] - found.outputs[item]).abs().max()))

@@ -20,7 +20,7 @@ from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.adapters.hf.load import Loaded
 from mhacli.compute.effect.direct import DirectPaths, direct_paths
-from mhacli.compute.effect.estimates.first_order import first_order, screened, z_gradients
+from mhacli.compute.effect.estimates.first_order import first_order, z_gradients
 from mhacli.compute.effect.estimates.pictures import judgements
 from mhacli.compute.effect.metric import Changes, Reading, Target, changes, read_position
 from mhacli.compute.effect.parts import ModelParts, find_parts
@@ -193,7 +193,7 @@ class EffectRun:
                 hint="remove the heads without estimates",
                 code="no-attention",
             )
-        return screened(self.estimates, self.n_screened)
+        return sorted(largest_and_others(self.estimates, 2 * self.n_screened))
 
     def _follow_direct_paths(self, parts: ModelParts, stand_ins: StandIns) -> None:
         if self.target is None:
@@ -250,7 +250,7 @@ class EffectRun:
         model = self.loaded.model
         errors = []
         is_same = torch.equal(parts.hidden, self.untouched.hidden)
-        for item in to_verify(self._sizes(), self.n_verified):
+        for item in largest_and_others(self._sizes(), self.n_verified):
             with removed_otherwise(model, self.plan[item], parts.attention, self.resampled) as is_done:
                 if is_done:
                     again = read_position(model, self.keywords, self.position).hidden[0]
@@ -285,8 +285,8 @@ def floor_of(spreads: Sequence[Changes], untouched: Reading, dtype: torch.dtype)
     return floor
 
 
-def to_verify(sizes: Mapping[int, float], n: int) -> list[int]:
-    """The items to compute a second time: those with the largest changes, and as many others."""
+def largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
+    """`n` items: one half those with the largest sizes, the other half by chance."""
     ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
     n_top = min(len(ranked), -(-n // 2))
     rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))

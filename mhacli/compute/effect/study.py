@@ -15,7 +15,7 @@ from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, inputs_of, make_texts, read
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.compute.effect.metric import Changes, Target, makes_single_logits, rank_correlation, rank_of
+from mhacli.compute.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.compute.effect.parts import find_parts
 from mhacli.compute.effect.removal import Removal
 from mhacli.compute.effect.run import Cost, EffectRun, Floor
@@ -136,7 +136,7 @@ class EffectStudy:
         return [*((removal,) for removal in made), *joint]
 
     def _head(self, key: LayerKey, head: int) -> Removal:
-        if self.request.at is not None and self.request.at >= (n := self._length(key)):
+        if self.request.at is not None and self.request.at >= (n := self.inspected.axes(key[0]).q_len):
             raise UsageError(out_of_range(self._named("at"), self.request.at, n))
         return Removal(key, (head,), replace=self.request.replace, at=self.request.at)
 
@@ -148,7 +148,9 @@ class EffectStudy:
         if self.request.heads is None:
             named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
         return [
-            (Removal(key, own, (query,), (k,), "renormalise"),) for key, own in named for k in range(self._n_keys(key))
+            (Removal(key, own, (query,), (k,), "renormalise"),)
+            for key, own in named
+            for k in range(self.inspected.axes(key[0]).k_len)
         ]
 
     def _cut(self, layers: dict[LayerKey, InspectedLayer], source: str, reader: str) -> tuple[Removal, ...]:
@@ -194,12 +196,6 @@ class EffectStudy:
                 raise UsageError(out_of_range(f"{name}: head", head, layer.n_heads))
             chosen.append(((layer.kind, n), head))
         return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
-
-    def _length(self, key: LayerKey) -> int:
-        return self.inspected.axes(key[0]).q_len
-
-    def _n_keys(self, key: LayerKey) -> int:
-        return self.inspected.axes(key[0]).k_len
 
     # --------------------------------------------------------------------------------------------- where it is measured
 
@@ -287,7 +283,7 @@ class EffectStudy:
         logits = done.untouched.logits
         logit = logprob = rank = None
         if target is not None and logits is not None:
-            logit = float(logits[0, target.id] - (0.0 if target.versus is None else logits[0, target.versus]))
+            logit = float(compared(logits, target)[0])
             logprob, rank = float(logits.log_softmax(dim=-1)[0, target.id]), int(rank_of(logits, target.id)[0])
         return EffectSummary(
             metric=done.metric,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,8 +14,6 @@ from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.compute.effect.metric import Target, compared, read_position
 from mhacli.compute.effect.parts import AttentionParts
 from mhacli.compute.effect.removal import Removal, StandIns
-
-_SEED = 0
 
 
 def z_gradients(
@@ -70,10 +67,3 @@ def first_order(removals: Sequence[Removal], gradients: Mapping[LayerKey, Tensor
             change = (stand_ins.of(removal, head).double() - z)[places]
             total += float((change * gradients[removal.layer][head, places]).sum())
     return total
-
-
-def screened(estimates: Mapping[int, float], n: int) -> list[int]:
-    """The `n` items whose estimates are largest, and as many others by chance, in the order in which they are given."""
-    ranked = sorted(estimates, key=lambda item: -abs(estimates[item]))
-    others = random.Random(_SEED).sample(ranked[n:], min(n, len(ranked[n:])))
-    return sorted([*ranked[:n], *others])
