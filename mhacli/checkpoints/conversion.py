@@ -78,7 +78,7 @@ def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conver
         sizes = sizes_from_shapes(found, layout, given)
     require_shapes(found, layout, sizes, checkpoint.path)
     fields, notes = choices_of(checkpoint.config, stack, wanted.layer, sizes)
-    tables = _tables(checkpoint, stack, sizes, wanted) if wanted.with_embedding else _Tables()
+    tables = _tables(checkpoint, stack, sizes) if wanted.with_embedding else _Tables()
     fields, more = _with_table(fields, tables)
     words = _words(checkpoint, tables.embedding) if tables.embedding is not None else _Words()
     config = Config(
@@ -113,7 +113,7 @@ class _Words:
     notes: tuple[str, ...] = ()
 
 
-def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes, wanted: ConversionRequest) -> _Tables:
+def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes) -> _Tables:
     family = family_of(checkpoint.config)
     if family is None:
         return _Tables(notes=("there is no embedding: without a known model_type no table is looked for",))

@@ -153,7 +153,7 @@ class Picture:
         keys = [
             {
                 **_json_place(self.base, self.base.keys, self.base.key_places(column)),
-                "share": finite(self._exact(row, column, weight)),
+                "share": finite(self._exact(weight)),
             }
             for column, weight in sorted(self.top_keys(row))
         ]
@@ -177,7 +177,7 @@ class Picture:
             "keys": keys,
         }
 
-    def _exact(self, row: int, column: int, weight: float) -> float:
+    def _exact(self, weight: float) -> float:
         """An attention weight with the digits that the record's own numbers have: as few as tell it from its neighbours."""
         if self.hides_sinks or "pattern" not in self.drawable.record.arrays:
             return weight

@@ -78,7 +78,7 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
     if unknown:
         raise _refused(
             f"names modules that {type(model).__name__} does not have: {_listed(unknown)}",
-            f"its parts are {', '.join(_parts(model, names))}",
+            f"its parts are {', '.join(_parts(model))}",
         )
     tensors = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
     without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in found)]
@@ -89,7 +89,7 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
     return found
 
 
-def _parts(model: nn.Module, names: set[str]) -> Iterator[str]:
+def _parts(model: nn.Module) -> Iterator[str]:
     """The names of a model's parts, a list of layers as its first and last."""
     for name, child in model.named_children():
         yield f"{name}.0 … {name}.{len(child) - 1}" if isinstance(child, nn.ModuleList) and len(child) else name

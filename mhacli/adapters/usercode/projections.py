@@ -64,7 +64,7 @@ def _assignments(
     parts: tuple[WeightMatrix, ...], widths: Widths
 ) -> Iterator[tuple[list[list[tuple[_Role, ...]]], list[_Role | None]]]:
     """Which parts are queries, keys and values, by their names where they have any, and what is left for the output."""
-    for chosen in _choices_of_inputs(parts, widths):
+    for chosen in _choices_of_inputs(parts):
         used = {part.name for group in chosen for part in group}
         left = [part for part in parts if part.name not in used]
         sources = [list(_roles(group, widths)) for group in chosen]
@@ -72,9 +72,7 @@ def _assignments(
             yield sources, list(_outputs(left))
 
 
-def _choices_of_inputs(
-    parts: tuple[WeightMatrix, ...], widths: Widths
-) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
+def _choices_of_inputs(parts: tuple[WeightMatrix, ...]) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
     """Groups of parts that together are q, k and v; a group is what belongs to the same letters, such as a list of heads."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:

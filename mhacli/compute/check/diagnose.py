@@ -120,7 +120,7 @@ def diagnose(
             _explain_masked(result, list(make(subject, seed, of_one)), known)
     if known.has_windows:
         _explain_windows(result, subject, seed)
-    for case in _large_cases(result, subject, seed):
+    for case in _large_cases(result, subject):
         _explain_large(result, subject, case)
     _look_at_left_padding(result)
     return result
@@ -301,12 +301,12 @@ def _of_whose_padding(matching: Sequence[Hypothesis], case: InputCase) -> Sequen
     return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
 
 
-def _large_cases(result: Diagnosis, subject: UserAttention, seed: int) -> Iterator[InputCase]:
+def _large_cases(result: Diagnosis, subject: UserAttention) -> Iterator[InputCase]:
     """The inputs with scores a million times as large, without masks and with each kind of them."""
     for kind in ("mask", "padding"):
-        yield from (large_case(subject, seed, case) for case in result.cases[:] if case.kind == kind)
+        yield from (large_case(subject, case) for case in result.cases[:] if case.kind == kind)
     if not any(case.kind == "mask" for case in result.cases):
-        yield large_case(subject, seed, result.cases[0])
+        yield large_case(subject, result.cases[0])
 
 
 def _explain_large(result: Diagnosis, subject: UserAttention, case: InputCase) -> None:

@@ -175,7 +175,7 @@ def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]
             continue
 
 
-def large_case(subject: UserAttention, seed: int, like: InputCase) -> InputCase:
+def large_case(subject: UserAttention, like: InputCase) -> InputCase:
     """The inputs of another case with scores a million times as large."""
     inputs = like.inputs
     large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)

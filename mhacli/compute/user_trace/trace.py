@@ -116,7 +116,7 @@ def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> 
     if "key" not in known_words(runs):
         axes = distinguish_lengths(first.flow, first.roles, axes)
     given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
-    walked = TracedCall(first, axes, given, _repeated(first, runs))
+    walked = TracedCall(first, axes, given, _repeated(runs))
     stage(calling)
     return replace(
         _record(subject, target, first, runs, request.command),
@@ -278,7 +278,7 @@ def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
     return sites
 
 
-def _repeated(one: WatchedCall, runs: Sequence[MeasuredRun]) -> dict[object, str]:
+def _repeated(runs: Sequence[MeasuredRun]) -> dict[object, str]:
     """What each place that was passed several times was repeated for, where its count says so."""
     words = known_words(runs)
     found = {}

@@ -34,7 +34,7 @@ def patterns_view(
     if not _are_drawable(layers, options):
         return
     if not _is_chosen(layers, options):
-        yield from [] if options.rows is None else top_keys_of_rows(layers, sequences, options, screen)
+        yield from [] if options.rows is None else top_keys_of_rows(layers, sequences, options)
         return
     missing = [layer.inspected for layer in layers if not layer.has_pattern]
     if missing:
@@ -131,7 +131,7 @@ _MOST_NAME = 16
 
 
 def top_keys_of_rows(
-    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
+    layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[RenderableType]:
     """For each of the chosen rows the weight of the first token, the keys that get most of the rest, and the token that the model
     made of it: means over all heads of the layers that read the text itself. It shows where to look for a head to draw."""

@@ -191,7 +191,7 @@ def _cells(
     for layer, heads in own:
         if "top_keys" in layer.record.arrays:
             for b in (b for b in sequences if _has_requested(layer, b)):
-                yield strongest_keys(layer.record, heads, b, options, screen, layer=layer.inspected.label)
+                yield strongest_keys(layer.record, heads, b, layer=layer.inspected.label)
 
 
 def _has_requested(layer: LayerView, sequence: int) -> bool:

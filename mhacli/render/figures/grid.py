@@ -80,7 +80,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     sequence = one_sequence(record, options)
     pictures = [head_picture(head, sequence, options, most=most) for head in heads]
     shaded = shading([picture.shown for picture in pictures], scale_of(options, heads))
-    body = _body(record, pictures, shaded, _Form(side, options.precision))
+    body = _body(pictures, shaded, _Form(side, options.precision))
     has_sinks = any(picture.hidden_columns for picture in pictures)
     what = "attention weight" if shaded.scale == "rank" else "attention weight, all heads"
     legend = scale_bar(shaded, options.precision, what=what, has_sinks=has_sinks)
@@ -144,7 +144,7 @@ def _of_layers(record: Record, pictures: Sequence[HeadPicture], options: ViewOpt
         yield f"without an attention matrix: layer{'s' * (len(numbers) > 1)} {ranges(numbers)}, {visible(kind)}"
 
 
-def _rows(record: Record, pictures: Sequence[HeadPicture]) -> Iterator[_HeadRow]:
+def _rows(pictures: Sequence[HeadPicture]) -> Iterator[_HeadRow]:
     layers: dict[tuple[int, str], list[int]] = {}
     for place, picture in enumerate(pictures):
         layer = picture.head.layer
@@ -160,8 +160,8 @@ def _rows(record: Record, pictures: Sequence[HeadPicture]) -> Iterator[_HeadRow]
         yield from (_HeadRow(name, tuple(places[i : i + _ACROSS])) for i in range(0, len(places), _ACROSS))
 
 
-def _body(record: Record, pictures: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piece:
-    rows = [*_rows(record, pictures)]
+def _body(pictures: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piece:
+    rows = [*_rows(pictures)]
     cells = {place: _cell_size(picture, form.side) for place, picture in enumerate(pictures)}
     names = _names(pictures, cells[0]) if len(set(cells.values())) == 1 else None
     layer = max(mono_width(f"{row.name}  ", _NAME) if row.name else 0.0 for row in rows)

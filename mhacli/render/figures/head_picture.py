@@ -123,10 +123,10 @@ def _in_words(
     view = in_words(head.record)
     if rows is not None:
         rows = words_with(head.record.sequences[sequence], rows)
-    return replace(head, record=view, statistics=_sinks_in_words(head, view)), rows
+    return replace(head, record=view, statistics=_sinks_in_words(head)), rows
 
 
-def _sinks_in_words(head: DrawableHead, view: Record) -> HeadStatistics | None:
+def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
     if head.statistics is None:
         return None
     sinks = []

@@ -378,7 +378,7 @@ class _Table:
                 yield Segment(_gap(self.rows, self.layout.label), _DIM)
                 yield Segment.line()
             cells = iter([*self._beside(query, weights[query], allowed[query])])
-            yield from _line(columns, [next(cells), *self._cells(query, weights[query], allowed[query]), *cells])
+            yield from _line(columns, [next(cells), *self._cells(weights[query], allowed[query]), *cells])
 
     def _columns(self) -> list[_Column]:
         """As wide as what stands in them."""
@@ -419,7 +419,7 @@ class _Table:
         if layout.strongest:
             yield _strongest_cell(head, _largest_key(weights, allowed), weights, allowed, layout, self.options)
 
-    def _cells(self, query: int, weights: Array, allowed: Array) -> Iterator[_TableCell]:
+    def _cells(self, weights: Array, allowed: Array) -> Iterator[_TableCell]:
         """The weights that the query gives to its keys; in place of the hidden ones their sum."""
         largest_key = _largest_key(weights, allowed)
         shown = list(self.keys.shown)

@@ -74,7 +74,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
         corners = ((place, b) for place in places_of(record, [head.head for head in listed]) for b in sequences)
         sections += [corner_view(record, survey.kept.corner, place, b, options, screen) for place, b in corners]
     if survey.kept.queries:
-        sections += [strongest_keys(record, listed, b, options, screen) for b in sequences]
+        sections += [strongest_keys(record, listed, b) for b in sequences]
     sinks = sinks_line(record, listed, survey.sink_share, screen)
     sections.append(Group(table, *legend(record, listed, options, screen), sinks))
     sections.append(_checks(record, survey, options, screen))
@@ -349,13 +349,7 @@ def rest_name(head: HeadStatistics) -> str:
 
 
 def strongest_keys(
-    record: Record,
-    listed: Sequence[HeadStatistics],
-    sequence: int,
-    options: ViewOptions,
-    screen: Screen,
-    *,
-    layer: str = "",
+    record: Record, listed: Sequence[HeadStatistics], sequence: int, *, layer: str = ""
 ) -> RenderableType:
     """The keys of the chosen queries in every head, the strongest first, of a layer that may have a name."""
     parts: list[RenderableType] = []

@@ -240,7 +240,7 @@ def notes(
         if len(view.heads) > 1:
             yield _first_look(view)
         yield _scale(view, maps)
-        yield from _sinks(record, view, requests, maps)
+        yield from _sinks(view, requests, maps)
         yield from _learned(maps)
         yield from _signs(record, requests, maps)
     yield from _missing(record, options, view)
@@ -326,7 +326,7 @@ def _scale(view: PageView, maps: PageMaps) -> str:
     return f"scale at first: {view.scale}, {words}{shared}; its top is the largest weight of a row with a choice"
 
 
-def _sinks(record: Record, view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
+def _sinks(view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
     """Which keys are taken as sinks, and what they get, beside what uniform attention would give them."""
     known = [
         (one, facts.n_queries)

@@ -27,11 +27,11 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
     """Everything that `mha doctor` prints."""
     parts: list[RenderableType] = []
     if report.model is None:
-        parts += [*_machine(report, on), *_kernels(report.kernels, on), *_numerics(report.numerics)]
+        parts += [*_machine(report, on), *_kernels(report.kernels), *_numerics(report.numerics)]
     else:
         parts += [_patient(report.model, report, on), Text()]
     lines = [check for check in report.checks if check.ok is False or not check.name.startswith(_DETAILED)]
-    parts.append(_checks(lines, on, with_numbers=report.model is not None))
+    parts.append(_checks(lines, with_numbers=report.model is not None))
     if report.model is not None:
         parts += [Text(), Text(_legend(report.model, report.checks), style="dim")]
     notes = [Text(), *(Text(f"note: {visible(note)}") for note in report.notes)] if report.notes else []
@@ -97,7 +97,7 @@ def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
 # ------------------------------------------------------------------------------------------------------------------ tables
 
 
-def _kernels(kernels: Sequence[Kernel], on: Screen) -> list[RenderableType]:
+def _kernels(kernels: Sequence[Kernel]) -> list[RenderableType]:
     """For each device a table, backends × dtypes, of the largest error; and why others are not there."""
     parts: list[RenderableType] = []
     for device in dict.fromkeys(one.device for one in kernels):
@@ -110,7 +110,7 @@ def _kernels(kernels: Sequence[Kernel], on: Screen) -> list[RenderableType]:
                 table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
         table.add_row(Text("at most", style="dim"), *(Text(_ceiling(own, dtype), style="dim") for dtype in dtypes))
         parts += [Text(f"{device}: largest error of attention kernels, against float64", style="bold underline"), table]
-        parts += [Text(line, style="dim") for line in _reasons(own, on)] + [Text()]
+        parts += [Text(line, style="dim") for line in _reasons(own)] + [Text()]
     return parts
 
 
@@ -132,7 +132,7 @@ def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
     return _number(min(known)) if known else _NO_NUMBER
 
 
-def _reasons(kernels: Sequence[Kernel], on: Screen) -> list[str]:
+def _reasons(kernels: Sequence[Kernel]) -> list[str]:
     """Why backends are not there, each reason once."""
     by_reason: dict[str, dict[str, list[str]]] = {}
     n_dtypes = len({one.dtype for one in kernels})
@@ -180,7 +180,7 @@ def _judged(number: float, ok: bool) -> Text:
 # ------------------------------------------------------------------------------------------------------------------ checks
 
 
-def _checks(checks: Sequence[HealthCheck], on: Screen, *, with_numbers: bool) -> RenderableType:
+def _checks(checks: Sequence[HealthCheck], *, with_numbers: bool) -> RenderableType:
     """A line for each check: its name, the verdict, the number and what it may be, and what was seen."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=with_numbers, header_style="dim")
     table.add_column("check", no_wrap=True)

@@ -93,11 +93,11 @@ def closing(record: Record, screen: Screen) -> RenderableType:
     """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
     sections: list[RenderableType] = [_totals(record)]
     if record.module is not None:
-        return Group(*sections, Text(""), *module_closing(record, record.module, screen))
+        return Group(*sections, Text(""), *module_closing(record, record.module))
     if record.cell is not None:
         sections += [Text(""), *_cell_story(record, record.cell, screen)]
     if record.routes:
-        sections += [Text(""), _routes(record.routes, screen)]
+        sections += [Text(""), _routes(record.routes)]
     return Group(*sections, Text(""), self_check_line(record.self_check))
 
 
@@ -318,7 +318,7 @@ def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Tex
 # ------------------------------------------------------------------------------------------------------------ routes
 
 
-def _routes(routes: tuple[RouteCheck, ...], screen: Screen) -> RenderableType:
+def _routes(routes: tuple[RouteCheck, ...]) -> RenderableType:
     """The three ways to write it, the sites each passes that another does not, and how far apart their outputs are."""
     shared = set.intersection(*(set(route.sites) for route in routes))
     table = plain_table()
@@ -395,7 +395,7 @@ def repeats_text(step: Step) -> str:
     return f"  × {step.repeats}" + (f" ({visible(step.repeats_of)})" if step.repeats_of else "")
 
 
-def module_closing(record: Record, module: UserModule, screen: Screen) -> Sequence[RenderableType]:
+def module_closing(record: Record, module: UserModule) -> Sequence[RenderableType]:
     """Whether the result has the shape that attention gives; and whether watching left it as it is."""
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
     shape_text = f"[{', '.join(axes)}]"

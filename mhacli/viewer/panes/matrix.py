@@ -127,7 +127,7 @@ class Matrix(Pane, can_focus=True):
         self.window = window
         body = []
         if self._n_above() > 1:
-            body = [self._axis(shades, zoom, window, column, label), self._mark(shades, zoom, window, column, label)]
+            body = [self._axis(shades, zoom, window, column, label), self._mark(zoom, window, column, label)]
         step = 2 if zoom.halves else 1
         for at in range(window.top, window.top + n_rows, step):
             body.append(self._line(shades, zoom, window, at, (row, column), label))
@@ -157,7 +157,7 @@ class Matrix(Pane, can_focus=True):
         numbers = ticks(places, zoom.width, every=every, begin=window.left)
         return segments([(f"{'query':<{label + 2}}", DIM), (numbers, DIM)])
 
-    def _mark(self, shades: Shades, zoom: Zoom, window: Window, column: int, label: int) -> Line:
+    def _mark(self, zoom: Zoom, window: Window, column: int, label: int) -> Line:
         """A mark above the column of the cursor, and the key's name beside it."""
         width, at = window.n_columns * zoom.width, (column - window.left) * zoom.width + (zoom.width - 1) // 2
         assert self.picture is not None

@@ -14,7 +14,7 @@ from support.layers_made import layered, text_of
 from support.records import drawn
 
 from mhacli.render.base.colours import ramp_colour
-from mhacli.render.base.options import Screen, ViewOptions
+from mhacli.render.base.options import ViewOptions
 from mhacli.render.heads.view import strongest_keys
 from mhacli.render.page.document import page
 from mhacli.results.record.head_statistics import Corner, HeadsRequest, Kept
@@ -200,7 +200,7 @@ def test_the_terminal_says_the_same_in_one_line(sinks):
     assert [words_of(table["rows"][0])[-1] for table in made] == [rest] * 2
     for layer in range(2):
         view = record.of_layer(layer)
-        lines = drawn(strongest_keys(view, view.heads, 0, ViewOptions(), Screen(400, False)), 400)
+        lines = drawn(strongest_keys(view, view.heads, 0), 400)
         for number, table in enumerate(made):
             title, *rows = lines[4 * number : 4 * number + 4]
             assert title.rstrip(" ─") == table["caption"][0]

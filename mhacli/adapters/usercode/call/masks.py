@@ -124,7 +124,7 @@ def masks_by_mode(
         helped = {mode: one for mode in found if (one := _helped(call, runners[mode], found[mode], name)) is not None}
         found |= helped
         acting |= {name} if helped else frozenset()
-    whose = _whose(call, next(iter(found.values())))
+    whose = _whose(call)
     result = {}
     for mode, one in found.items():
         own = mode or ("cross" if one.trial.takes_keys else "self")
@@ -139,7 +139,7 @@ def _biases(call: CallFacts, names: set[str]) -> set[str]:
     return names & {parameter.name for parameter in call.signature.of_role("bias")}
 
 
-def _whose(call: CallFacts, one: MaskedTrial) -> dict[str, Mode | None]:
+def _whose(call: CallFacts) -> dict[str, Mode | None]:
     """Whose rows each mask is of, by its name and those of the arguments for rows; None where its name does not say it. Beside
     a mask of the context, a mask whose name says nothing is of its own rows."""
     context, own = frozenset(_OF_CONTEXT.split()), frozenset(_OF_OWN.split())
