@@ -6,6 +6,8 @@ be valid; the hint is a line of its own that says what to type. Anything that is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
 RANK_FAILED = "rank-failed"
 """The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
@@ -45,6 +47,16 @@ def out_of_range(subject: str, index: int, count: int) -> str:
     '--head 7 is out of range: 0 to 3'
     """
     return f"{subject} {index} is out of range: " + (f"0 to {count - 1}" if count > 1 else "only 0 exists")
+
+
+def first_names(names: Iterable[str], most: int = 8) -> str:
+    """Names as a message lists them: no more than `most`, and how many others there are.
+
+    >>> first_names("abcd", 2)
+    'a, b and 2 more'
+    """
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 # ------------------------------------------------------------------------------------------ libraries that are missing

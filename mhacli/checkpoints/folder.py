@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from mhacli.checkpoints.head_counts import check_numbers
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, first_names
 from mhacli.io.files import read_up_to, read_whole
 from mhacli.io.json_schema import load_json
 from mhacli.io.safetensors import PICKLE_ENDINGS, read_tensor_header, shown_name
@@ -396,6 +396,4 @@ def _pickled(path: str, names: list[str]) -> MhaError:
 
 
 def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - _MOST_LISTED} more" if len(every) > _MOST_LISTED else ""
-    return ", ".join(map(shown_name, every[:_MOST_LISTED])) + more
+    return first_names(map(shown_name, names), _MOST_LISTED)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.json_schema import decode
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
 from mhacli.spec.config import Config, typed
@@ -209,9 +209,7 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
 
 
 def _listed(tensors: Mapping[str, TensorInfo]) -> str:
-    names = sorted(tensors)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return (", ".join(map(shown_name, names[:8])) + more) if names else "no tensor"
+    return first_names(map(shown_name, sorted(tensors))) or "no tensor"
 
 
 # ---------------------------------------------------------------------------------------------------------- score bias

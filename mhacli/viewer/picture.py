@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.segment import Segment
 
+from mhacli.errors import first_names
 from mhacli.io.json_schema import finite
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text, weight_text
@@ -212,9 +213,7 @@ def scale_range(shades: Shades, scale: Scale) -> str:
 def sink_words(picture: Picture) -> str:
     """Which keys are sinks, their attention weight, and whether they are taken out."""
     base, places = picture.base, list(map(str, picture.base.sinks))
-    listed = ", ".join(places[:_MOST_SINKS]) + (
-        f" and {len(places) - _MOST_SINKS} more" if len(places) > _MOST_SINKS else ""
-    )
+    listed = first_names(places, _MOST_SINKS)
     if not places and base.learned_mass is None:
         return "no sink in blocks" if base.block > 1 else "no sink"
     parts = [f"key{'s' * (len(places) != 1)} {listed}, {percent_text(base.sink_mass)}"] if places else []

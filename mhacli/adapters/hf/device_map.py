@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mhacli.adapters.hf.ranks import Ranks
 from mhacli.checkpoints.folder import Checkpoint
-from mhacli.errors import MhaError, installing
+from mhacli.errors import MhaError, first_names, installing
 from mhacli.io import memory
 from mhacli.io.files import format_size, lasting_temporary_folder
 from mhacli.requests.device_map import DeviceMap
@@ -24,7 +24,6 @@ from mhacli.requests.device_map import DeviceMap
 EXTRA = "device-map"
 _PART_FOR_WEIGHTS = 0.9
 """Of free memory: the rest is for what a pass makes."""
-_MOST_NAMED = 8
 
 
 def accelerate() -> Any:
@@ -77,14 +76,14 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
             unknown.append(name)
     if unknown:
         raise _refused(
-            f"names modules that {type(model).__name__} does not have: {_listed(unknown)}",
+            f"names modules that {type(model).__name__} does not have: {first_names(unknown)}",
             f"its parts are {', '.join(_parts(model))}",
         )
     tensors = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
     without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in found)]
     if without:
         raise _refused(
-            f"gives no device to {_listed(without)}", f'for example "{without[0].rpartition(".")[0]}": "cpu"'
+            f"gives no device to {first_names(without)}", f'for example "{without[0].rpartition(".")[0]}": "cpu"'
         )
     return found
 
@@ -97,11 +96,6 @@ def _parts(model: nn.Module) -> Iterator[str]:
 
 def _is_part(tensor: str, name: str) -> bool:
     return not name or tensor == name or tensor.startswith(f"{name}.")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _refused(message: str, hint: str) -> MhaError:

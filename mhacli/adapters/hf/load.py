@@ -27,7 +27,7 @@ from mhacli.adapters.hf.device_map import (
 from mhacli.adapters.hf.ranks import Ranks, join_ranks
 from mhacli.attention.core import is_finite
 from mhacli.checkpoints.folder import Checkpoint, read_checkpoint
-from mhacli.errors import HF, MhaError, installing
+from mhacli.errors import HF, MhaError, first_names, installing
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.requests.checkpoint import is_hub_id
@@ -230,17 +230,12 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
     if needed or wrong:
         raise MhaError(
             f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
-            f"{_listed(needed or wrong)}",
+            f"{first_names(needed or wrong)}",
             hint="a checkpoint without a language head cannot generate" if head and needed else None,
             code="bad-file",
             path=path,
         )
-    return [f"not in the checkpoint, and not used: {_listed(missing)}"] if missing else []
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
+    return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
 
 def _own_memory(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import nn
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, first_names
 
 Role = Literal[
     "d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "dropout", "context_length", "bias", "causal", "batch_first",
@@ -326,9 +326,7 @@ def _without_none(hint: Any) -> Any:
 def describe_parameters(parameters: Mapping[str, Any]) -> str:
     """Parameters to read, with their defaults: `d_model, n_heads=8`."""
     shown = [name if default is EMPTY else f"{name}={_short(default)}" for name, default in parameters.items()]
-    return ", ".join(shown[:_MOST_SHOWN]) + (
-        f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    )
+    return first_names(shown, _MOST_SHOWN)
 
 
 def _short(value: object) -> str:

@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from mhacli.adapters.usercode.process import shown_path, user_code_error
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
 
 MAX_SOURCE_BYTES: Final = 16 << 20
@@ -327,9 +327,7 @@ def _missing(module: ModuleType, owner: Any, location: str, parts: list[str]) ->
     public = [name for name in _public(owner) if not inspect.ismodule(vars(owner)[name])]
     near = difflib.get_close_matches(parts[-1], list(dict.fromkeys([*names, *public])), n=3)
     holder = location if owner is module else f"{'.'.join(parts[:-1])} of {location}"
-    listed = ", ".join(names[:_MOST_LISTED]) + (
-        f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    )
+    listed = first_names(names, _MOST_LISTED)
     before = "".join(f"{part}." for part in parts[:-1])
     return MhaError(
         f"{holder} has no {parts[-1]}, only {listed}"

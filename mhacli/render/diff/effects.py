@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.errors import first_names
 from mhacli.render.base.format import count_of, flowing, number_text, plain_table, title_rule
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.effect import number_words, removal_words, signed_text
@@ -16,7 +17,7 @@ from mhacli.results.diff.result import EffectDifference
 from mhacli.results.record.effect import Effect
 from mhacli.results.record.record import Record
 
-_MOST, _MOST_NAMES = 10, 8
+_MOST = 10
 
 
 def effects_view(
@@ -48,6 +49,4 @@ def effects_view(
 
 
 def _names(effects: Sequence[Effect], record: Record) -> str:
-    names = [*dict.fromkeys(removal_name(effect, record) for effect in effects)]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return first_names(dict.fromkeys(removal_name(effect, record) for effect in effects))

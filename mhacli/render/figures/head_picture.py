@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.errors import MhaError, UsageError, first_names, out_of_range
 from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, token_at, token_text, weight_text
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
@@ -293,11 +293,8 @@ def _sink_names(picture: HeadPicture) -> str:
     keys = picture.whole.keys
     if not picture.whole.sinks:
         return "no key"
-    named = ", ".join(token_at(token_text(keys, place), place) for place in picture.whole.sinks[:_MOST_SINKS])
-    more = len(picture.whole.sinks) - _MOST_SINKS
-    return (f"key {named}" if len(picture.whole.sinks) == 1 else f"keys {named}") + (
-        f" and {more} more" if more > 0 else ""
-    )
+    named = first_names((token_at(token_text(keys, place), place) for place in picture.whole.sinks), _MOST_SINKS)
+    return f"key {named}" if len(picture.whole.sinks) == 1 else f"keys {named}"
 
 
 def _what_a_cell_is(pictures: Sequence[HeadPicture]) -> str:

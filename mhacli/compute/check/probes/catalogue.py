@@ -31,6 +31,7 @@ from mhacli.compute.check.probes.context import (
     relative,
 )
 from mhacli.compute.check.probes.masks import ask_under, hidden_cells, working_mask
+from mhacli.errors import first_names
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
 
@@ -474,9 +475,8 @@ def unused_parameters(context: ProbeContext) -> ProbeReply:
                 unused.remove(one)
     named = tuple(sorted(unused))
     message = (
-        f"no output depends on {', '.join(named[:4])}" if named else f"outputs depend on all {len(matrices)} matrices"
+        f"no output depends on {first_names(named, 4)}" if named else f"outputs depend on all {len(matrices)} matrices"
     )
-    message += f" and {len(named) - 4} more" if len(named) > 4 else ""
     return probe_answer(name, message, len(named), not named)
 
 
