@@ -61,6 +61,7 @@ from mhacli.results.record.head_statistics import (
     HeadsSummary,
     HeadStatistics,
     Kept,
+    worst_check,
 )
 from mhacli.results.record.record import Record, SelfCheck, Step
 from mhacli.results.record.tables import HeadTable
@@ -180,7 +181,6 @@ class HeadsRun:
         setup, wanted = self.setup, self.wanted
         finished = sorted(self.results, key=lambda part: part.heads[0].head)
         results = joined(finished, self.baseline, setup.axes, self.asked)
-        z_check = results.checks[-1]
         return Record(
             command=wanted.command,
             config=setup.config,
@@ -190,7 +190,7 @@ class HeadsRun:
             trace=self.steps,
             heads=HeadTable(results.heads),
             timings=stage_timings(self.seconds),
-            self_check=SelfCheck(z_check.error, z_check.tolerance, all(check.ok for check in results.checks)),
+            self_check=SelfCheck.of(results.checks),
             environment=setup.environment,
             weights=setup.weights,
             survey=make_summary(
@@ -359,10 +359,7 @@ def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: 
     arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
     for name, array in uniform_arrays(baseline, axes, asked).items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
-    checks = tuple(
-        replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
-        for same in zip(*(part.checks for part in parts), strict=True)
-    )
+    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
     reducers = tuple(dict.fromkeys(reducer for part in parts for reducer in part.reducers))
     return HeadResults(heads, arrays, parts[0].kernel, checks, reducers)
 

@@ -243,11 +243,7 @@ class PassInspection:
             for i, done in enumerate(results)
             for name, array in done.arrays.items()
         }
-        ok = all(done.layer.self_check.ok for done in results)
-        worst = max(
-            results, key=lambda done: done.layer.survey.checks[-1].severity
-        ).layer.self_check  # that is its last check
-        model = self._model(facts)
+        layers, model = tuple(done.layer for done in results), self._model(facts)
         return Record(
             command=self.wanted.heads.command,
             config=_config(facts, results[0].layer, model, self.inputs),
@@ -257,12 +253,12 @@ class PassInspection:
             trace=(),
             heads=HeadTable(head for done in results for head in done.heads),
             timings=stage_timings(seconds),
-            self_check=SelfCheck(worst.max_abs_error, worst.tolerance, ok and model.identical_outputs is not False),
+            self_check=SelfCheck.of_layers(layers, identical=model.identical_outputs is not False),
             environment=environment(facts.device, facts.device_asked),
             weights=facts.weights,
             not_kept=tuple(self.not_kept),
             model=model,
-            layers=tuple(done.layer for done in results),
+            layers=layers,
             spans=self.wanted.spans,
             arrays=arrays,
         )
@@ -376,7 +372,7 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         sinks=attention.sink_logits is not None,
         verified=not reasons,
         unverified=tuple(reasons),
-        self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
+        self_check=SelfCheck.of(checks),
         survey=survey,
         call=call.part + 1,
         extras=call.extras,

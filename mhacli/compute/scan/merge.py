@@ -106,16 +106,12 @@ def _record(
     n_patterns = len(example.layers[0].survey.patterns)
     heads = [_head(own, folded, found[number], number, n_patterns) for number, own in enumerate(folded.heads)]
     layers = tuple(_layer(own, longest) for own, longest in zip(example.layers, folded.layers, strict=True))
-    checks = [layer.self_check for layer in layers]
-    worst = max(layers, key=lambda layer: layer.survey.checks[-1].severity).self_check
     in_example = {span.name: span for span in example.spans}
     return replace(
         example,
         command=command,
         heads=HeadTable(heads),
-        self_check=SelfCheck(
-            worst.max_abs_error, worst.tolerance, folded.identical and all(check.ok for check in checks)
-        ),
+        self_check=SelfCheck.of_layers(layers, identical=folded.identical),
         model=replace(
             example.model,
             identical_outputs=folded.identical,

@@ -353,6 +353,8 @@ HEAD_TYPES: Mapping[Kind, HeadType] = {
     ),
 }  # fmt: skip
 """Every type of head, by its name in JSON. Where two exceed uniform attention equally, the first decides."""
+UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
+"""The types of heads in which no weight exceeds that of uniform attention by much."""
 
 # --------------------------------------------------------------------------------------------------------------- kind and order
 
@@ -384,7 +386,7 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
     """The excess of each type that is made by one weight."""
-    return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in ("uniform", "mixed")}
+    return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in UNTYPED}
 
 
 _ROUNDING = 1e-5
@@ -467,6 +469,11 @@ class Check:
     def is_of_outputs(self) -> bool:
         """Whether it compares what came out, which only a layer has whose values were seen."""
         return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
+
+
+def worst_check(same: Sequence[Check]) -> Check:
+    """Of checks of one name the one that came nearest to its tolerance, or passed it most, with the largest rounding of any."""
+    return replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
 
 
 @dataclass(frozen=True)

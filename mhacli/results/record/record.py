@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from mhacli.results.display import Page, Shown, page_of
 from mhacli.results.record.arrays import Array, Prefixed
 from mhacli.results.record.corpus import CorpusSummary
 from mhacli.results.record.effect import EffectSummary
-from mhacli.results.record.head_statistics import HeadsSummary
+from mhacli.results.record.head_statistics import Check, HeadsSummary
 from mhacli.results.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.results.record.tables import EffectTable, HeadTable
 from mhacli.spec.config import Config
@@ -548,6 +548,17 @@ class SelfCheck:
     max_abs_error: float | None
     tolerance: float
     ok: bool
+
+    @staticmethod
+    def of(checks: Sequence[Check]) -> SelfCheck:
+        """The last of the checks, and whether all hold."""
+        return SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks))
+
+    @staticmethod
+    def of_layers(layers: Sequence[InspectedLayer], *, identical: bool) -> SelfCheck:
+        """The worst of the last checks of layers, and whether all hold and the model's outputs are `identical`."""
+        worst = max((layer.survey.checks[-1] for layer in layers), key=lambda check: check.severity)
+        return SelfCheck(worst.error, worst.tolerance, identical and all(layer.self_check.ok for layer in layers))
 
 
 @dataclass(frozen=True)

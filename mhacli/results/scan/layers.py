@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mhacli.results.record.head_statistics import worst_check
 from mhacli.results.record.record import InspectedLayer, SelfCheck
 
 Layers = tuple[InspectedLayer, ...]
@@ -16,15 +17,12 @@ def worst_layers(longest: Layers, others: Sequence[Layers]) -> Layers:
 
 
 def _worst(layer: InspectedLayer, same: Sequence[InspectedLayer]) -> InspectedLayer:
-    checks = tuple(
-        replace(max(of_name, key=lambda check: check.severity), rounding=max(check.rounding for check in of_name))
-        for of_name in zip(*(own.survey.checks for own in same), strict=True)
-    )
+    checks = tuple(worst_check(of_name) for of_name in zip(*(own.survey.checks for own in same), strict=True))
     reasons = tuple(dict.fromkeys(reason for own in same for reason in own.unverified))
     return replace(
         layer,
         verified=all(own.verified for own in same),
         unverified=reasons,
-        self_check=SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks)),
+        self_check=SelfCheck.of(checks),
         survey=replace(layer.survey, checks=checks),
     )
