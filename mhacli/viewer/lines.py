@@ -14,7 +14,7 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from mhacli.render.base.colours import EMPTY, KIND_SIGNS
+from mhacli.render.base.colours import EMPTY, type_sign
 from mhacli.render.base.format import fitted, type_text
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.viewer.head_table import TableHead
@@ -60,10 +60,7 @@ StyledText = tuple[str, Style]
 
 def kind_sign(statistics: HeadStatistics | None) -> StyledText:
     """The sign of a head's kind, in its colour; a question mark where it has no statistics."""
-    if statistics is None:
-        return "?", EMPTY
-    sign, colour = KIND_SIGNS[statistics.kind]
-    return sign, EMPTY if statistics.kind in ("mixed", "uniform") else Style(color=colour)
+    return ("?", EMPTY) if statistics is None else type_sign(statistics.kind)
 
 
 def kind_words(statistics: HeadStatistics | None) -> str:

@@ -18,7 +18,7 @@ from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
 from rich.style import Style
 
-from mhacli.results.record.head_statistics import Kind
+from mhacli.results.record.head_statistics import UNTYPED, Kind
 
 RGB = tuple[int, int, int]
 
@@ -222,3 +222,9 @@ KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "mixed": ("○", "white"),
 }
 """A sign and a colour for each type of head."""
+
+
+def type_sign(kind: Kind) -> tuple[str, Style]:
+    """The sign of a type of head, in its colour; grey where it is none."""
+    sign, colour = KIND_SIGNS[kind]
+    return sign, EMPTY if kind in UNTYPED else Style(color=colour)

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.render.base.colours import EMPTY, KIND_SIGNS
+from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.format import count_of, filled, fitted, flowing, left_out, percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
 from mhacli.render.base.selection import (
@@ -30,13 +30,12 @@ from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
-from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Kind, in_order
+from mhacli.results.record.head_statistics import HEAD_TYPES, UNTYPED, HeadStatistics, in_order
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 5
 """The most heads in the table, of one layer and of several; patterns; and keys that are sinks."""
-_NO_NAME = ("mixed", "uniform")
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -86,7 +85,7 @@ def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple
     most = MAX_LISTED if n_layers == 1 else MAX_RANKED
     if options.everything or len(ordered) <= most:
         return ordered, ""
-    named = [head for head in heads if head.kind not in _NO_NAME]
+    named = [head for head in heads if head.kind not in UNTYPED]
     if options.sort == "head" and n_layers > 1 and named:
         listed = in_order(named, "certainty")[:most]
         description = f"{len(listed)} of {len(ordered)} heads, by excess over uniform, mixed left out"
@@ -202,8 +201,6 @@ def _has_requested(layer: LayerView, sequence: int) -> bool:
 
 # ------------------------------------------------------------------------------------------------ all heads at a glance
 
-_CALM = ("mixed", "uniform")
-"""Kinds that say little: drawn so that the others stand out."""
 _NOT_LOOKED_AT = " "
 _STEP, _FEW = 5, 3
 
@@ -266,14 +263,9 @@ def _row(layer: LayerView, name: str, columns: range, label: int, width: int) ->
     line.append(" " if is_sure else "!", style="bold red").append(" ")
     kinds = {head.head: head.kind for head in layer.record.heads}
     for head in columns:
-        sign, style = _sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
+        sign, style = type_sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
         line.append(sign, style=style).append(" " * (width - 1))
     return line
-
-
-def _sign(kind: Kind) -> tuple[str, Style]:
-    sign, colour = KIND_SIGNS[kind]
-    return sign, EMPTY if kind in _CALM else Style(color=colour)
 
 
 def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
@@ -285,9 +277,9 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         own = [head for head in heads if head.kind == kind]
         if not own:
             continue
-        sign, style = _sign(kind)
+        sign, style = type_sign(kind)
         part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(own)}")
-        if len(own) <= _FEW and kind not in _CALM:
+        if len(own) <= _FEW and kind not in UNTYPED:
             listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
             part.append(f" ({unit}{', '.join(listed)})", style="dim")
             unit = ""  # printed once

@@ -28,6 +28,7 @@ from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.run.view import self_check_line
+from mhacli.results.record.head_statistics import UNTYPED
 from mhacli.results.record.pattern import Pattern
 from mhacli.results.record.record import Record
 
@@ -95,7 +96,7 @@ def _checks(record: Record) -> RenderableType:
 def _title(head: DrawableHead, count: int) -> str:
     if head.statistics is None:
         return head.label
-    is_typed = head.statistics.kind not in ("mixed", "uniform")
+    is_typed = head.statistics.kind not in UNTYPED
     why = "the one with the largest excess over uniform attention" if is_typed else "the first"
     return f"{head.label}: {type_text(head.statistics)}" + (f", {why} of {count} heads" if count > 1 else "")
 

@@ -34,6 +34,7 @@ from mhacli.results.record.head_statistics import (
     LEAST_PRIORITY,
     SINK_TOKENS,
     STATISTICS,
+    UNTYPED,
     Averages,
     HeadStatistics,
     Statistic,
@@ -293,7 +294,7 @@ def _type_text(head: HeadStatistics) -> Text:
     if _has_no_choice(head):
         return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
-    beside = "dim" if head.kind in ("mixed", "uniform") else ""  # a faint colour is hard to read
+    beside = "dim" if head.kind in UNTYPED else ""  # a faint colour is hard to read
     return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style=beside)
 
 

@@ -52,6 +52,7 @@ from mhacli.render.page.payload import (
 from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import module_header
+from mhacli.results.record.head_statistics import UNTYPED
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
@@ -95,9 +96,7 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
     named = [
         (-head.statistics.certainty, place)
         for place, head in enumerate(heads)
-        if head.statistics is not None
-        and head.statistics.certainty is not None
-        and head.statistics.kind not in ("mixed", "uniform")
+        if head.statistics is not None and head.statistics.certainty is not None and head.statistics.kind not in UNTYPED
     ]
     return min(named)[1] if named else 0
 
