@@ -107,8 +107,8 @@ class FoldedHead:
         self.cells = strongest([*self.cells, *of_unit.cells])
         for offset, weight, uniform in offsets:
             if np.isfinite(offset):
-                n, own, plain = self.offsets.get(int(offset), (0, 0.0, 0.0))
-                self.offsets[int(offset)] = n + 1, own + weight, plain + uniform
+                n, total, uniform_total = self.offsets.get(int(offset), (0, 0.0, 0.0))
+                self.offsets[int(offset)] = n + 1, total + weight, uniform_total + uniform
 
     def sinks_in_order(self) -> tuple[TokenSink, ...]:
         """The tokens that are sinks in most documents."""
@@ -120,5 +120,5 @@ class FoldedHead:
         count nothing of documents in which another is."""
         if not self.offsets:
             return None, None, None
-        offset, (_, own, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
-        return offset, own / n_documents, uniform / n_documents
+        offset, (_, total, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
+        return offset, total / n_documents, uniform / n_documents

@@ -80,12 +80,12 @@ class ScanStudy:
             if self.is_stopped():
                 return
             self._require_same_documents(folder, unit, others.pop(unit.number, []))
-            found = folder.finished(unit)
-            if found.fault is not None:
-                self.note(f"{found.fault}; it is computed again")
-            lacks_example = found.facts is not None and bool(found.facts.documents) and unit.number < self._example
-            if found.name is not None and found.facts is not None and not lacks_example:
-                self._leave_done(found.name, found.facts)
+            done = folder.finished(unit)
+            if done.fault is not None:
+                self.note(f"{done.fault}; it is computed again")
+            lacks_example = done.facts is not None and bool(done.facts.documents) and unit.number < self._example
+            if done.name is not None and done.facts is not None and not lacks_example:
+                self._leave_done(done.name, done.facts)
                 continue
             self._names.append(unit.name)
             if unit.number % world == rank:

@@ -36,9 +36,9 @@ _HEADINGS = {row.field: row.heading for row in STATISTICS}
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
     """The tokens that are sinks: in how many heads, and the head where one is in most documents."""
     places: dict[str, list[tuple[int, str]]] = {}
-    for layer, own in _of_layers(corpus, layers):
-        for sink in own.sinks:
-            name = f"{short_name(layer.inspected, record.layers)}.{own.head}"
+    for layer, head in _of_layers(corpus, layers):
+        for sink in head.sinks:
+            name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
             places.setdefault(sink.token, []).append((sink.documents, name))
     if not places:
         return Text("sinks: none", style="dim")
@@ -58,7 +58,7 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
 
 def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> RenderableType:
     """A row per head: in what part of the documents it has its type, and how the statistic of that type spreads over them."""
-    known = {(own.layer, own.attention, own.head): own for own in corpus.heads}
+    known = {(of_corpus.layer, of_corpus.attention, of_corpus.head): of_corpus for of_corpus in corpus.heads}
     names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
     table = plain_table(
         ("layer", True),
@@ -70,14 +70,14 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
         (PART, True),
     )
     for head in listed:
-        own = known[head.layer, head.attention, head.head]
+        of_corpus = known[head.layer, head.attention, head.head]
         name = _field(head)
-        spread = own.spread(name)
+        spread = of_corpus.spread(name)
         cells = ["–"] * 3 if spread is None else _cells(spread)
         table.add_row(
             names[head.layer, head.attention],
             str(head.head),
-            f"{100 * own.agree:.0f} %",
+            f"{100 * of_corpus.agree:.0f} %",
             _HEADINGS[name] or name,
             *cells,
         )
@@ -143,10 +143,10 @@ def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Seque
     """The cells of some heads that stand out most in the corpus, each with its document and place."""
     wanted = {(head.layer, head.attention, head.head) for head in listed}
     lines = [Text("stands out most: document, query → key", style="bold")]
-    for layer, own in _of_layers(corpus, layers):
-        if (own.layer, own.attention, own.head) in wanted:
-            name = f"{layer.inspected.label}, head {own.head}"
-            lines += [Text(f"{name}: {_cell(cell)}") for cell in own.cells[:MAX_CELLS]]
+    for layer, head in _of_layers(corpus, layers):
+        if (head.layer, head.attention, head.head) in wanted:
+            name = f"{layer.inspected.label}, head {head.head}"
+            lines += [Text(f"{name}: {_cell(cell)}") for cell in head.cells[:MAX_CELLS]]
     yield Text("\n").join(lines)
 
 
@@ -162,6 +162,6 @@ def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[t
     """The heads of the corpus in the layers that are shown."""
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
     shown = {(*place, head.head) for place, layer in views.items() for head in layer.record.heads}
-    for own in corpus.heads:
-        if (own.layer, own.attention, own.head) in shown:
-            yield views[own.layer, own.attention], own
+    for head in corpus.heads:
+        if (head.layer, head.attention, head.head) in shown:
+            yield views[head.layer, head.attention], head

@@ -112,7 +112,7 @@ class EffectMap:
         for effect in self.record.effects:
             if effect.removed == "edge":
                 grouped.setdefault(removal_name(effect, self.record), []).append(effect)
-        return tuple(ReadText(name, tuple(own), tuple(self._tokens(own))) for name, own in grouped.items())
+        return tuple(ReadText(name, tuple(edges), tuple(self._tokens(edges))) for name, edges in grouped.items())
 
     def _tokens(self, edges: list[Effect]) -> Iterator[str]:
         _, keys = texts_of(edges[0].kind, self.record.sequences, self.record.context)

@@ -21,31 +21,31 @@ _MOST = 10
 
 
 def effects_view(
-    found: EffectDifference | None, records: tuple[Record, Record], screen: Screen, *, everything: bool
+    difference: EffectDifference | None, records: tuple[Record, Record], screen: Screen, *, everything: bool
 ) -> Iterator[RenderableType]:
     """A table of the effects that changed; nothing where not both records have effects."""
-    if found is None:
+    if difference is None:
         return
     parts: list[RenderableType] = []
-    if found.changes:
-        heading = EFFECT_COLUMNS[found.metric].heading
+    if difference.changes:
+        heading = EFFECT_COLUMNS[difference.metric].heading
         table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
-        shown = found.changes if everything else found.changes[:_MOST]
-        for one in shown:
-            words = number_words(one.a, found.metric), number_words(one.b, found.metric)
-            table.add_row(Text(removal_words(one.a, records[0])), *map(Text, words), Text(signed_text(one.change)))
+        shown = difference.changes if everything else difference.changes[:_MOST]
+        for change in shown:
+            words = number_words(change.a, difference.metric), number_words(change.b, difference.metric)
+            table.add_row(*map(Text, (removal_words(change.a, records[0]), *words, signed_text(change.change))))
         parts.append(table)
-        hidden = len(found.changes) - len(shown)
+        hidden = len(difference.changes) - len(shown)
         parts += [Text(f"⋮ {count_of(hidden, 'removal')} more (--all)", style="dim")] if hidden else []
-        least = f"differences up to {number_text(found.tolerance)} are noise or within the tolerance"
+        least = f"differences up to {number_text(difference.tolerance)} are noise or within the tolerance"
         parts.append(flowing([Text(least, style="dim")], screen.width))
-    for letter, effects, record in zip("AB", (found.only_a, found.only_b), records, strict=True):
+    for letter, effects, record in zip("AB", (difference.only_a, difference.only_b), records, strict=True):
         if effects:
             parts.append(
                 flowing([Text(f"removed only in {letter}: {_names(effects, record)}", style="dim")], screen.width)
             )
     if parts:
-        yield Group(title_rule(f"{found.summary}, the largest difference first"), *parts)
+        yield Group(title_rule(f"{difference.summary}, the largest difference first"), *parts)
 
 
 def _names(effects: Sequence[Effect], record: Record) -> str:

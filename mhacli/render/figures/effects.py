@@ -52,8 +52,8 @@ def effects_figure(record: Record) -> Sheet:
     notes = [part.plain for part in effect_words(record, Screen(10_000, False))]
     parts = [heading(title, 16), *pieces, _legend(shown), caption(record, notes, chosen, width=width)]
     scale = f"{shown.meaning}: {shown.low} … {number_text(shown.largest)}"
-    drawn = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
-    return Sheet(stacked(parts, 14), title, [scale, *notes], [*dict.fromkeys(drawn)], chosen)
+    names = [removal_name(effect, record) for effect in record.effects if effect.removed in ("head", "edge")]
+    return Sheet(stacked(parts, 14), title, [scale, *notes], [*dict.fromkeys(names)], chosen)
 
 
 def _title(record: Record) -> str:

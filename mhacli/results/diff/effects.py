@@ -22,7 +22,7 @@ def compared_effects(
     known = {_key(effect): effect for effect in a.effects}
     others = {_key(_in_a(effect, places)): effect for effect in b.effects}
     pairs = [(known[key], others[key]) for key in known if key in others]
-    changes = [EffectChange(one, other, getattr(other, metric) - getattr(one, metric)) for one, other in pairs]
+    changes = [EffectChange(before, after, getattr(after, metric) - getattr(before, metric)) for before, after in pairs]
     largest = max((abs(getattr(effect, metric)) for pair in pairs for effect in pair), default=0.0)
     least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
     changed = (change for change in changes if abs(change.change) > least)

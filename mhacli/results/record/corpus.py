@@ -89,7 +89,7 @@ class CorpusHead:
 
     def spread(self, statistic: str) -> Spread | None:
         """The spread of a statistic, None where no document has a value."""
-        return next((own for own in self.spreads if own.statistic == statistic), None)
+        return next((spread for spread in self.spreads if spread.statistic == statistic), None)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class EffectTable(tuple[Effect, ...], Table):
         hints = get_type_hints(Effect)
         names = dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])
         return {
-            name: Column(_kind_of(hints.get(name, float)), [_cell(getattr(own, name)) for own in self])
+            name: Column(_kind_of(hints.get(name, float)), [_cell(getattr(effect, name)) for effect in self])
             for name in names
         }
 

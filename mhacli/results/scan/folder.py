@@ -65,7 +65,7 @@ class ScanFolder:
 
     def names_of(self, unit: Unit) -> tuple[str, ...]:
         """The names that the unit has by the settings of each device."""
-        return tuple(unit_name(unit.number, unit.documents, own.digest) for own in self.settings)
+        return tuple(unit_name(unit.number, unit.documents, settings.digest) for settings in self.settings)
 
     def _require_rows(self, name: str, facts: UnitFacts) -> None:
         path = self.rows_path(name)
@@ -112,10 +112,10 @@ class ScanFolder:
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def finish(self, summary: bytes, found: Mapping[str, Any]) -> None:
+    def finish(self, summary: bytes, facts: Mapping[str, Any]) -> None:
         """Writes the summary, and the manifest with what was found; the examples that it does not need are removed."""
         write_whole(self.summary_path, summary, force=True)
-        write_whole(os.path.join(self.path, MANIFEST), _manifest(self.settings, found), force=True)
+        write_whole(os.path.join(self.path, MANIFEST), _manifest(self.settings, facts), force=True)
         for number in self.examples()[1:]:
             with suppress(FileNotFoundError):
                 os.unlink(self.example_path(number))
@@ -170,9 +170,9 @@ def _write_first(manifest: str, settings: ScanSettings) -> None:
             raise
 
 
-def _manifest(settings: Sequence[ScanSettings], found: Mapping[str, Any]) -> bytes:
-    ordered = sorted(settings, key=lambda own: own.digest)  # whichever came first
-    document = {"schema": SCHEMA, "settings": plain(ordered), **found}
+def _manifest(settings: Sequence[ScanSettings], facts: Mapping[str, Any]) -> bytes:
+    ordered = sorted(settings, key=lambda each: each.digest)  # whichever came first
+    document = {"schema": SCHEMA, "settings": plain(ordered), **facts}
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
 
 

@@ -17,11 +17,11 @@ def worst_layers(longest: Layers, others: Sequence[Layers]) -> Layers:
 
 
 def _worst(layer: InspectedLayer, same: Sequence[InspectedLayer]) -> InspectedLayer:
-    checks = tuple(worst_check(of_name) for of_name in zip(*(own.survey.checks for own in same), strict=True))
-    reasons = tuple(dict.fromkeys(reason for own in same for reason in own.unverified))
+    checks = tuple(worst_check(of_name) for of_name in zip(*(other.survey.checks for other in same), strict=True))
+    reasons = tuple(dict.fromkeys(reason for other in same for reason in other.unverified))
     return replace(
         layer,
-        verified=all(own.verified for own in same),
+        verified=all(other.verified for other in same),
         unverified=reasons,
         self_check=SelfCheck.of(checks),
         survey=replace(layer.survey, checks=checks),

@@ -76,11 +76,11 @@ def _weights(n_documents: int) -> Iterator[tuple[int, Array]]:
     """How often each document is drawn in each resample, `[resample, document]`, some documents at a time from the first on."""
     for number in range(-(-n_documents // _BLOCK)):
         start = number * _BLOCK
-        yield start, _drawn(number)[:, : n_documents - start].astype(np.float64)
+        yield start, _draws(number)[:, : n_documents - start].astype(np.float64)
 
 
 @lru_cache(maxsize=64)
-def _drawn(number: int) -> Array:
+def _draws(number: int) -> Array:
     """The counts of a block of documents. Only raw bits are drawn, which every version of numpy gives alike."""
     raw = np.random.PCG64([SEED, number]).random_raw(N_RESAMPLES * _BLOCK)
     counts = np.searchsorted(_cumulative(), raw, side="right")

@@ -24,20 +24,20 @@ EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 
 def statistic_names(n_patterns: int) -> tuple[str, ...]:
     """What is kept of every head in every document."""
-    own = (row.field for row in STATISTICS if row.field != "certainty")
-    return (*own, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
+    names = (row.field for row in STATISTICS if row.field != "certainty")
+    return (*names, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
 
 
 def spread_names(n_patterns: int) -> tuple[str, ...]:
     """Those whose spread over the documents has a meaning."""
-    own = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
-    return (*own, *_patterns(n_patterns))
+    names = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
+    return (*names, *_patterns(n_patterns))
 
 
 def uniform_names(n_patterns: int) -> tuple[str, ...]:
     """What is known of uniform attention, whose mean over the documents is taken."""
-    own = (own.name for own in fields(Averages) if own.name not in (*_OF_ONE_DOCUMENT, "patterns"))
-    return (*own, *_patterns(n_patterns))
+    names = (field.name for field in fields(Averages) if field.name not in (*_OF_ONE_DOCUMENT, "patterns"))
+    return (*names, *_patterns(n_patterns))
 
 
 def _patterns(n: int) -> tuple[str, ...]:
