@@ -163,8 +163,8 @@ class _Stream:
 
     def norm_behind(self, name: str) -> FrozenNorm | None:
         """The norm that reads the output of a module before it is added to the stream, if one does."""
-        found = self._reader(name)
-        return None if found is None else self._frozen(found)
+        norm = self._reader(name)
+        return None if norm is None else self._frozen(norm)
 
     def other_parts(self, d_model: int) -> Iterator[Tensor]:
         """What the blocks write besides the output projections of attention: the largest modules with matrices and without

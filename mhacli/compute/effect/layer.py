@@ -53,24 +53,24 @@ class _LayerStudy:
             raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
         self.request, self.setup = request, prepare(request.layer)
         self.key: LayerKey = ("self" if self.setup.context is None else "cross", 0)
-        asked = request.position
-        if asked is not None and not -facts.q_len <= asked < facts.q_len:
-            raise UsageError(out_of_range("--position", asked, facts.q_len))
+        position = request.position
+        if position is not None and not -facts.q_len <= position < facts.q_len:
+            raise UsageError(out_of_range("--position", position, facts.q_len))
         if request.at is not None and request.at >= facts.q_len:
             raise UsageError(out_of_range("--at", request.at, facts.q_len))
-        self.position = facts.q_len - 1 if asked is None else asked % facts.q_len
+        self.position = facts.q_len - 1 if position is None else position % facts.q_len
 
     def record(self) -> Record:
         """All removals, and the proof of some."""
         record, observed = record_run(self.setup, self.request.layer, also=("z", "pattern", "v"))
         plan = [*self._plan()]
         untouched = self._reading(self.setup)
-        found = self._measured(plan, observed, untouched)
-        verified = self._verify(plan, found, observed, untouched)
-        floor = floor_of(found.floors, untouched, self.setup.layer.embedding.dtype)
+        measured = self._measured(plan, observed, untouched)
+        verified = self._verify(plan, measured, observed, untouched)
+        floor = floor_of(measured.floors, untouched, self.setup.layer.embedding.dtype)
         effects = EffectTable(
             effect_of(item, change, floor, is_masked=self._is_masked(item))
-            for item, change in zip(plan, found.changes, strict=True)
+            for item, change in zip(plan, measured.changes, strict=True)
         )
         summary = EffectSummary(
             metric="d_output", position=self.position, target=None, target_id=None, versus=None, versus_id=None,
@@ -80,17 +80,17 @@ class _LayerStudy:
         return replace(record, self_check=check, effects=effects, effect=summary)
 
     def _plan(self) -> Iterator[tuple[Removal, ...]]:
-        asked = self.request
-        heads = range(self.setup.config.n_heads) if asked.heads is None else sorted(set(asked.heads))
-        if asked.edges:
-            together = [tuple(heads)] if asked.heads is None else [(head,) for head in heads]
-            for own in together:
+        request = self.request
+        heads = range(self.setup.config.n_heads) if request.heads is None else sorted(set(request.heads))
+        if request.edges:
+            together = [tuple(heads)] if request.heads is None else [(head,) for head in heads]
+            for group in together:
                 for key in range(self.setup.facts.k_len):
-                    yield (Removal(self.key, own, (self.position,), (key,), "renormalise"),)
+                    yield (Removal(self.key, group, (self.position,), (key,), "renormalise"),)
             return
-        made = [Removal(self.key, (head,), replace=asked.replace, at=asked.at) for head in heads]
+        made = [Removal(self.key, (head,), replace=request.replace, at=request.at) for head in heads]
         yield from ((removal,) for removal in made)
-        if asked.heads is not None and len(made) > 1:
+        if request.heads is not None and len(made) > 1:
             yield tuple(made)
 
     def _reading(self, setup: Setup) -> Reading:
@@ -100,16 +100,16 @@ class _LayerStudy:
 
     def _measured(self, plan: list[tuple[Removal, ...]], observed: Observed, untouched: Reading) -> _Measured:
         """The output with each removal. As in a checkpoint every batch begins and ends with an untouched row."""
-        found, z = _Measured([], [], []), observed.tensors["z"][0].to(self.setup.device)
+        measured, z = _Measured([], [], []), observed.tensors["z"][0].to(self.setup.device)
         for begin in range(0, len(plan), _ROWS_AT_ONCE):
             rows = [self._z_without(item, z, observed) for item in [(), *plan[begin : begin + _ROWS_AT_ONCE], ()]]
             outputs = self.setup.layer.attention.joined(torch.stack(rows)[:, :, None], no_tap)[:, 0].double()
             first = Reading(outputs[:1], None)
             each = changes(Reading(outputs, None), first, None)
-            found.changes.extend(row_of(each, row) for row in range(1, len(rows) - 1))
-            found.outputs.extend(outputs[1:-1])
-            found.floors.extend((row_of(each, -1), row_of(changes(first, untouched, None), 0)))
-        return found
+            measured.changes.extend(row_of(each, row) for row in range(1, len(rows) - 1))
+            measured.outputs.extend(outputs[1:-1])
+            measured.floors.extend((row_of(each, -1), row_of(changes(first, untouched, None), 0)))
+        return measured
 
     def _z_without(
         self, item: tuple[Removal, ...], z: Float[Tensor, "head query d_v"], observed: Observed
@@ -129,8 +129,8 @@ class _LayerStudy:
         is_cut = torch.zeros(len(row), dtype=torch.bool)
         is_cut[list(removal.keys or ())] = True
         weights = softmax_without(row.log()[None, None], is_cut, None)[0, 0]
-        own = values[head // (self.setup.config.n_heads // len(values))]
-        return (weights.to(own.dtype) @ own).to(self.setup.device)
+        v = values[head // (self.setup.config.n_heads // len(values))]
+        return (weights.to(v.dtype) @ v).to(self.setup.device)
 
     def _is_masked(self, item: tuple[Removal, ...]) -> bool:
         keys = item[0].keys
@@ -141,17 +141,17 @@ class _LayerStudy:
     def _verify(
         self,
         plan: list[tuple[Removal, ...]],
-        found: _Measured,
+        measured: _Measured,
         observed: Observed,
         untouched: Reading,
     ) -> Verification:
         """Computes some removals again, from the text to the output, by a layer with other weights or another mask."""
-        sizes = {item: float(change.d_output) for item, change in enumerate(found.changes)}
+        sizes = {item: float(change.d_output) for item, change in enumerate(measured.changes)}
         errors = []
         for item in largest_and_others(sizes, self.request.n_verified):
             other = self._other_setup(plan[item], observed)
             if other is not None:
-                errors.append(float((self._reading(other).hidden[0] - found.outputs[item]).abs().max()))
+                errors.append(float((self._reading(other).hidden[0] - measured.outputs[item]).abs().max()))
         z = observed.tensors["z"].to(self.setup.device)
         is_same = torch.equal(self.setup.layer.attention.joined(z, no_tap)[:, self.position].double(), untouched.hidden)
         worst = max(errors, default=0.0)

@@ -87,13 +87,13 @@ def rank_of(logits: Float[Tensor, "row token"], target: int) -> Float[Tensor, " 
     return (logits > logits[:, target, None]).sum(dim=-1)
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's correlation: that of the ranks, equal numbers having the mean of theirs. None where one side has a single rank.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
     0.8
     """
-    ranks = torch.stack([_ranks(torch.tensor(numbers, dtype=torch.float64)) for numbers in (one, other)])
+    ranks = torch.stack([_ranks(torch.tensor(numbers, dtype=torch.float64)) for numbers in (a, b)])
     ranks = ranks - ranks.mean(dim=1, keepdim=True)
     lengths = ranks.norm(dim=1)
     return None if not bool(lengths.all()) else round(float(ranks[0] @ ranks[1] / lengths.prod()), 12)

@@ -73,15 +73,15 @@ class ModelParts:
 
 def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) -> ModelParts:
     """The parts of a model, by one pass. One that runs a block twice has no entry but the first."""
-    found = ModelParts(torch.empty(1, 0))
+    model_parts = ModelParts(torch.empty(1, 0))
     with ExitStack() as stack:
-        stack.enter_context(_see_attention(model, found))
-        stack.enter_context(blocks_seen(model, found.entries))
-        stack.enter_context(_see_vectors(model, found.vectors, position, device_of(model)))
-        found.hidden = read_position(model, keywords, position).hidden
-    if len({id(block) for block in found.entries.blocks}) < len(found.entries.blocks):
-        found.entries.before.clear()
-    return found
+        stack.enter_context(_see_attention(model, model_parts))
+        stack.enter_context(blocks_seen(model, model_parts.entries))
+        stack.enter_context(_see_vectors(model, model_parts.vectors, position, device_of(model)))
+        model_parts.hidden = read_position(model, keywords, position).hidden
+    if len({id(block) for block in model_parts.entries.blocks}) < len(model_parts.entries.blocks):
+        model_parts.entries.before.clear()
+    return model_parts
 
 
 def by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
@@ -111,13 +111,13 @@ def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
 
 
 @contextmanager
-def _see_attention(model: nn.Module, found: ModelParts) -> Iterator[None]:
+def _see_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[None]:
     """Each attention. Its output projection is the matrix whose input has the bits of z."""
-    parts, last = found.attention, dict[LayerKey, Tensor]()
+    parts, last = model_parts.attention, dict[LayerKey, Tensor]()
 
     def take(call: Call) -> Tensor | None:
         key = (call.kind, call.layer)
-        found.entries.before.setdefault(key, len(found.entries.blocks))
+        model_parts.entries.before.setdefault(key, len(model_parts.entries.blocks))
         if call.part == 0 and call.z is not None:
             parts.names[key] = call.name
             parts.z[key] = call.z.clone()
@@ -127,7 +127,7 @@ def _see_attention(model: nn.Module, found: ModelParts) -> Iterator[None]:
             last[key] = call.z.transpose(1, 2).flatten(2).clone()
         return None if call.z is None else call.z.clone()
 
-    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def find_projection(module: nn.Module, args: tuple[Any, ...]) -> None:
         for key, z in last.items():
             x = args[0] if args else None
             if isinstance(x, Tensor) and x.numel() == z.numel() and torch.equal(x.reshape(z.shape), z):
@@ -136,7 +136,7 @@ def _see_attention(model: nn.Module, found: ModelParts) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(getattr(module, "weight", None), Tensor) and module.weight.ndim == 2:
-                stack.callback(module.register_forward_pre_hook(look).remove)
+                stack.callback(module.register_forward_pre_hook(find_projection).remove)
         stack.enter_context(captured(model, take, batch=1))
         yield
 

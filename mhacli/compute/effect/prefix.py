@@ -76,7 +76,7 @@ def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Read
 
 def _joined(layers: Any, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """The keys and values of the text before and of new tokens, in every row. The cache stays as it is, and of one row."""
-    one = copy.copy(layers[layer])
-    one.keys, one.values = (kept.expand(len(keys), -1, -1, -1) for kept in (one.keys, one.values))
-    joined: tuple[Tensor, Tensor] = one.update(keys, values, *args, **kwargs)
+    cached = copy.copy(layers[layer])
+    cached.keys, cached.values = (kept.expand(len(keys), -1, -1, -1) for kept in (cached.keys, cached.values))
+    joined: tuple[Tensor, Tensor] = cached.update(keys, values, *args, **kwargs)
     return joined

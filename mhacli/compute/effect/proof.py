@@ -24,11 +24,11 @@ def removed_otherwise(
 ) -> Iterator[bool]:
     """Within it the model computes without what the removals name. False where there is no second way to remove one."""
     with ExitStack() as stack:
-        ways = [_other_way(model, removal, parts, resampled.get(removal.layer)) for removal in removals]
-        for way in ways:
-            if way is not None:
-                stack.enter_context(way)
-        yield None not in ways
+        contexts = [_other_way(model, removal, parts, resampled.get(removal.layer)) for removal in removals]
+        for context in contexts:
+            if context is not None:
+                stack.enter_context(context)
+        yield None not in contexts
 
 
 def _other_way(

@@ -140,8 +140,8 @@ def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
         return tensor if tensor is None or tensor.ndim < 4 or tensor.shape[0] == 1 else tensor[row : row + 1]
 
     def cells(tensor: Tensor | None) -> Tensor | None:
-        mine = rows(tensor)
-        return mine if mine is None or mine.shape[-2] == 1 else mine[..., queries, :]
+        of_row = rows(tensor)
+        return of_row if of_row is None or of_row.shape[-2] == 1 else of_row[..., queries, :]
 
     if isinstance(call, SoftmaxCall):
         scores, pattern, z = cells(call.scores), cells(call.pattern), cells(call.z)

@@ -185,8 +185,8 @@ class EffectRun:
     def _screened(self, stand_ins: StandIns, gradients: Mapping[LayerKey, Tensor]) -> list[int]:
         """The removals to compute, of all that are estimated."""
         assert self.n_screened is not None
-        found = {item: first_order(removals, gradients, stand_ins) for item, removals in enumerate(self.plan)}
-        self.estimates = {item: estimate for item, estimate in found.items() if estimate is not None}
+        estimates = {item: first_order(removals, gradients, stand_ins) for item, removals in enumerate(self.plan)}
+        self.estimates = {item: estimate for item, estimate in estimates.items() if estimate is not None}
         if not self.estimates:
             raise MhaError(
                 "no output projection of an attention is found, whose gradient a first-order estimate needs",
@@ -218,15 +218,15 @@ class EffectRun:
         model, before = self.loaded.model, segment.entries.before
         first_layer = min((removal.layer for row in rows for removal in row), key=lambda layer: before.get(layer, 0))
         with captured(model, remover, batch=len(rows)), segment.entries.entered(first_layer, len(rows)):
-            seen = segment.read(model, len(rows))
+            reading = segment.read(model, len(rows))
         if remover.n_removed != sum(map(len, rows)):
             raise MhaError(
                 "an attention gives no head outputs that could be replaced",
                 hint="its z is not seen where a model computes attention in a way of its own",
                 code="no-attention",
             )
-        first = Reading(seen.hidden[:1], None if seen.logits is None else seen.logits[:1])
-        all_rows = changes(seen, first, self.target)
+        first = Reading(reading.hidden[:1], None if reading.logits is None else reading.logits[:1])
+        all_rows = changes(reading, first, self.target)
         self._emptied |= {items[row - 1] for row in remover.emptied}
         edges = {row for row, removals in enumerate(rows) if removals and removals[0].keys is not None}
         self.masked |= {items[row - 1] for row in edges - remover.seen}
@@ -236,7 +236,7 @@ class EffectRun:
         ]
         self._departed = max(self._departed, float((first.hidden - self.untouched.hidden).abs().max()))
         self.n_batches += 1
-        self._hidden |= {item: seen.hidden[row].to(model.dtype) for row, item in enumerate(items, 1)}
+        self._hidden |= {item: reading.hidden[row].to(model.dtype) for row, item in enumerate(items, 1)}
         # the results come last: where a run is interrupted, they are read in another thread
         self.results |= {item: row_of(all_rows, row) for row, item in enumerate(items, 1)}
 

@@ -30,7 +30,7 @@ class _Layer:
     rollout: Float[Tensor, " key"] | None
 
 
-_Said = tuple[float | None, ...]
+_Ratings = tuple[float | None, ...]
 """What each of `PICTURES` says of a removal, None where it is not defined."""
 
 
@@ -67,7 +67,7 @@ class Pictures:
         self._rollout = here if self._rollout is None else here @ self._rollout.to(here.device)
         return self._rollout
 
-    def of_edge(self, removal: Removal) -> _Said | None:
+    def of_edge(self, removal: Removal) -> _Ratings | None:
         """What they say of an edge. None for one that has no weight."""
         layer, key, heads = self.layers[removal.layer], (removal.keys or (0,))[0], list(removal.heads)
         weights, v = layer.weights[heads, key], layer.v[heads, key]
@@ -82,7 +82,7 @@ class Pictures:
             None if gradient is None else abs(float((weighted * gradient[heads, self.query]).sum())),
         )
 
-    def of_head(self, removal: Removal) -> _Said:
+    def of_head(self, removal: Removal) -> _Ratings:
         """What they say of a head at the positions where it is removed. Rollout takes the mean over the heads, and says nothing.
 
         Source: Voita et al. 2019 for the largest weight of each query, Michel et al. 2019 for the gradient."""
@@ -118,11 +118,12 @@ def judgements(
     pictures = Pictures(None if are_heads else removals[0][0].queries[0], attention, gradients)
     with torch.no_grad(), captured(model, pictures.take, batch=1):
         outputs_of(model, keywords)
-    rows = [((pictures.of_head if are_heads else pictures.of_edge)(one), abs(change)) for one, change in removals]
-    seen = [(row, change) for row, change in rows if row is not None]
+    rate = pictures.of_head if are_heads else pictures.of_edge
+    rows = [(rate(removal), abs(change)) for removal, change in removals]
+    rated = [(row, change) for row, change in rows if row is not None]
     judged = []
     for place, name in enumerate(PICTURES):
-        pairs = [(said, change) for row, change in seen if (said := row[place]) is not None]
+        pairs = [(rating, change) for row, change in rated if (rating := row[place]) is not None]
         correlation = rank_correlation(*zip(*pairs, strict=True)) if pairs else None
         judged.append(Judgement(name, correlation, len(pairs)))
     return tuple(judged)

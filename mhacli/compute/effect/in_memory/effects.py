@@ -100,14 +100,14 @@ def _model_request(model: Any, layers: tuple[LayerChoice, ...] | None) -> ModelR
 def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, other: Any) -> Record:
     """The record of effects in a model that is open."""
     names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
-    mine = _inputs(model, inputs, names)
-    theirs = None if other is None else _inputs(model, other, names)
+    text_inputs = _inputs(model, inputs, names)
+    other_inputs = None if other is None else _inputs(model, other, names)
     source = getattr(model, "name_or_path", "") or type(model).__name__
     loaded = Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
     base = Loaded(model.base_model, loaded.checkpoint, source, None)
-    inspected = CheckpointRun(base, mine, CheckpointRunRequest(request.model.wanted), request.model.device)
-    texts = Texts(mine.sequences, mine.context, (), ())
-    study = EffectStudy(request, ReadCheckpoint(loaded, mine, texts, names), inspected, theirs)
+    inspected = CheckpointRun(base, text_inputs, CheckpointRunRequest(request.model.wanted), request.model.device)
+    texts = Texts(text_inputs.sequences, text_inputs.context, (), ())
+    study = EffectStudy(request, ReadCheckpoint(loaded, text_inputs, texts, names), inspected, other_inputs)
     with torch.no_grad():
         study.inspect()
         study.run()
@@ -170,9 +170,9 @@ def _inputs(model: Any, given: Any, names: ModelTokenizer) -> ModelInputs:
     )
     if missing is not None:
         raise UsageError(f"{_NAME} needs {missing}", hint="what the tokenizer of the model gives for one text")
-    own = _text(given["decoder_input_ids" if is_pair else "input_ids"], names)
+    sequence = _text(given["decoder_input_ids" if is_pair else "input_ids"], names)
     context = (_text(given["input_ids"], names),) if is_pair else None
-    return make_inputs(model, (own,), context, names.side, names.pad_id or 0)
+    return make_inputs(model, (sequence,), context, names.side, names.pad_id or 0)
 
 
 def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
