@@ -119,9 +119,8 @@ class ScanStudy:
         """Removes a unit that was the last when the corpus was shorter. Raises `UsageError` for a unit of other documents."""
         for name in set(names) - set(folder.names_of(unit)):
             if not _has_grown(folder, unit, name):
-                first, last = unit.documents[0], unit.documents[-1]
                 raise UsageError(
-                    f"{self.out} was made of other documents: {BadEntry(*first).named} to {BadEntry(*last).named} have changed",
+                    f"{self.out} was made of other documents: {unit.named} have changed",
                     hint="--out another folder starts anew",
                     path=self.out,
                 )

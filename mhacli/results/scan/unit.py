@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import NamedTuple
 
+from mhacli.results.record.corpus import named
 from mhacli.text.corpus import BadDocument, Document
 
 UNIT_SIZE = 16
@@ -25,6 +26,12 @@ class Unit(NamedTuple):
     name: str
     documents: tuple[Document | BadDocument, ...]
     wants_example: bool = False
+
+    @property
+    def named(self) -> str:
+        """Its documents as messages name them: `corpus.jsonl:1 to corpus.jsonl:16`."""
+        first, last = self.documents[0], self.documents[-1]
+        return f"{named(first.file, first.place)} to {named(last.file, last.place)}"
 
 
 class UnitFiles(NamedTuple):

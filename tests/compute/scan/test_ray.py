@@ -103,7 +103,7 @@ def test_any_number_of_workers_gives_the_bytes_of_one_process(cluster: Any, scan
 def test_a_worker_that_is_killed_loses_no_unit_and_changes_no_byte(cluster: Any, scan: Any) -> None:
     request, made, expected = scan
     said: list[str] = []
-    engine = RayEngine("auto", 2, say=said.append)
+    engine = RayEngine("auto", 2, note=said.append)
     kill = after(2, lambda: os.kill(workers_here()[0], signal.SIGKILL))
     assert computed(engine, start_of(request), made, kill) == expected
     assert [words.partition(" (")[0] for words in said] == ["a worker ended"]
@@ -166,7 +166,7 @@ def test_units_are_taken_from_the_corpus_only_when_a_worker_can_have_them(cluste
 def test_a_unit_over_which_workers_end_is_named(cluster: Any) -> None:
     said: list[str] = []
     with pytest.raises(MhaError) as caught:
-        computed(RayEngine("auto", 2, say=said.append), Start(), actions("", "", "die", ""))
+        computed(RayEngine("auto", 2, note=said.append), Start(), actions("", "", "die", ""))
     assert "unit 2 (c:3 to c:3)" in caught.value.message
     assert len(said) == MOST_ATTEMPTS - 1
 
@@ -180,10 +180,10 @@ def test_an_error_of_a_worker_keeps_its_hint_and_code(cluster: Any) -> None:
 
 def test_a_unit_that_takes_long_is_named_once(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "SLOW_S", 1.0)
-    monkeypatch.setattr(engines, "LOOK_S", 0.2)
+    monkeypatch.setattr(engines, "CHECK_S", 0.2)
     said: list[str] = []
     made = actions(*["sleep 0.01"] * 20, "sleep 4")
-    assert len(computed(RayEngine("auto", 1, say=said.append), Start(), made)) == 21
+    assert len(computed(RayEngine("auto", 1, note=said.append), Start(), made)) == 21
     assert [words for words in said if words.startswith("unit 20 (c:21 to c:21) is not done after ")]
     assert sum("unit" in words for words in said) == 1
 

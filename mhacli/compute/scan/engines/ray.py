@@ -30,17 +30,14 @@ IN_FLIGHT = 2
 """Most units that a worker has."""
 MOST_ATTEMPTS = 4
 """So many workers may end over one unit, or in a row while they load the model."""
-LOOK_S = 5.0
-"""How often the cluster is looked at for workers that have become possible, and for what takes long."""
+CHECK_S = 5.0
+"""How often the cluster is asked for workers that have become possible, and what takes long is noted."""
 SLOW, SLOW_S = 5, 60.0
 """A unit takes long beyond so many times the median of the others, and so many seconds; a worker that loads its model, beyond
 the seconds."""
 
 _LOADING = -1
 """What stands for the number of a unit while a worker loads the model."""
-
-Say = Callable[[str], None]
-"""Hears of what a user should know: workers that ended, and units that take long."""
 
 
 class _Actor:
@@ -70,13 +67,13 @@ class RayEngine:
     """The engine of `--ray`: `address` is `local`, which starts Ray on this machine, `auto` or that of a running cluster.
 
     `workers` None: as many as there are GPUs, or processors in steps of `cpus_per_worker` where there is none. Nodes that join
-    get workers too.
+    get workers too. `note` hears of workers that ended, and of units that take long.
     """
 
     address: str
     workers: int | None = None
     cpus_per_worker: int = 1
-    say: Say = lambda words: None
+    note: Callable[[str], None] = lambda message: None
     _began_ray: bool = False
 
     def settings(self, request: ScanRequest) -> ScanSettings:
@@ -194,7 +191,7 @@ class _Crew:
     attempts: Counter[int] = field(default_factory=Counter)
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=200))
     slow: set[int] = field(default_factory=set)
-    next_look: float = 0.0
+    next_check: float = 0.0
 
     def run(self) -> None:
         """Computes all units."""
@@ -203,15 +200,15 @@ class _Crew:
         actors, start = ray.remote(_Actor).options(**needs), ray.put(self.start)
         try:
             while self._hand_out():
-                if monotonic() >= self.next_look:
+                if monotonic() >= self.next_check:
                     for _ in range(self.engine.capacity(needs) - len(self.members)):
                         self._add(actors.remote(), start)
-                    self._look()
-                    self.next_look = monotonic() + LOOK_S
+                    self._note_slow()
+                    self.next_check = monotonic() + CHECK_S
                 if not self.calls:  # all nodes are gone
-                    sleep(LOOK_S)
+                    sleep(CHECK_S)
                     continue
-                for call in ray.wait(list(self.calls), timeout=LOOK_S)[0]:
+                for call in ray.wait(list(self.calls), timeout=CHECK_S)[0]:
                     self._take(call)
         finally:
             for member in self.members:
@@ -260,7 +257,7 @@ class _Crew:
         self.members.remove(member)
         self.calls = {call: of for call, of in self.calls.items() if of is not member}
         self.again.extendleft(reversed(member.units))
-        self.next_look = 0.0
+        self.next_check = 0.0
         began = member.units[0] if member.units else None
         number = began.number if began else _LOADING
         self.attempts[number] += 1
@@ -271,10 +268,10 @@ class _Crew:
             hint = "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes workers fewer"
             over = f" over {_named(began)}" if began else ""
             raise MhaError(f"the {MOST_ATTEMPTS}th {words}{over}", hint=hint, code="worker-ended")
-        self.engine.say(f"a {words}" + (f"; {_named(began)} begins anew" if began else ""))
+        self.engine.note(f"a {words}" + (f"; {_named(began)} begins anew" if began else ""))
 
-    def _look(self) -> None:
-        """Says what takes long, each once."""
+    def _note_slow(self) -> None:
+        """Notes what takes long, each once."""
         now = monotonic()
         usual = statistics.median(self.seconds) if self.seconds else 0.0
         for member in self.members:
@@ -285,14 +282,13 @@ class _Crew:
             self.slow.add(number)
             lasts = f"after {now - member.since:.0f} s"
             if member.where is None:
-                self.engine.say(f"a worker has not begun {lasts}: the cluster may be busy")
+                self.engine.note(f"a worker has not begun {lasts}: the cluster may be busy")
             else:
-                self.engine.say(
+                self.engine.note(
                     f"{_named(member.units[0])} is not done {lasts} on {member.where}; others take {usual:.1f} s"
                 )
 
 
 def _named(unit: Unit) -> str:
     """A unit by its number and documents."""
-    first, last = unit.documents[0], unit.documents[-1]
-    return f"unit {unit.number} ({first.file}:{first.place} to {last.file}:{last.place})"
+    return f"unit {unit.number} ({unit.named})"
