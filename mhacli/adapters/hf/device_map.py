@@ -48,9 +48,9 @@ def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap
     assert not isinstance(device_map, str)
     with torch.device("meta"):
         model = kind.from_config(config)
-    found = _of_model(model, device_map, checkpoint)
-    uses_disk = "disk" in found.values()
-    return {"device_map": found} | ({"offload_folder": lasting_temporary_folder()} if uses_disk else {})
+    devices = _of_model(model, device_map, checkpoint)
+    uses_disk = "disk" in devices.values()
+    return {"device_map": devices} | ({"offload_folder": lasting_temporary_folder()} if uses_disk else {})
 
 
 def _free_memory() -> dict[int | str, int]:
@@ -66,12 +66,12 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
     prefix before the names of its layers. Raises `MhaError`."""
     names = {name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())}
     prefix = f"{model.base_model_prefix}."
-    found: dict[str, str] = {}
+    devices: dict[str, str] = {}
     unknown = []
     for name, device in device_map.items():
-        own = next((each for each in (name, name.removeprefix(prefix), prefix + name) if each in names), None)
-        if own is not None:
-            found[own] = device
+        known = next((each for each in (name, name.removeprefix(prefix), prefix + name) if each in names), None)
+        if known is not None:
+            devices[known] = device
         elif not any(_is_part(tensor, name) for tensor in checkpoint.tensors):
             unknown.append(name)
     if unknown:
@@ -80,12 +80,12 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
             f"its parts are {', '.join(_parts(model))}",
         )
     tensors = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
-    without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in found)]
+    without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in devices)]
     if without:
         raise _refused(
             f"gives no device to {first_names(without)}", f'for example "{without[0].rpartition(".")[0]}": "cpu"'
         )
-    return found
+    return devices
 
 
 def _parts(model: nn.Module) -> Iterator[str]:
@@ -109,8 +109,8 @@ def where_weights_are(model: nn.Module) -> str | None:
         return None
     sizes: Counter[str] = Counter()
     for name, tensor in model.named_parameters():
-        own = max((each for each in placed if _is_part(name, each)), key=len)
-        device = placed[own]
+        part = max((each for each in placed if _is_part(name, each)), key=len)
+        device = placed[part]
         sizes[f"cuda:{device}" if isinstance(device, int) else str(device)] += tensor.numel() * tensor.element_size()
     return "weights: " + ", ".join(f"{format_size(size)} on {device}" for device, size in sizes.items())
 

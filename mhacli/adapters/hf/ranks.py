@@ -42,7 +42,7 @@ class Ranks:
             if raised is not None:
                 setattr(raised, _IS_OF_ALL, True)
                 raise raised
-        return [found for found, _ in everyone]
+        return [result for result, _ in everyone]
 
     def together(self, make: Callable[[], T]) -> T:
         """What `make` gives here, once every rank has made its own. What it raises on one is raised on all."""

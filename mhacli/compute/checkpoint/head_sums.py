@@ -51,16 +51,16 @@ class HeadSums:
         """One record more."""
         for index, layer in enumerate(record.layers):
             visible = np.asarray(record.arrays[f"{layer_prefix(index)}visible"])
-            own = [head for head in record.heads if (head.layer, head.attention) == (layer.layer, layer.name)]
-            for row, head in enumerate(own):
+            heads = [head for head in record.heads if (head.layer, head.attention) == (layer.layer, layer.name)]
+            for row, head in enumerate(heads):
                 n_keys = visible[:, row if visible.shape[1] > 1 else 0]
                 self._add(head, int((n_keys > 0).sum()), int((n_keys > 1).sum()))
 
     def _add(self, head: HeadStatistics, n_queries: int, n_choosing: int) -> None:
         place = (head.layer, head.attention, head.head)
         counts = dict.fromkeys(_MEANS, n_queries) | {"entropy_share": n_choosing}
-        own, uniform = self._heads.setdefault(place, (_Sums(), _Sums()))
-        own.add(head, counts)
+        sums, uniform = self._heads.setdefault(place, (_Sums(), _Sums()))
+        sums.add(head, counts)
         uniform.add(head.uniform or Averages(), counts)
         if head.max_score is not None:
             self._largest[place] = max(head.max_score, self._largest.get(place, head.max_score))
@@ -74,8 +74,8 @@ class HeadSums:
                     place[2],
                     max_score=self._largest.get(place),
                     uniform=Averages(**uniform.means),
-                    **own.means,
+                    **sums.means,
                 )
             )
-            for place, (own, uniform) in self._heads.items()
+            for place, (sums, uniform) in self._heads.items()
         )

@@ -24,7 +24,7 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
-from mhacli.compute.checkpoint.shards import Found, Shard, Shards
+from mhacli.compute.checkpoint.shards import Shard, ShardResults, Shards
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, second_pass
 from mhacli.io.progress import Progress, no_progress
 from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
@@ -152,11 +152,11 @@ class PassInspection:
             if self.shards is not None:
                 self.shards.require_same_masks(call, baseline.visible.shape[1])
 
-            def found() -> Found:
+            def reduced() -> ShardResults:
                 parts = self._second_passes(attention, axes, asked, baseline, shard)
                 return parts, self._matrices(call, attention, shard)
 
-            parts, matrices = found() if self.shards is None else self.shards.gathered(found)
+            parts, matrices = reduced() if self.shards is None else self.shards.gathered(reduced)
             results = joined(parts, baseline, axes, asked)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
         survey = make_summary(
@@ -184,7 +184,7 @@ class PassInspection:
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
         return shared_out(
-            [partial(of_heads, heads) for heads in head_ranges(attention, shard.own(wanted.heads), n_parts)]
+            [partial(of_heads, heads) for heads in head_ranges(attention, shard.heads_here(wanted.heads), n_parts)]
         )
 
     def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
@@ -204,7 +204,7 @@ class PassInspection:
 
     def _matrices(self, call: Call, attention: AttentionResult, shard: Shard) -> dict[str, Tensor]:
         """The matrices of the heads that are here that are to be kept, as far as the limit goes for all."""
-        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.own(self.wanted.heads.heads)
+        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.heads_here(self.wanted.heads.heads)
         keep = self._keep(matrix_bytes)
         if not keep:
             return {}

@@ -23,11 +23,11 @@ class Shard(NamedTuple):
     heads: range | None = None
     n: int = 1
 
-    def own(self, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def heads_here(self, wanted: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """Those of the heads that are asked for (None: all) that are here, as this process numbers them."""
-        if self.heads is None or (asked is None and self.heads):
-            return asked
-        return tuple(head - self.heads.start for head in asked or () if head in self.heads)
+        if self.heads is None or (wanted is None and self.heads):
+            return wanted
+        return tuple(head - self.heads.start for head in wanted or () if head in self.heads)
 
     def numbered(self, part: HeadResults) -> HeadResults:
         """Results of heads that this process numbers, with their numbers in the layer."""
@@ -37,7 +37,7 @@ class Shard(NamedTuple):
         )
 
 
-Found = tuple[list[HeadResults], dict[str, Tensor]]
+ShardResults = tuple[list[HeadResults], dict[str, Tensor]]
 """The results of heads, group by group, and the matrices that are kept of them."""
 
 
@@ -74,16 +74,17 @@ class Shards:
                 code="not-split",
             )
 
-    def gathered(self, make: Callable[[], Found]) -> Found:
+    def gathered(self, make: Callable[[], ShardResults]) -> ShardResults:
         """What `make` finds on all ranks: the heads of the layer in their order."""
-        found = self.ranks.gathered(make)
-        return [part for parts, _ in found for part in parts], _side_by_side([own for _, own in found if own])
+        of_ranks = self.ranks.gathered(make)
+        matrices = [kept for _, kept in of_ranks if kept]
+        return [part for parts, _ in of_ranks for part in parts], _side_by_side(matrices)
 
 
 def _side_by_side(matrices: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Matrices `[batch, head, …]` of several groups of heads as one; what is allowed is the same for all heads."""
     first: Mapping[str, Tensor] = matrices[0] if matrices else {}
     return {
-        name: array if name == "allowed" else torch.cat([own[name] for own in matrices], dim=1)
+        name: array if name == "allowed" else torch.cat([group[name] for group in matrices], dim=1)
         for name, array in first.items()
     }
