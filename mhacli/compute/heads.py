@@ -210,8 +210,7 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
     """A look at every head, made ready: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
-    overflow; where the reducer that was asked for cannot run; and
-    `UsageError` in training, for what dropout does is another thing each time.
+    overflow; where the reducer that was asked for cannot run; and `UsageError` in training, for dropout differs each time.
     """
     require_no_dropout(request.config)
     device = request.config.device

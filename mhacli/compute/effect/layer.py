@@ -37,9 +37,9 @@ _ROWS_AT_ONCE = 1024
 def layer_effects(request: LayerEffectRequest) -> Record:
     """The record of a run of the layer, with what removals change of its output at one position.
 
-    Raises `UsageError` for positions that do not exist, and for a layer whose dropout makes each run another."""
-    study = _LayerStudy(request)
-    return study.record()
+    Raises `UsageError` for positions that do not exist, and for a layer whose dropout makes each run another.
+    """
+    return _LayerStudy(request).record()
 
 
 class _LayerStudy:

@@ -19,10 +19,9 @@ from mhacli.results.record.effect import Replacement
 class Removal:
     """What one row of a batch lacks, in the attention `layer`.
 
-    `heads` are whole heads if `keys` is None: their output becomes zero, its mean over the text, or
-    that in another text, at position `at` alone, or
-    everywhere where that is None. Else they are heads of which the weights from `queries` to `keys` are removed, and the
-    rest of each row grows until it sums to what it did.
+    Without `keys` whole `heads` are removed: their output becomes zero, its mean over the text, or that in another text, at
+    position `at` alone, or everywhere where that is None. With `keys` the weights from `queries` to `keys` are removed of these
+    heads, and the rest of each row grows until it sums to what it did.
     """
 
     layer: LayerKey

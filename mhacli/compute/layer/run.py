@@ -45,9 +45,9 @@ def inspect(
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
     `text` is one sequence, several (a batch, padded), texts that are tokens already, or nothing where the config asks
-    for random rows. `context` makes it
-    cross-attention. `source` gives weights from a file, else they come from the config's seed. Raises `MhaError` for what
-    a user can mend: sizes that do not fit together, text without tokens, too little memory, numbers that overflow.
+    for random rows. `context` makes it cross-attention. `source` gives weights from a file, else they come from the config's
+    seed. Raises `MhaError` for what a user can mend: sizes that do not fit together, text without tokens, too little memory,
+    numbers that overflow.
     """
     resolved = (config or Config()).resolved() if source is None else source.config
     encoded = (

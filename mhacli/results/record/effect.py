@@ -124,9 +124,8 @@ class EffectSummary:
 
     `metric` is the field of `Effect` that ranks. `target` and `versus` are tokens, None without a language head; `logit`,
     `logprob` and `rank` are those of the untouched model. `floor` is the largest change of the metric that an untouched row of a
-    batch showed. `direct` is the proof of the direct effects, None where there are none.
-    `screening` and `judgements` are None and empty where they were not asked for.
-    `resampled_from` is the other text.
+    batch showed. `direct` is the proof of the direct effects, None where there are none. `screening` and `judgements` are None
+    and empty where they were not asked for. `resampled_from` is the other text.
     """
 
     metric: Literal["d_logit", "d_output"]

@@ -328,11 +328,10 @@ class Step:
     """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
 
     `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed. What is
-    not `built` was made to be looked at: the kernel that ran never makes it.
-    Of somebody's own attention `operation` is what torch calls it, `file`, `line` and `source` say where it stands in their code,
-    `remark` what is odd about it. A
-    line that ran `repeats` times is one step: flops and bytes are those of all times, the rest of the first; `repeats_of` is
-    the word for what it was repeated.
+    not `built` was made to be looked at: the kernel that ran never makes it. Of somebody's own attention `operation` is what
+    torch calls it, `file`, `line` and `source` say where it stands in their code, `remark` what is odd about it. A line that ran
+    `repeats` times is one step: flops and bytes are those of all times, the rest of the first; `repeats_of` is the word for
+    what it was repeated.
     """
 
     site: str
