@@ -154,7 +154,7 @@ def test_a_saved_record_is_shown_again(effect: Run, mha: Run, tmp_path: Path) ->
     assert "1.2" in shown
 
 
-def test_a_page_has_a_row_for_each_removal(effect: Run, mha: Run, tmp_path: Path) -> None:
+def test_a_page_has_a_row_for_each_removal(effect: Run, tmp_path: Path) -> None:
     path = tmp_path / "effect.html"
     effect("--head", "1.2,0.3", "--html", str(path))
     section = path.read_text().partition('id="effects"')[2].partition("</section>")[0]

@@ -441,7 +441,7 @@ def test_without_the_extra_the_command_that_installs_it_is_told(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_text_of_white_space_is_refused(command: str, mha: Mha, gpt2: str, tmp_path: Path) -> None:
+def test_a_text_of_white_space_is_refused(command: str, mha: Mha, gpt2: str) -> None:
     said = mha(command, "--model", gpt2, " \t ", code=1)
     assert said.err == "mha: error: text 0 is only white space\n"
 

@@ -224,7 +224,7 @@ def test_more_words_than_rows_are_left_out_with_a_note(tmp_path):
     assert "the vocabulary is left out: tokenizer.json has 10 tokens, the embedding 9 rows" in done.stderr
 
 
-def test_a_wrong_conversion_is_noticed_with_exit_3_and_nothing_is_written(monkeypatch):
+def test_a_wrong_conversion_is_noticed_with_exit_3_and_nothing_is_written():
     layout, sizes = LAYOUTS["llama"], ProjectionSizes(3, 3, 4, 4, 12, 12)
     original = {
         f"{p}_proj.weight": torch.randn(12, 12, generator=torch.Generator().manual_seed(i))

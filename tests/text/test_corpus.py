@@ -102,7 +102,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(made, tmp_path):
     assert read("a[1].txt") == [Document("a[1].txt", 0, "one")]
 
 
-def test_what_cannot_be_read_is_refused_before_the_first_document(made, tmp_path):
+def test_what_cannot_be_read_is_refused_before_the_first_document(made):
     made(a_txt="a", d__b_txt="b")
     assert fault_of("a.txt", "none.txt").message == "none.txt does not exist"
     assert fault_of("a.txt", "*.md").message == f"no file matches {shlex.quote('*.md')}"

@@ -78,7 +78,7 @@ def test_what_is_fetched_is_what_was_saved(saved: Saved) -> None:
             assert torch.equal(places.fetched(own, name), parameter)
 
 
-def test_weights_of_a_language_head_are_fetched_in_the_dtype_that_is_asked_for(tmp_path: Path, saved: Saved) -> None:
+def test_weights_of_a_language_head_are_fetched_in_the_dtype_that_is_asked_for(saved: Saved) -> None:
     model = load(saved(), {"": "disk"}, dtype="float64").model
     assert places.fetched(model.layers[0].self_attn.q_proj).dtype == torch.float64
 

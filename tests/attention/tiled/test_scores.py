@@ -315,7 +315,7 @@ def test_a_share_of_zero_in_a_computed_pattern_has_a_logarithm_that_is_a_number(
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_uniform_attention_gives_every_visible_key_the_same(normal: Normal, name: str, tiles: TileShape) -> None:
+def test_uniform_attention_gives_every_visible_key_the_same(name: str, tiles: TileShape) -> None:
     visible = cells_of(name)
     counts = torch.from_numpy(visible.sum(axis=-1)).double()
     pattern = uniform(counts, K_LEN, MASKS[name][0])

@@ -339,9 +339,7 @@ def test_dropout_that_acts_in_evaluation(gpt2: str, monkeypatch: pytest.MonkeyPa
     assert named(report, "batch").message == "two passes of one text differ, see repeat: nothing to compare"
 
 
-def test_shares_that_lose_some_of_their_sum(
-    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_that_lose_some_of_their_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.bloom import modeling_bloom
 
     folder = saved("bloom", tmp_path)

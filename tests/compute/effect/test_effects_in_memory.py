@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,7 +111,7 @@ def test_what_cannot_work_is_an_error(change: Any, message: str) -> None:
     assert getattr(fault.value, "__notes__", []) == [f"hint: {fault.value.hint}"] * bool(fault.value.hint)
 
 
-def test_removals_that_are_not_verified_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_removals_that_are_not_verified_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     from mhacli.compute.effect.removal import Remover
 
     monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, removal, row: z[row].zero_())

@@ -29,7 +29,7 @@ Result = dict[int, UnitFiles]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def cluster() -> Iterator[Any]:
     """Two nodes, one with room for one worker, and one for two."""
     import ray
     from ray.cluster_utils import Cluster

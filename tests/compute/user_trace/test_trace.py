@@ -247,7 +247,7 @@ def test_views_are_told_from_copies_and_in_place_from_both(tmp_path: Path) -> No
     assert (found["qk"].layout, found["concat"].layout) == ("copy", "copy")
 
 
-def test_torchs_own_attention_is_walked_inside(tmp_path: Path) -> None:
+def test_torchs_own_attention_is_walked_inside() -> None:
     asked = {"of": {"target": "torch.nn:MultiheadAttention", "arguments": [["embed_dim", "42"], ["num_heads", "3"]]}}
     record = decode(Record, json.loads(walk_request(asked, lambda *_, **__: None)), "record")
     found = steps(record)

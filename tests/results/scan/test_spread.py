@@ -1,7 +1,6 @@
 import math
 
 import numpy as np
-import pytest
 
 from mhacli.results.record.corpus import QUANTILES
 from mhacli.results.scan import spread as module
@@ -40,8 +39,7 @@ def test_the_interval_is_that_of_a_normal_mean_where_documents_are_many() -> Non
     )
 
 
-def test_sums_of_resamples_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn in small blocks they are the same bits, and those of whole numbers of any size."""
+def test_sums_of_resamples_are_those_of_whole_numbers() -> None:
     bounds = [(own.low, own.high) for own in spreads("entropy", VALUES) if own is not None]
     weights = np.concatenate([part for _, part in module._weights(len(VALUES))], axis=1).astype(int)
     assert abs(weights.mean() - 1) < 0.01
