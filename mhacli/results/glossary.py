@@ -33,6 +33,7 @@ from mhacli.results.record.head_statistics import (
     SINK_SHARE,
     SINK_TOKENS,
     STATISTICS,
+    UNTYPED,
 )
 from mhacli.spec.config import Config
 from mhacli.spec.facts import Facts
@@ -421,7 +422,7 @@ def _head_types() -> Iterator[Term]:
             f" The head has this type if the excess of that weight over uniform attention is at least {CERTAIN_ENOUGH} and the "
             "largest of all types."
         )
-        is_weight = kind not in ("uniform", "mixed")
+        is_weight = kind not in UNTYPED
         yield Term(
             name=head_type.name,
             group="head type",

@@ -12,6 +12,7 @@ from mhacli.cli.values import are_literal
 from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers
+from mhacli.results.record.head_statistics import UNTYPED
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOpti
     commands = [(["mha", "view", saved], "")] if saved is not None else []
     if can_repeat(given):
         groups = (given.source, given.text, given.layer, given.device, given.reading)
-        typed = [head for head in record.heads if head.kind not in ("mixed", "uniform")]
+        typed = [head for head in record.heads if head.kind not in UNTYPED]
         head = max(typed, key=lambda head: head.certainty or 0.0) if typed else record.heads[0]
         kinds = [layer.kind for layer in record.layers if layer.name == head.attention]
         layer = f"{kinds[0]}.{head.layer}" if kinds and kinds[0] != "self" else str(head.layer)

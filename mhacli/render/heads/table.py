@@ -126,7 +126,7 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
     if any(map(_has_no_choice, listed)):
         parts.append("no type: no query sees more than one key, so every attention weight is 1")
     excess = "excess (weight − uniform) ÷ (1 − uniform)"
-    has_type = any(head.kind not in ("uniform", "mixed") for head in listed)
+    has_type = any(head.kind not in UNTYPED for head in listed)
     if has_type:
         parts.append(f"beside a type: its {excess}, at least {least}")
     if any(head.kind == "uniform" for head in listed):
