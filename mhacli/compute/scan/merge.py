@@ -40,9 +40,9 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
         first = f", the first is {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
         raise MhaError(f"no document could be computed: {folded.n_bad} are bad{first}", code="no-documents")
     settings = folder.settings[0]
-    found = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
+    head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
     example = storage.load(folder.example_path(folder.examples()[0]))
-    record = _record(example, folded, found, command=command, spans=settings.span_names)
+    record = _record(example, folded, head_spreads, command=command, spans=settings.span_names)
     folder.finish(record.to_bytes(), folded.manifest(names))
     return record
 
@@ -81,13 +81,13 @@ def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list
     units = [*_numbers(paths)]
     step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
     n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
-    known, found = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
+    known, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
     for start in range(0, n_heads, step):
         for name in (*spread_names(n_patterns), *effects):
             parts = [unit.read(known.index(name))[:, start : start + step] for unit in units]
             for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
-                found[head] += [] if spread is None else [spread]
-    return found
+                head_spreads[head] += [] if spread is None else [spread]
+    return head_spreads
 
 
 # -------------------------------------------------------------------------------------------------------------- record
@@ -96,7 +96,7 @@ def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list
 def _record(
     example: Record,
     folded: Folded,
-    found: Sequence[Sequence[Spread]],
+    head_spreads: Sequence[Sequence[Spread]],
     *,
     command: tuple[str, ...],
     spans: tuple[str, ...],
@@ -104,8 +104,8 @@ def _record(
     """The record of the example, with the heads of all documents."""
     assert example.model is not None, "a scan is of a checkpoint"
     n_patterns = len(example.layers[0].survey.patterns)
-    heads = [_head(own, folded, found[number], number, n_patterns) for number, own in enumerate(folded.heads)]
-    layers = tuple(_layer(own, longest) for own, longest in zip(example.layers, folded.layers, strict=True))
+    heads = [_head(head, folded, head_spreads[number], number, n_patterns) for number, head in enumerate(folded.heads)]
+    layers = tuple(_layer(layer, longest) for layer, longest in zip(example.layers, folded.layers, strict=True))
     in_example = {span.name: span for span in example.spans}
     return replace(
         example,
@@ -119,13 +119,13 @@ def _record(
         ),
         layers=layers,
         spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(example.sequences))) for name in spans),
-        corpus=_summary(example, folded, heads, found),
+        corpus=_summary(example, folded, heads, head_spreads),
         arrays={**example.arrays, **_arrays(folded, layers)},
     )
 
 
 def _summary(
-    example: Record, folded: Folded, heads: Sequence[HeadStatistics], found: Sequence[Sequence[Spread]]
+    example: Record, folded: Folded, heads: Sequence[HeadStatistics], head_spreads: Sequence[Sequence[Spread]]
 ) -> CorpusSummary:
     place = example.corpus
     assert place is not None, "an example says which document it is"
@@ -139,41 +139,43 @@ def _summary(
         example_place=place.example_place,
         devices=tuple(sorted(folded.devices)),
         heads=tuple(
-            _of_corpus(own, head.kind, counts[:, number], found[number], folded.n_documents)
-            for number, (own, head) in enumerate(zip(folded.heads, heads, strict=True))
+            _of_corpus(folded_head, head.kind, counts[:, number], head_spreads[number], folded.n_documents)
+            for number, (folded_head, head) in enumerate(zip(folded.heads, heads, strict=True))
         ),
         bad=tuple(folded.bad),
     )
 
 
-def _of_corpus(own: FoldedHead, kind: Kind, counts: Array, found: Sequence[Spread], n_documents: int) -> CorpusHead:
+def _of_corpus(head: FoldedHead, kind: Kind, counts: Array, spreads: Sequence[Spread], n_documents: int) -> CorpusHead:
     kinds = {name: int(n) for name, n in zip(HEAD_TYPES, counts.tolist(), strict=True) if n}
     return CorpusHead(
-        layer=own.layer,
-        attention=own.attention,
-        head=own.head,
+        layer=head.layer,
+        attention=head.attention,
+        head=head.head,
         agree=kinds.get(kind, 0) / n_documents,
         kinds=kinds,
-        spreads=tuple(found),
-        sinks=own.sinks_in_order(),
-        cells=tuple(own.cells),
+        spreads=tuple(spreads),
+        sinks=head.sinks_in_order(),
+        cells=tuple(head.cells),
     )
 
 
-def _head(own: FoldedHead, folded: Folded, found: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
+def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
     """The head by its means, with the type that they make it; its largest score is that of all documents."""
     names = uniform_names(n_patterns)
     counts = folded.sums["uniform_counts"][:, number].tolist()
     sums = folded.sums["uniform"][:, number].tolist()
     uniform = {name: total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
-    offset, weight, plain = own.offset(folded.n_documents)
-    means: dict[str, float | None] = {own.statistic: own.mean for own in found if own.statistic not in EFFECTS}
-    means["max_score"] = own.max_score
+    offset, weight, plain = head.offset(folded.n_documents)
+    means: dict[str, float | None] = {
+        spread.statistic: spread.mean for spread in spreads if spread.statistic not in EFFECTS
+    }
+    means["max_score"] = head.max_score
     return with_kind(
         HeadStatistics(
-            own.layer,
-            own.attention,
-            own.head,
+            head.layer,
+            head.attention,
+            head.head,
             uniform=Averages(**_fields(uniform, n_patterns), at_offset=plain),
             **_fields(means, n_patterns),
             offset=offset,
@@ -199,8 +201,8 @@ def _arrays(folded: Folded, layers: Sequence[InspectedLayer]) -> dict[str, Array
     """The means over all documents that take the place of arrays of the example."""
     arrays, first = {}, 0
     for index, layer in enumerate(layers):
-        own = [head for head in folded.heads[first:] if (head.layer, head.attention) == (layer.layer, layer.name)]
-        heads = slice(first, first + len(own))
+        n_heads = sum((head.layer, head.attention) == (layer.layer, layer.name) for head in folded.heads)
+        heads = slice(first, first + n_heads)
         first = heads.stop
         for name in ("profile", "uniform_profile"):
             arrays[layer_prefix(index) + name] = folded.mean(name, heads)[None, :, : len(layer.survey.steps)]
