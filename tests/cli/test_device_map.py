@@ -51,7 +51,8 @@ def of_family(name: str, checkpoints: Checkpoints) -> str:
         return checkpoints.of(name)
     folder = checkpoints.root / name
     if not folder.exists():
-        made(name, {**GROUPED, "vocab_size": 300}, automatic="AutoModelForCausalLM").save_pretrained(folder)
+        sizes = {"num_key_value_heads": 4} if name == "gpt_neox" else {}
+        made(name, {**GROUPED, **sizes, "vocab_size": 300}, automatic="AutoModelForCausalLM").save_pretrained(folder)
         tokenizer_of(name).save_pretrained(folder)
     return str(folder)
 
