@@ -16,9 +16,7 @@ model, beside the same of one plain batch with as many rows.
 
 from __future__ import annotations
 
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from peak import peak_mib
 
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
@@ -143,7 +142,7 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
 
 @torch.no_grad()
 def peak(what: str) -> None:
-    """Prints the largest resident size of this process in MiB, after one of the ways."""
+    """Runs one of the ways, in a process whose memory is measured."""
     model, ids = made()
     if what == "effects":
         effects(model, ids, None, 4)
@@ -151,15 +150,13 @@ def peak(what: str) -> None:
         effects(model, ids, LENGTH - 1, 4)
     elif what == "batch":
         model(input_ids=ids.repeat(TOKENS_AT_ONCE // LENGTH, 1), use_cache=False)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def memory() -> None:
     """Prints what each way takes beyond the model."""
     taken = {}
     for what in ("model", "effects", "at", "batch"):
-        command = [sys.executable, __file__, "peak", what]
-        taken[what] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        taken[what] = peak_mib([sys.executable, __file__, "peak", what])
     beyond = {what: taken[what] - taken["model"] for what in ("effects", "at", "batch")}
     print(
         f"memory beyond the model: all positions {beyond['effects']:.0f} MiB, one position {beyond['at']:.0f} MiB, "
