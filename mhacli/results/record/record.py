@@ -150,17 +150,22 @@ class Record(Shown):
         number."""
         if not self.layers:
             number = self.heads[0].layer if self.heads else 0
-            known, found = [number], [(number, self)] if layer in (None, number) and kind is None else []
+            known = [number] if kind is None else []
+            found = [(number, self)] if known and layer in (None, number) else []
         else:
             numbered = [(i, own) for i, own in enumerate(self.layers) if kind in (None, own.kind)]
             known = [own.layer for _, own in numbered]
             found = [(own.layer, self.of_layer(i)) for i, own in numbered if layer in (None, own.layer)]
-        name = " ".join([*([kind] if kind else []), "layer", *([] if layer is None else [str(layer)])])
+        if not known:
+            kinds = ", ".join(dict.fromkeys(own.kind for own in self.layers)) or "self"
+            raise UsageError(f"kind {kind!r} is not in the record, which has {kinds}")
+        name = " ".join([*([kind] if kind else []), f"layer {layer}"])
         if not found:
-            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, known)) or 'none'}")
-        if layer is not None and len(found) > 1:
+            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, known))}")
+        if len(found) > len({number for number, _ in found}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            raise UsageError(f"the record has {len(found)} attentions of {name}", hint=hint)
+            several = "several attentions of a layer" if layer is None else f"{len(found)} attentions of {name}"
+            raise UsageError(f"the record has {several}", hint=hint)
         return found
 
     def document(self) -> dict[str, Any]:

@@ -191,8 +191,14 @@ def test_keys_of_cross_attention_are_those_of_the_context() -> None:
     assert record.pattern(kind="encoder").values.shape == (2, 4, 5, 5)
     with pytest.raises(UsageError, match="3 attentions of layer 1"):
         record.pattern(layer=1)
-    with pytest.raises(UsageError, match="do not fit into one array"):
+    with pytest.raises(UsageError, match="several attentions of a layer"):
         record.pattern()
+
+
+def test_attentions_of_two_texts_of_one_length_are_no_array() -> None:
+    record = layered(text_of(("a", "b", "c"), parts=()), context=[text_of(("d", "e", "f"), parts=())], n_layers=1)
+    with pytest.raises(UsageError, match="several attentions of a layer"):
+        record.pattern(head=0)
 
 
 def test_heads_that_were_chosen_have_their_own_numbers() -> None:
@@ -217,7 +223,7 @@ def test_a_pattern_that_was_not_kept_is_an_error_that_says_how_to_keep_it() -> N
 
 @pytest.mark.parametrize(("asked", "fault"), [
     ({"layer": 7}, "layer 7 is not in the record, which has layers 0, 1"),
-    ({"layer": 0, "kind": "cross"}, "cross layer 0 is not in the record, which has layers none"),
+    ({"layer": 0, "kind": "cross"}, "kind 'cross' is not in the record, which has self"),
     ({"batch": 1}, "batch 1 is out of range: only 0 exists"),
     ({"layer": 0, "head": 9}, "head 9 is not in layer 0 of the record, which has the heads 0, 1, 2, 3"),
 ])  # fmt: skip
