@@ -116,7 +116,7 @@ class _Words:
 def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes) -> _Tables:
     family = family_of(checkpoint.config)
     if family is None:
-        return _Tables(notes=("there is no embedding: without a known model_type no table is looked for",))
+        return _Tables(notes=("no embedding is converted: the model_type is unknown",))
     found: dict[str, StoredTensor | None] = {}
     notes = []
     for what, suffixes in (("embedding", family.embedding), ("table", family.table)):

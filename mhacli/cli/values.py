@@ -273,7 +273,9 @@ def require_record(path: str) -> None:
         raise UsageError("mha show needs a record, a file that --save wrote", hint=saved_here("mha show", 1))
     shown = shlex.quote(path)
     if os.path.isdir(path) and not is_scan(path):
-        hint = f"mha weights info {shown} says what a checkpoint holds, mha run TEXT --model {shown} looks into it"
+        hint = (
+            f"mha weights info {shown} lists what a checkpoint holds, mha run TEXT --model {shown} shows its attention"
+        )
         raise MhaError(f"{path} is a directory, not a record", hint=hint, code="unreadable", path=path)
     if _is_text(path):
         hint = f"mha run --file {shown} shows the attention of a text, and --save makes a record of it"

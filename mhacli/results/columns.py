@@ -26,7 +26,7 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     "backend": ColumnText(
         "backend",
         "What was called. → names the kernel that really ran where the name does not say so, ! an unfused fallback where a "
-        "fused kernel was hoped for.",
+        "fused kernel was expected.",
         ("ran",),
     ),
     "median": ColumnText(

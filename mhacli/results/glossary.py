@@ -356,7 +356,7 @@ SIGNS = (
     _sign("~", "In mha bench a time of less than a millisecond: mostly the cost of calling torch, not of attention."),
     _sign(
         "!",
-        "In mha bench an unfused fallback where a fused kernel was hoped for; in mha doctor a number beyond its limit.",
+        "In mha bench an unfused fallback where a fused kernel was expected; in mha doctor a number beyond its limit.",
     ),
 )
 

@@ -353,7 +353,7 @@ def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: boo
     if count == 0 and expects_bos:
         return (
             f"the text begins without the beginning-of-text token (id {bos_id}), which the model's tokenizer defines and "
-            "usually begins with: heads that rest on it will look elsewhere",
+            "usually begins with: heads that usually attend to it will attend elsewhere",
         )
     return ()
 

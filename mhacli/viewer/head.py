@@ -346,7 +346,7 @@ class HeadScreen(HeadsScreen):
     def action_match(self, step: int) -> None:
         """The next or previous match."""
         if self.search is None or not self.search.places:
-            self.say("nothing was searched for: / asks")
+            self.say("no search yet: press /")
             return
         self._show_search(self.search.step(step))
 

@@ -81,9 +81,9 @@ def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = Fa
         parts.append((f"  sequence {sequence}", BOLD))
         parts.append((f" of 0–{n_sequences - 1}", DIM))
     if failed:
-        parts.append(("  self-check FAILED: i tells", WARNING))
+        parts.append(("  self-check FAILED: press i", WARNING))
     if doubtful:
-        parts.append(("  the record contradicts itself: i tells", WARNING))
+        parts.append(("  the record contradicts itself: press i", WARNING))
     if head.layer is not None and not head.layer.verified:
         parts.append(("  not verified", WARNING))
     return segments(parts)

@@ -179,7 +179,7 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
     words = " ".join(token_text(text, i) for i in range(min(40, len(text.tokens))))
     parts: list[StyledText] = [(name, ACCENT), (f"  {tokens}", BOLD)]
     parts += [] if check.ok else [(f"  self-check {check_text(check)}", WARNING)]
-    parts += [("  contradicts itself: i tells", WARNING)] if doubtful else []
+    parts += [("  contradicts itself: press i", WARNING)] if doubtful else []
     used = sum(len(part) for part, _ in parts) + 2
     return segments([*parts, (f"  {fitted(words, max(0, width - used))}", DIM)])
 

@@ -62,9 +62,7 @@ _SHARED = (
 )
 GRID_KEYS = (
     KeyBinding("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move", "↑↓←→"),
-    KeyBinding(
-        "enter,ctrl+j", "open", "Enter", "look into the head; so does a click on the head under the cursor", "open"
-    ),
+    KeyBinding("enter,ctrl+j", "open", "Enter", "open the head; so does a click on the head under the cursor", "open"),
 )
 OVERVIEW_KEYS = (*GRID_KEYS, *_CURSOR[1:], *_SHARED)
 HEAD_KEYS = (
@@ -98,7 +96,7 @@ EFFECT_KEYS = (
         "Home",
     ),
     KeyBinding("end", "move('end')", "", ""),
-    KeyBinding("enter,ctrl+j", "open", "Enter", "look into the head that was removed", "open"),
+    KeyBinding("enter,ctrl+j", "open", "Enter", "open the head that was removed", "open"),
     *_SHARED[-4:],
 )
 TEXT_KEYS = (

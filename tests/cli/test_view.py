@@ -211,7 +211,7 @@ def test_a_record_that_contradicts_itself_is_marked_and_ends_the_viewer_with_3(s
     terminal = Terminal(tmp_path, ["halves.safetensors"], COLOUR, NO_TORCH)
     terminal.until("2 heads ─")
     terminal.press("\r")
-    assert "the record contradicts itself: i tells" in terminal.until("row sum")
+    assert "the record contradicts itself: press i" in terminal.until("row sum")
     terminal.press("Q")
     session = terminal.end()
     require_clean(session, 3)

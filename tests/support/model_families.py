@@ -89,7 +89,7 @@ FAMILIES: dict[str, Family] = {
     "granite_swa": _eager("granite_swa", {**GROUPED, "sliding_window": WINDOW, "attention_multiplier": 0.25,
                                           "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
                           n_kv_heads=2, windows=ALTERNATING,
-                          note="transformers' `eager` prints the shares before the sink takes its own"),
+                          note="transformers' `eager` prints the weights before the sink takes its part"),
     "inkling2_text": _eager("inkling2_text", {**GROUPED, "head_dim": 16, "swa_num_attention_heads": N_HEADS,
                                               "swa_num_key_value_heads": 2, "swa_head_dim": 16, "rel_extent": 8,
                                               "sliding_window_size": WINDOW, "n_routed_experts": 4,

@@ -219,13 +219,13 @@ def geometric(n_heads: int) -> Tensor:
 
 
 def turn_halves(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Column `j` is turned together with column `j + d/2`."""
+    """Column `j` is rotated together with column `j + d/2`."""
     a, b = t.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
 def turn_neighbours(t: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Column `2j` is turned together with column `2j + 1`."""
+    """Column `2j` is rotated together with column `2j + 1`."""
     a, b = t[..., 0::2], t[..., 1::2]
     return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
@@ -264,19 +264,19 @@ def replaces(stage: str, *, seen_in: str = "", equivalent: str | None = None) ->
 
 @replaces("softmax", seen_in="fastNLP#254")
 def softmax_over_queries(layer, scores):
-    """The shares of each key sum to 1 over the queries, not those of each query over the keys."""
+    """The weights of each key sum to 1 over the queries, not those of each query over the keys."""
     return scores.softmax(dim=-2)
 
 
 @replaces("softmax")
 def softmax_over_heads(layer, scores):
-    """The shares of a cell sum to 1 over the heads."""
+    """The weights of a cell sum to 1 over the heads."""
     return scores.softmax(dim=1)
 
 
 @replaces("softmax", seen_in="PyTorch-NLP#2, jadore801120#52")
 def softmax_over_batch(layer, scores):
-    """The shares of a cell sum to 1 over the sequences of the batch."""
+    """The weights of a cell sum to 1 over the sequences of the batch."""
     return scores.softmax(dim=0)
 
 
@@ -405,7 +405,7 @@ def scale_applied_twice(layer, scores):
 
 @replaces("pattern", seen_in="ViT#2")
 def scale_after_softmax(layer, q, k, bias, rules):
-    """The shares are scaled, not the scores."""
+    """The weights are scaled, not the scores."""
     shares = layer.softmax(layer.mask(layer.add_bias(layer.cap(layer.products(q, k)), bias), rules))
     return layer.scale(shares)
 
@@ -430,7 +430,7 @@ def softcap_not_scaled_back(layer, scores):
 
 @replaces("scores")
 def softcap_after_mask(layer, q, k, bias, rules):
-    """The cap turns the −∞ of a masked key into −c: masked keys get a share again."""
+    """The cap turns the −∞ of a masked key into −c: masked keys get a weight again."""
     return layer.cap(layer.mask(layer.add_bias(layer.scale(layer.products(q, k)), bias), rules))
 
 
@@ -575,7 +575,7 @@ def padding_of_the_first_sequence(layer, q_len, k_len, lengths, side):
 
 @replaces("weighted_sum", seen_in="pytorch#101967")
 def masked_nan_leaks(layer, shares, v, rules):
-    """A share of 0 times a NaN that stands in the padding is NaN."""
+    """A weight of 0 times a NaN that stands in the padding is NaN."""
     return shares @ v
 
 
@@ -702,20 +702,20 @@ def dropout_lost_after_evaluation(layer, mode):
 
 @replaces("drop")
 def dropout_not_rescaled(layer, pattern):
-    """The shares that are kept are not divided by 1 − p, and the expected sum is too small."""
+    """The weights that are kept are not divided by 1 − p, and the expected sum is too small."""
     dropped = F.dropout(pattern, layer.settings.dropout, layer.training)
     return dropped * (1 - layer.settings.dropout) if layer.training else dropped
 
 
 @replaces("drop")
 def dropout_with_the_probability_of_keeping(layer, pattern):
-    """The probability of keeping a share is taken for that of dropping it."""
+    """The probability of keeping a weight is taken for that of dropping it."""
     return F.dropout(pattern, 1 - layer.settings.dropout, layer.training) if layer.settings.dropout else pattern
 
 
 @replaces("attend")
 def dropout_of_scores(layer, q, k, v, bias, rules):
-    """Scores are dropped before the softmax: a score of 0 is no share of 0."""
+    """Scores are dropped before the softmax: a score of 0 is not a weight of 0."""
     scores = layer.drop(layer.scores(q, layer.repeat(k), bias, []))
     pattern = layer.softmax(layer.mask(scores, rules))
     return layer.project_out(layer.merge(layer.weighted_sum(pattern, layer.repeat(v), rules))), pattern
@@ -723,7 +723,7 @@ def dropout_of_scores(layer, q, k, v, bias, rules):
 
 @replaces("attend", seen_in="pytorch#33360, flash-attention#902")
 def pattern_after_dropout(layer, q, k, v, bias, rules):
-    """The pattern that is returned has lost the dropped shares, and its rows do not sum to 1."""
+    """The pattern that is returned has lost the dropped weights, and its rows do not sum to 1."""
     shares = layer.drop(layer.pattern(q, layer.repeat(k), bias, rules))
     return layer.project_out(layer.merge(layer.weighted_sum(shares, layer.repeat(v), rules))), shares
 
@@ -740,25 +740,25 @@ def pattern_averaged_over_heads(layer, q, k, v, bias, rules):
 
 @replaces("turn_pairs", seen_in="transformers#25199, LLMs-from-scratch#746")
 def rope_pairs_neighbours_for_halves(layer, t, cos, sin):
-    """Columns 2j and 2j + 1 are turned together, although the weights were made for j and j + d/2."""
+    """Columns 2j and 2j + 1 are rotated together, although the weights were made for j and j + d/2."""
     return turn_neighbours(t, cos, sin)
 
 
 @replaces("turn_pairs", seen_in="nanotron#427")
 def rope_pairs_halves_for_neighbours(layer, t, cos, sin):
-    """Columns j and j + d/2 are turned together, although the weights were made for 2j and 2j + 1."""
+    """Columns j and j + d/2 are rotated together, although the weights were made for 2j and 2j + 1."""
     return turn_halves(t, cos, sin)
 
 
 @replaces("rotate")
 def rope_of_values_too(layer, q, k, v, q_at, k_at):
-    """The values are turned as well, and a token's content depends on its place."""
+    """The values are rotated as well, and a token's content depends on its place."""
     return layer.turn(q, q_at), layer.turn(k, k_at), layer.turn(v, k_at)
 
 
 @replaces("rotate")
 def rope_of_queries_only(layer, q, k, v, q_at, k_at):
-    """The keys are not turned: scores depend on where the query stands, not on the distance."""
+    """The keys are not rotated: scores depend on where the query stands, not on the distance."""
     return layer.turn(q, q_at), k, v
 
 
@@ -769,7 +769,7 @@ def rope_queries_off_by_one(layer, q, k, v, q_at, k_at):
 
 
 @replaces(
-    "rotate", equivalent="a turned pair's product depends on the difference of its places, where the shift cancels"
+    "rotate", equivalent="a rotated pair's product depends on the difference of its places, where the shift cancels"
 )
 def rope_counted_from_one(layer, q, k, v, q_at, k_at):
     """Queries and keys both count from 1."""
@@ -859,19 +859,19 @@ def cache_keys_and_values_swapped(layer, cache, k, v):
 
 @replaces("step_places", seen_in="torchtune#1622")
 def cache_position_always_zero(layer, n_new, n_known):
-    """A new token is turned as if it were the first."""
+    """A new token is rotated as if it were the first."""
     return torch.arange(n_new)[None], torch.arange(n_known + n_new)[None]
 
 
 @replaces("rotate_new", seen_in="torchtune#1622")
 def cache_keys_not_turned(layer, q, k, v, at):
-    """Keys go into the cache before the rotation, and nobody turns them later."""
+    """Keys go into the cache before the rotation, and they are never rotated later."""
     return layer.turn(q, at), k, v
 
 
 @replaces("append")
 def cache_keys_turned_again(layer, cache, k, v):
-    """Keys are turned before they are stored, and the whole cache is turned once more at every step."""
+    """Keys are rotated before they are stored, and the whole cache is rotated again at every step."""
     if cache is not None:
         cache = Cache(layer.turn(cache.keys, torch.arange(cache.keys.shape[2])[None]), cache.values)
     return OrdinaryAttention.append(layer, cache, k, v)

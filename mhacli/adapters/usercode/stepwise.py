@@ -464,7 +464,7 @@ def _called(function: Callable[..., Any], sizes: CacheSizes) -> Any:
             continue
         value = _size(parameter.name, sizes)
         if value is None and parameter.default is parameter.empty:
-            raise TypeError(f"nobody knows what {parameter.name} is")
+            raise TypeError(f"no value is known for the argument {parameter.name}")
         if value is not None and parameter.kind is parameter.POSITIONAL_ONLY:
             placed.append(value)
         elif value is not None:

@@ -204,16 +204,16 @@ def _from(place: int) -> Callable[[DecodingStep, int], int]:
 
 
 _PLACES = (
-    MistakeVariant("a step is turned as if it began at position 0", _placed(_in_step, _in_step)),
+    MistakeVariant("a step is rotated as if it began at position 0", _placed(_in_step, _in_step)),
     MistakeVariant(
-        "the queries of a step are turned as if it began at position 0, its keys as they should be",
+        "the queries of a step are rotated as if it began at position 0, its keys as they should be",
         _placed(_in_step, _own),
     ),
     MistakeVariant(
-        "the keys of a step are turned as if it began at position 0, its queries as they should be",
+        "the keys of a step are rotated as if it began at position 0, its queries as they should be",
         _placed(_own, _in_step),
     ),
-    MistakeVariant("cached keys, turned already, are turned again in every step", _placed(_own, _again)),
+    MistakeVariant("cached keys, rotated already, are rotated again in every step", _placed(_own, _again)),
     MistakeVariant("a step stands one position too far to the right", _placed(_shifted(1), _shifted(1))),
     MistakeVariant("a step stands one position too far to the left", _placed(_shifted(-1), _shifted(-1))),
     MistakeVariant("the queries of a step stand one position too far to the right", _placed(_shifted(1), _own)),
@@ -222,9 +222,9 @@ _PLACES = (
     MistakeVariant("the keys of a step stand one position too far to the left", _placed(_own, _shifted(-1))),
     MistakeVariant("positions count the calls and not the tokens", _placed(_from_number, _from_number)),
     MistakeVariant("all tokens of a step stand at its last position", _placed(_last, _last)),
-    MistakeVariant("all keys, cached ones too, are turned by the position of the step", _placed(_own, _of_step)),
+    MistakeVariant("all keys, cached ones too, are rotated by the position of the step", _placed(_own, _of_step)),
     *(
-        MistakeVariant(f"every step is turned as if it began at position {n}", _placed(_from(n), _from(n)))
+        MistakeVariant(f"every step is rotated as if it began at position {n}", _placed(_from(n), _from(n)))
         for n in range(1, 9)
     ),
 )
@@ -335,7 +335,7 @@ _ORDERS = (
             f"new {what} stand before the cached ones{turned}", _rows(_new_first, of, by_column=bool(turned))
         )
         for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values"))
-        for turned in ("", ", and keys are turned by where they stand")
+        for turned in ("", ", and keys are rotated by their positions")
     ),
     *(
         MistakeVariant(f"the {what} of every step are written {where}", _rows(_written_at(place), of))

@@ -470,14 +470,14 @@ def _as_wide_as_one_head(seen: Symptoms) -> str | None:
     is_exchanged = layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads
     if layer is None or not is_exchanged or _never_cut(seen):
         return None
-    told = f"{n_heads} heads of {layer.n_heads} columns are told"
+    told = f"{n_heads} heads of {layer.n_heads} columns are given"
     return f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
 
 
 def _never_cut(seen: Symptoms) -> str | None:
     if seen.n_heads == 1 or seen.layer is None or seen.layer.n_heads > 1 or not seen.joins_heads:
         return None
-    return f"matches exactly if there is one head, where {seen.n_heads} are told"
+    return f"matches exactly if there is one head, where {seen.n_heads} are given"
 
 
 _WIDTHS = (

@@ -171,7 +171,7 @@ _ROWS = (
         "the content of the context does not reach the output; only the weights depend on it",
         "v = self.v_proj(context)",
         "project",
-        (MistakeVariant("the values come from the rows that ask", projected(of="qkq")),),
+        (MistakeVariant("the values come from the rows of the queries", projected(of="qkq")),),
         site="v_proj",
     ),
     Mistake(
@@ -204,7 +204,7 @@ _ROWS = (
         "queries are compared with each other, whatever the keys are",
         "k = self.k_proj(key)",
         "project",
-        (MistakeVariant("the keys come from the rows that ask", projected(of="qqv")),),
+        (MistakeVariant("the keys come from the rows of the queries", projected(of="qqv")),),
         site="k_proj",
     ),
 )
@@ -356,22 +356,22 @@ _PAIRING = Mistake(
     "rotate",
     (
         MistakeVariant(
-            "neighbouring columns are turned by angles laid out for halves",
+            "neighbouring columns are rotated by angles laid out for halves",
             rotated_as(_NEIGHBOURS_BY_HALVES, _NEIGHBOURS_BY_HALVES),
         ),
         MistakeVariant(
-            "halves are turned by angles laid out for neighbouring columns",
+            "halves are rotated by angles laid out for neighbouring columns",
             rotated_as(_HALVES_BY_NEIGHBOURS, _HALVES_BY_NEIGHBOURS),
         ),
-        MistakeVariant("queries are turned by halves and keys by neighbours", rotated_as(_HALVES, _NEIGHBOURS)),
-        MistakeVariant("queries are turned by neighbours and keys by halves", rotated_as(_NEIGHBOURS, _HALVES)),
+        MistakeVariant("queries are rotated by halves and keys by neighbours", rotated_as(_HALVES, _NEIGHBOURS)),
+        MistakeVariant("queries are rotated by neighbours and keys by halves", rotated_as(_NEIGHBOURS, _HALVES)),
     ),
 )
 _ROTATIONS = (
     _PAIRING,
     replace(
         _PAIRING,
-        variants=(MistakeVariant("columns are paired in the other way than is meant", rotated_other),),
+        variants=(MistakeVariant("columns are paired in the other of the two ways", rotated_other),),
         applies=lambda hints, layer: hints.is_pairing_stated,
     ),
     Mistake(
@@ -381,7 +381,7 @@ _ROTATIONS = (
         "the value of a token depends on its position",
         "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
         "rotate_values",
-        (MistakeVariant("the values are turned too", lambda layer, v: rotated(v, layer, 0, pairing_of(layer))),),
+        (MistakeVariant("the values are rotated too", lambda layer, v: rotated(v, layer, 0, pairing_of(layer))),),
     ),
     Mistake(
         "rope-of-queries-only",
@@ -390,7 +390,7 @@ _ROTATIONS = (
         "scores depend on the position of the query instead of the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the keys are not turned", rotated_as(of_k=None)),),
+        (MistakeVariant("the keys are not rotated", rotated_as(of_k=None)),),
         site="k",
     ),
     Mistake(
@@ -400,7 +400,7 @@ _ROTATIONS = (
         "scores depend on the position of the key instead of the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the queries are not turned", rotated_as(of_q=None)),),
+        (MistakeVariant("the queries are not rotated", rotated_as(of_q=None)),),
     ),
     Mistake(
         "rope-offset",
@@ -410,8 +410,8 @@ _ROTATIONS = (
         "q, k = rotate(q, places), rotate(k, places)",
         "rotate",
         (
-            MistakeVariant("queries are turned one place too far", rotated_as(Rotation(shift=1))),
-            MistakeVariant("keys are turned one place too far", rotated_as(Rotation(shift=-1))),
+            MistakeVariant("queries are rotated one place too far", rotated_as(Rotation(shift=1))),
+            MistakeVariant("keys are rotated one place too far", rotated_as(Rotation(shift=-1))),
         ),
     ),
 )
@@ -441,8 +441,8 @@ _NORMS = (
         "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
         (
-            MistakeVariant("the keys are normed by the norm of the queries", normed_as("q", "q"), ("k",)),
-            MistakeVariant("the queries are normed by the norm of the keys", normed_as("k", "k")),
+            MistakeVariant("the keys are normalised by the norm of the queries", normed_as("q", "q"), ("k",)),
+            MistakeVariant("the queries are normalised by the norm of the keys", normed_as("k", "k")),
         ),
     ),
     Mistake(
@@ -453,8 +453,8 @@ _NORMS = (
         "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
         (
-            MistakeVariant("the keys are not normed", normed_as("q", None), ("k",)),
-            MistakeVariant("the queries are not normed", normed_as(None, "k")),
+            MistakeVariant("the keys are not normalised", normed_as("q", None), ("k",)),
+            MistakeVariant("the queries are not normalised", normed_as(None, "k")),
         ),
     ),
 )
@@ -517,7 +517,7 @@ _ANGLES = (
         "rotate",
         (
             MistakeVariant("the angles grow from pair to pair by theta^(2j/d)", rotated_with(torch.reciprocal)),
-            MistakeVariant("all pairs are turned by one angle", rotated_with(torch.ones_like)),
+            MistakeVariant("all pairs are rotated by one angle", rotated_with(torch.ones_like)),
         ),
     ),
     Mistake(
@@ -527,7 +527,7 @@ _ANGLES = (
         "scores depend on the sum of the two positions instead of their difference",
         "t * cos + rotate(t) * sin for both",
         "rotate",
-        (MistakeVariant("keys are turned backwards", rotated_as(of_k=Rotation(sign=-1))),),
+        (MistakeVariant("keys are rotated backwards", rotated_as(of_k=Rotation(sign=-1))),),
         site="k",
     ),
     Mistake(
@@ -537,7 +537,7 @@ _ANGLES = (
         "that is not a rotation: the lengths of queries and keys change with the position",
         "rotate_half: torch.cat([-x2, x1], dim=-1)",
         "rotate",
-        (MistakeVariant("no column of a pair is turned with a minus", rotated_one_way, is_rare=True),),
+        (MistakeVariant("no column of a pair is rotated with a minus", rotated_one_way, is_rare=True),),
     ),
 )
 

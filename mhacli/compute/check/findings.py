@@ -252,7 +252,7 @@ def _of_heads(request: CheckRequest, layer: ReferenceLayer, built: Built, d_in: 
         message=f"the code has {has}, and --heads says {meant}",
         evidence=f"matches exactly with {has}",
         fix=f"{built_so}state --heads {n_heads}",
-        effect="each head has other columns than those that were meant",
+        effect="each head has other columns than intended",
     )
 
 
@@ -269,7 +269,7 @@ def _of_scale(request: CheckRequest, layer: ReferenceLayer, case: InputCase) -> 
         message=f"the code multiplies the scores by {has}, and --scale says {request.scale:.4g}",
         evidence=f"matches exactly if the scores are multiplied by {has}",
         fix=f"scores = qk * {request.scale:.4g}",
-        effect="the softmax is sharper or flatter than was meant",
+        effect="the softmax is sharper or flatter than intended",
     )
 
 

@@ -161,7 +161,7 @@ def _inside(
             "q",
             call.q,
             f"q = {derivations.of_queries}",
-            "what each token asks for, head by head, as attention reads it",
+            "the queries of each head, as attention reads them",
         )
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
         yield TracedTensor("k", call.k, f"k = {derivations.of_keys}", f"what each token is found by{said}")

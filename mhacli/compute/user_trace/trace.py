@@ -384,12 +384,12 @@ def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
 
 
 _GIVEN: Mapping[str, str] = {
-    "x": "what attention is asked about: a row of random numbers for each token",
+    "x": "the input: a row of random numbers for each token",
     "context": "other rows, from which keys and values are made",
     "q": "queries, split into heads, as the function is given them",
     "k": "keys, split into heads",
     "v": "values, split into heads",
-    "mask": "what says which keys a query may see",
+    "mask": "which keys each query may see",
 }
 _MAX_STEPS = 400
 

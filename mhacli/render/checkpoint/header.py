@@ -151,7 +151,7 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
         yield Text(f"! {layer.label} NOT verified: {'; '.join(_reasons(layer)) or 'no reason given'}", style="bold red")
     if len(shown) < len(doubtful):
         rest = names_of(doubtful[len(shown) :])
-        yield Text(f"! {rest} NOT verified either (--all tells why)", style="bold red")
+        yield Text(f"! {rest} NOT verified either (--all says why)", style="bold red")
 
 
 def _reasons(layer: InspectedLayer) -> list[str]:

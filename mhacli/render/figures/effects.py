@@ -43,7 +43,7 @@ def effects_figure(record: Record) -> Sheet:
             "the record has no effects, so none can be drawn", hint="mha effect … --save makes such a record"
         )
     if not record.effect.verified.ok:
-        raise MhaError("the effects are not drawn: computed in another way they are others", code="self-check")
+        raise MhaError("the effects are not drawn: a second computation gives other numbers", code="self-check")
     shown = EffectMap.of(record)
     pieces = [_grid(shown)] if shown.rows else []
     width = max([_WIDTH, *(piece.width for piece in pieces)])

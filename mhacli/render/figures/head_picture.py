@@ -196,7 +196,7 @@ def _text(begin: str, text: TokenSequence, picture: HeadPicture, cells: int) -> 
 
 _WORDS = (
     "words: attention weights are summed over the tokens of the attended word, and averaged over those of the attending word; "
-    "what is said of the head is of tokens"
+    "the statistics of the head are of tokens"
 )
 _SIZE, _LABEL, _MOST_LINES, _MOST_SINKS = 9.5, 11, 6, 4
 _DRAWN_AS = "drawn as"

@@ -97,7 +97,7 @@ def _rows_of_drawings(
 def _drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> RenderableType:
     """The pattern as a matrix, a heatmap, or each query's strongest keys."""
     if not len(head.weights):
-        return Text("none of the rows that were asked for is in this text", style="yellow")
+        return Text("none of the chosen rows is in this text", style="yellow")
     if options.view == "heatmap":
         return heatmap(head, scale, options, screen)
     if options.view == "top":

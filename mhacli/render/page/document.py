@@ -254,8 +254,8 @@ def quantised_text(maps: PageMaps) -> str | None:
     kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
     return (
         f"attention weights are {blocks}stored in 8 bits, {kept}: a number marked ≈ is stored at most "
-        f"{_rounded_up(maps.error)} off, and its ± counts what it was rounded by to be told. Where sinks are taken out, the "
-        "error is that over what is left of its row. --full puts every cell in, exactly"
+        f"{_rounded_up(maps.error)} off; its ± includes the rounding of the printed number. Where sinks are taken out, the error "
+        "is divided by what is left of its row. --full stores every cell exactly"
     )
 
 
@@ -297,11 +297,11 @@ def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
         parts.append(f"the {several} of every query")
     if maps.n_rows:
         parts.append(
-            "the row of the last query" if rows is None else f"rows of asked queries, at most {maps.n_rows} a text"
+            "the row of the last query" if rows is None else f"the rows of chosen queries, at most {maps.n_rows} a text"
         )
     words = " and ".join(parts) or "nothing"
     left = (
-        f"; {maps.n_wanted - maps.n_rows} asked rows had no room"
+        f"; {maps.n_wanted - maps.n_rows} chosen rows had no room"
         if maps.n_wanted - maps.n_rows > 0 < maps.n_rows
         else ""
     )
@@ -394,7 +394,7 @@ def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> It
 def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
     """What the record, or the page, does not show, and how to see it."""
     if record.module is not None:
-        yield "a walk through somebody's own attention keeps shapes and no matrices, so no head is drawn"
+        yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return
     if record.model is not None:
         layers = chosen_layers(record, options)
@@ -407,18 +407,18 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
     elif not view.heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any("pattern" not in head.record.arrays and _block(head) > 1 for head in view.heads):
-        yield "a look at heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
+        yield "mha heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
     if options.words:
-        yield "tokens are drawn as they are; words are put together in the terminal only"
+        yield "tokens are drawn as they are; words are merged in the terminal only"
     yield from _left_out(record, options, view)
 
 
 def _left_out(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
     """What the options left out."""
     if options.heads is not None:
-        yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} alone, as asked"
+        yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} only, as chosen"
     if options.layers is not None:
-        yield f"drawn are {names_of([layer.inspected for layer in chosen_layers(record, options)])} alone, as asked"
+        yield f"drawn are {names_of([layer.inspected for layer in chosen_layers(record, options)])} only, as chosen"
     if len(view.sequences) < len(record.sequences):
         noun = "sequences" if len(view.sequences) > 1 else "sequence"
-        yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} alone, as asked"
+        yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} only, as chosen"

@@ -132,7 +132,7 @@ def _cut(shown: str) -> Html:
     why = f"such tables take at most half of what the rest of a page of {format_size(LIMIT_BYTES)} leaves"
     return tag(
         "p",
-        text(f"there is room for {shown}: {why}. --full puts all in; --sort says which come first, --head draws some"),
+        text(f"there is room for {shown}: {why}. --full stores all; --sort sets their order, --head chooses some"),
         class_="warning",
     )
 
@@ -210,12 +210,12 @@ def _queries_section(heads: Sequence[DrawableHead], sequences: Sequence[int], ro
         cut = [_cut(f"{len(rows)} of {len(questions[id(having[0].record)])} queries of {having[0].label} alone")]
     elif n_heads < len(having):
         cut = [_cut(f"the first {n_heads} of {count_of(len(having), 'head')}")]
-    what = (
-        "what the queries that were asked for looked at, cell by cell: rounded to be told, but not taken from the maps"
-    )
+    what = "the strongest keys of the chosen queries, with exact weights, rounded for print and not taken from the maps"
     parts = (table.html(own) for table, own in sorted(tables.items(), key=lambda item: item[0].place))
     body = _shelf([*parts])
-    return tag("section", tag("h2", text("asked queries")), tag("p", text(what), class_="dim"), *cut, *body, id="asked")
+    return tag(
+        "section", tag("h2", text("chosen queries")), tag("p", text(what), class_="dim"), *cut, *body, id="asked"
+    )
 
 
 def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mapping[int, list[_Question]]:

@@ -48,7 +48,7 @@ def _closing(record: Record) -> Iterator[Html]:
     flops, n_bytes, _ = trace_totals(record.trace)
     cost = f"{count_text(flops)} FLOPs, {bytes_text(n_bytes)} in new tensors"
     yield tag("p", text(f"these steps alone: {cost}"), class_="bold")
-    left_out = "attention itself and what follows are not counted: a look at heads computes them a part at a time"
+    left_out = "attention itself and what follows are not counted: mha heads computes them part by part"
     total = record.timings.get("total")
     timed = "" if total is None else f". All of it, attention too, took {seconds_text(total.median_s)}"
     yield tag("p", text(left_out + timed))
@@ -160,7 +160,7 @@ def _new_tokens(cache: CacheStep) -> Html:
 
 
 def _ways(ways: tuple[CacheTiming, ...]) -> Iterator[Html]:
-    """What the ways of keeping the past cost."""
+    """What the cache strategies cost."""
     headings = ("length and cache", "a step", "moved by it", "all steps", "moved by them", "holds")
     rows = []
     for way in ways:
@@ -175,4 +175,4 @@ def _ways(ways: tuple[CacheTiming, ...]) -> Iterator[Html]:
             ]
         )
     if rows:
-        yield table("the ways of keeping the past", headings, rows)
+        yield table("the cache strategies", headings, rows)

@@ -53,7 +53,7 @@ def contents_view(found: Contents, on: Screen, *, with_tensors: bool) -> Rendera
 def _facts(found: Contents) -> RenderableType:
     said = [] if found.vocabulary is None else [f"vocabulary {found.vocabulary:,}"]
     said += [] if found.positions is None else [f"positions {found.positions:,}"]
-    return Text(" · ".join(said)) if said else Text("vocabulary and positions are not said", style="dim")
+    return Text(" · ".join(said)) if said else Text("vocabulary and positions: not given", style="dim")
 
 
 def _attentions(kinds: Sequence[StackAttention]) -> RenderableType:

@@ -248,7 +248,7 @@ def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     caption += ["moved: keys and values read and written"] if "total_bytes" in wanted else []
     rough = rough_note(way.step for way in ways)
     caption += [f"the times are {rough}"] if rough else []
-    title = Text("three ways of keeping the past, timed in turns over random rows", style="bold")
+    title = Text("three cache strategies, timed in turns over random rows", style="bold")
     return Group(title, table, Text("\n".join(filled(caption, screen.width)), style="dim"), *_gain(ways))
 
 

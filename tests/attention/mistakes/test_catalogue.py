@@ -442,7 +442,7 @@ TWINS = (
     Twin("padding-of-the-first-sequence", "every sequence is taken to be padded like the first", "padding"),
     Twin("fused-weights-cut-as-kqv", "what is named q, k, v is used as k, q, v"),
     Twin("values-from-the-projection-of-keys", "the values are made by the projection of the keys", "grouped"),
-    Twin("values-of-the-queries-rows", "the values come from the rows that ask", "another text"),
+    Twin("values-of-the-queries-rows", "the values come from the rows of the queries", "another text"),
     Twin("query-bias-dropped", "the bias of q is left out"),
     Twin("key-bias-dropped", "the bias of k is left out", "half"),
     Twin("value-bias-dropped", "the bias of v is left out"),
@@ -451,7 +451,7 @@ TWINS = (
     Twin("output-projection-transposed", "the output projection's weight is applied transposed"),
     Twin("rope-pairs-neighbours-for-halves", "columns are paired in the other way than is meant", "half"),
     Twin("rope-pairs-halves-for-neighbours", "columns are paired in the other way than is meant", "interleaved"),
-    Twin("rope-of-queries-only", "the keys are not turned", "half"),
+    Twin("rope-of-queries-only", "the keys are not rotated", "half"),
 )
 
 

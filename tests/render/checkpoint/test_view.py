@@ -179,7 +179,7 @@ def test_so_many_doubtful_layers_that_they_would_fill_the_screen_are_counted():
     for index in range(11):
         record = spoiled(record, index)
     told = [line for line in view(record, 200) if line.startswith("! ")]
-    assert (len(told), told[-1]) == (9, "! layers 8–10 NOT verified either (--all tells why)")
+    assert (len(told), told[-1]) == (9, "! layers 8–10 NOT verified either (--all says why)")
     assert len([line for line in view(record, 200, everything=True) if line.startswith("! ")]) == 11
 
 

@@ -432,7 +432,7 @@ def test_rows_beyond_those_that_a_page_takes_are_told():
     record = layered(text_of([f"t{i}" for i in range(300)], parts=()), n_layers=1, n_heads=6)
     found, source = content(record, rows=tuple(range(50)))
     assert found["maps"][0]["rows"]["places"] == [*range(32)]
-    assert "rows of asked queries, at most 32 a text; 18 asked rows had no room" in Parsed(source).texts["notes"]
+    assert "the rows of chosen queries, at most 32 a text; 18 chosen rows had no room" in Parsed(source).texts["notes"]
 
 
 def test_the_error_that_a_page_tells_is_never_less_than_it_is():

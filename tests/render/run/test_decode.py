@@ -373,7 +373,7 @@ def words(*rows):
     return [row.split() for row in rows]
 
 
-TITLE = "three ways of keeping the past, timed in turns over random rows "
+TITLE = "three cache strategies, timed in turns over random rows "
 FASTER = "a step: the last one of the length speed-up: time of a step without a cache ÷ with this one"
 ALL = " all steps: from 1 token to the length"
 SUM = " ≈ 9 steps timed, those between estimated"

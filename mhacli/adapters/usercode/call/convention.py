@@ -437,7 +437,7 @@ def _lengths(real: Tensor | None, sides: AxisSizes) -> Tensor:
         return torch.full((sides.batch,), sides.k_len)
     counts = real.sum(-1)
     if not torch.equal(real, torch.arange(real.shape[-1], device=real.device) < counts[:, None]):
-        raise ValueError("lengths must tell of padding on the right, got tokens after padding")
+        raise ValueError("lengths describe padding on the right only, and here tokens follow padding")
     return counts
 
 

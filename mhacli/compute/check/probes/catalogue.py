@@ -265,7 +265,7 @@ def row_sums(context: ProbeContext) -> ProbeReply:
     lowest, highest = float(shares.nan_to_num().min()), float(shares.nan_to_num().max())
     tolerance = max(1e-6, 100 * context.tolerance)
     if lowest < -tolerance or highest > 1 + tolerance:
-        message = f"the returned numbers go from {lowest:.2g} to {highest:.2g}: they are no shares"
+        message = f"the returned numbers go from {lowest:.2g} to {highest:.2g}: they are not attention weights"
         return probe_answer(name, message, error)
     is_one = error <= tolerance
     message = "the rows of the returned pattern sum to one"
@@ -296,7 +296,7 @@ def masked_cells(context: ProbeContext) -> ProbeReply:
         return probe_answer(name, f"the returned pattern has shape {list(pattern.shape)}")
     cells = pattern.cpu()[hidden[:, None].expand(pattern.shape)]
     n_bad = int((cells != 0).sum())
-    message = f"{n_bad} of {cells.numel()} shares of hidden keys are not exactly 0"
+    message = f"{n_bad} of {cells.numel()} weights of masked keys are not exactly 0"
     return probe_answer(name, message, n_bad, True if not n_bad else None)  # what moves an output, other probes tell
 
 
