@@ -499,7 +499,7 @@ def test_two_files_of_one_name_are_refused_before_anything_is_measured(
     tmp_path: Path, one: str, other: str, forced: tuple[str, ...]
 ) -> None:
     done = attempt(tmp_path, "bench", one, "out", other, "./out", *forced, code=2)
-    assert done.stderr == f"mha: error: {one} and {other} name the same file, ./out: each takes one of its own\n"
+    assert done.stderr == f"mha: error: {one} and {other} name the same file, ./out: each needs its own file\n"
 
 
 HIDING = """

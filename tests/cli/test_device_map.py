@@ -86,7 +86,7 @@ def saved(folder: Path, name: str) -> Record:
         (["run", "a", "--model", "{}", "--device-map", "auto", "--device", "cpu"],
          "--device and --device-map exclude each other"),
         (["heads", "a", "--model", "{}", "--device-map", "tp"], "--device-map tp needs several processes, and this is one"),
-        (["effect", "a", "--model", "{}", "--device-map", "tp"], "--device-map tp works with mha run and mha heads alone"),
+        (["effect", "a", "--model", "{}", "--device-map", "tp"], "--device-map tp works only with mha run and mha heads"),
         (["run", "a", "--model", "{}", "--device-map", "here.json"], "--device-map here.json is neither auto nor tp nor a file"),
     ],
     ids=["own layer", "device", "one process", "effect", "no file"],

@@ -158,8 +158,8 @@ class _Passes:
                 return None
             raise noted(
                 MhaError(
-                    f"{self._by} does not go with checkpoints of activations: a backward pass computes {call.name} again",
-                    hint="switch the checkpoints of activations off",
+                    f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again",
+                    hint="switch activation checkpointing off",
                     code="backward",
                 )
             )
@@ -176,7 +176,7 @@ class _Passes:
 
 
 def _is_in_backward() -> bool:
-    """Whether a backward pass runs, which computes layers anew where checkpoints of activations ask for it."""
+    """Whether a backward pass runs, which computes layers anew where activation checkpointing asks for it."""
     return torch._C._current_graph_task_id() != -1
 
 

@@ -237,7 +237,7 @@ def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
         check_target(path, force=output.force)
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name:
-            raise UsageError(f"--{other} and --{name} name the same file, {path}: each takes one of its own")
+            raise UsageError(f"--{other} and --{name} name the same file, {path}: each needs its own file")
 
 
 def _baseline(path: str) -> Benchmark:

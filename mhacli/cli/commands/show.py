@@ -69,12 +69,12 @@ def show(
     record = storage.load(file.record)
     if record.survey is None and record.model is None and (options.maps or options.sort != "head"):
         raise UsageError(
-            f"--map and --sort need a record of mha heads, and {file.record} is another",
+            f"--map and --sort need a record of mha heads, which {file.record} is not",
             hint="leave out --map and --sort",
         )
     if record.model is None and (options.layers or options.words or of_layers.queries):
         raise UsageError(
-            f"--layer, --words and --from need a record of a checkpoint, and {file.record} is another",
+            f"--layer, --words and --from need a record of a checkpoint, which {file.record} is not",
             hint="leave out --layer, --words and --from",
         )
     if record.model is not None or record.survey is not None:

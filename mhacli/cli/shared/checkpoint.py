@@ -300,7 +300,7 @@ def device_map_of(word: str | None, device: str | None, *, may_split: bool) -> D
     device_map = read_device_map(word)
     if device_map == "tp" and not may_split:
         raise UsageError(
-            "--device-map tp works with mha run and mha heads alone", hint="--device-map auto spreads whole layers"
+            "--device-map tp works only with mha run and mha heads", hint="--device-map auto spreads whole layers"
         )
     if device_map == "tp" and n_ranks() < 2:
         raise UsageError(

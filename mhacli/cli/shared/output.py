@@ -443,14 +443,14 @@ def require_self_check(record: Record) -> None:
             )
     if record.model is not None and record.model.identical_outputs is False:
         raise MhaError(
-            "the model's outputs with inspection are not the bits of its outputs without",
+            "the model's outputs with inspection differ from those without",
             hint="a model whose outputs change from pass to pass cannot be compared",
             code="self-check",
             exit_code=EXIT_CHECK,
         )
     if record.effect is not None and not record.effect.verified.ok:
         raise MhaError(
-            "removals computed in another way change the output by other amounts: "
+            "a second computation of the removals disagrees with the first: "
             + _excess(record.effect.verified.max_abs_error, record.effect.verified.tolerance),
             code="self-check",
             exit_code=EXIT_CHECK,

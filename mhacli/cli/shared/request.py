@@ -56,7 +56,7 @@ def _settings(
     """The resolved config, the file that weights come from, and what to tell of options that change nothing."""
     given = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
-        raise UsageError("--init does not work with --weights, which have their numbers", hint="leave out --init")
+        raise UsageError("--init does not work with --weights, which sets all numbers", hint="leave out --init")
     for path in (save.save, save.save_weights):
         if path is not None:
             check_target(path, force=save.force)

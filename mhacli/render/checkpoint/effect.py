@@ -352,10 +352,11 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
     floor = Text(f"changes up to {number_text(summary.floor)} are noise and print as 0", style="dim")
     if not proof.ok:
         return flowing(
-            [Text("NOT verified: removals computed in another way differ", style="bold red"), floor], screen.width
+            [Text("NOT verified: a second computation of the removals disagrees", style="bold red"), floor],
+            screen.width,
         )
     if proof.n == 0:
-        words = Text("not verified: no removal was computed in another way", style="yellow")
+        words = Text("not verified: no removal was computed a second time", style="yellow")
         return flowing([words, floor], screen.width)
     words = Text(
         f"verified: {count_of(proof.n, 'removal')} computed in another way within {number_text(proof.max_abs_error)} "

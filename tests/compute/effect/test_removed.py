@@ -327,7 +327,7 @@ def test_a_call_in_another_thread_is_refused() -> None:
     ({"edges": [(0, 1, 2)]}, "edges: (0, 1, 2) is not (layer, head, query, key)"),
     ({}, "mhacli.removed is given nothing to remove"),
     ({"heads": [(0, 1)], "replace": "noise"}, "replace 'noise' is not known"),
-    ({"edges": [(0, 1, 2, 1)], "replace": "mean"}, "replace is of heads: an edge is masked"),
+    ({"edges": [(0, 1, 2, 1)], "replace": "mean"}, "replace applies to heads only: an edge is masked"),
     ({"heads": [(0, 1)], "replace": "resample"}, "replace='resample' and other go together"),
     ({"heads": [(0, 1)], "replace": "resample", "other": ids_of(1, N - 1)},
      "transformer.h.0.attn runs 1 × 11 positions, and other has 1 × 10"),
@@ -391,5 +391,5 @@ def test_activations_that_are_computed_again_are_refused() -> None:
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
     with mhacli.removed(model, heads=[(1, 0)]):
         loss = model(ids_of(1, N), use_cache=False).logits.sum()
-        with pytest.raises(mhacli.MhaError, match="checkpoints of activations"):
+        with pytest.raises(mhacli.MhaError, match="activation checkpointing"):
             loss.backward()

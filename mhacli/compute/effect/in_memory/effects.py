@@ -114,7 +114,7 @@ def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, oth
     record = study.record()
     if record.effect is None or not record.effect.verified.ok:
         raise MhaError(
-            "the removals are not verified: computed in another way they differ",
+            "the removals are not verified: a second computation disagrees",
             hint="report the family of this model; its attention does more than is known here",
             code="not-verified",
         )

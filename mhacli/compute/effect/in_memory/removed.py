@@ -92,7 +92,7 @@ class _Request:
         if self.replace not in REPLACEMENTS:
             raise noted(UsageError(f"replace {self.replace!r} is not known", hint=", ".join(REPLACEMENTS)))
         if not self.heads and self.replace != "zero":
-            raise noted(UsageError("replace is of heads: an edge is masked", hint="leave replace out"))
+            raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
         if (self.replace == "resample") != has_other:
             raise noted(
                 UsageError("replace='resample' and other go together", hint="other is another input of the model")

@@ -111,7 +111,7 @@ class RayEngine:
         except (OSError, ValueError, RuntimeError) as fault:
             raise MhaError(
                 f"--ray {self.address}: {fault}",
-                hint="ray start --head begins a cluster here, and --ray local needs none",
+                hint="ray start --head starts a cluster here, and --ray local needs none",
                 code="no-cluster",
             ) from fault
         self._began_ray = True
