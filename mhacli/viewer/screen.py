@@ -47,21 +47,19 @@ _CURSOR = (
     KeyBinding("ctrl+end", "move('bottom')", "", ""),
 )
 _SHARED = (
-    KeyBinding(
-        "e", "app.effects", "e", "what removing heads or single weights changes, of a record of mha effect", EFFECTS
-    ),
+    KeyBinding("e", "app.effects", "e", "effects of removed heads or weights, in a record of mha effect", EFFECTS),
     KeyBinding("comma", "sequence(-1)", ", .", "the previous or next sequence"),
     KeyBinding("full_stop", "sequence(1)", "", ""),
     KeyBinding("s", "scale", "s", "how shades follow attention weights: linear, log, rank", "scale"),
-    KeyBinding("x", "sinks", "x", "take sinks out and renormalise the rest of each row, or put them back", "sinks"),
+    KeyBinding("x", "sinks", "x", "remove sinks and renormalise the rest of each row, or put them back", "sinks"),
     KeyBinding("w", "app.walk", "w", "the walkthrough: every tensor with its axes, formula, meaning and cost", "walk"),
     KeyBinding("i", "app.origin", "i", "where the numbers come from: command, versions, seed, self-check"),
     KeyBinding("question_mark", "app.help", "?", "this list", "help"),
-    KeyBinding("escape,q", "app.back", "q Esc", "back; from the first screen, the end", "back", "q"),
-    KeyBinding("Q,ctrl+c", "app.quit", "Q Ctrl-C", "the end, from any screen"),
+    KeyBinding("escape,q", "app.back", "q Esc", "go back; on the first screen, quit", "back", "q"),
+    KeyBinding("Q,ctrl+c", "app.quit", "Q Ctrl-C", "quit, from any screen"),
 )
 GRID_KEYS = (
-    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from head to head; a click does the same", "move", "↑↓←→"),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "move from head to head; a click does the same", "move", "↑↓←→"),
     KeyBinding("enter,ctrl+j", "open", "Enter", "open the head; so does a click on the head under the cursor", "open"),
 )
 OVERVIEW_KEYS = (*GRID_KEYS, *_CURSOR[1:], *_SHARED)
@@ -81,11 +79,11 @@ HEAD_KEYS = (
     KeyBinding("N", "match(-1)", "", ""),
     KeyBinding("t", "most(1)", "t T", "more or fewer of the strongest keys"),
     KeyBinding("T", "most(-1)", "", ""),
-    KeyBinding("y", "copy", "y", "copy the row as JSON, by the terminal's clipboard (OSC 52)", "copy"),
+    KeyBinding("y", "copy", "y", "copy the row as JSON to the terminal's clipboard (OSC 52)", "copy"),
     *_SHARED,
 )
 EFFECT_KEYS = (
-    KeyBinding("up", "move('up')", "↑ ↓ ← →", "from removal to removal; a click does the same", "move", "↑↓←→"),
+    KeyBinding("up", "move('up')", "↑ ↓ ← →", "move from removal to removal; a click does the same", "move", "↑↓←→"),
     *_CURSOR[1:4],
     KeyBinding(
         "home",

@@ -449,8 +449,8 @@ TWINS = (
     Twin("output-bias-dropped", "the bias of the output projection is left out"),
     Twin("output-projection-missing", "the heads side by side are returned as they are"),
     Twin("output-projection-transposed", "the output projection's weight is applied transposed"),
-    Twin("rope-pairs-neighbours-for-halves", "columns are paired in the other way than is meant", "half"),
-    Twin("rope-pairs-halves-for-neighbours", "columns are paired in the other way than is meant", "interleaved"),
+    Twin("rope-pairs-neighbours-for-halves", "columns are paired in the other of the two ways", "half"),
+    Twin("rope-pairs-halves-for-neighbours", "columns are paired in the other of the two ways", "interleaved"),
     Twin("rope-of-queries-only", "the keys are not rotated", "half"),
 )
 

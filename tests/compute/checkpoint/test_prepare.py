@@ -287,7 +287,7 @@ def test_the_beginning_of_a_text_is_told_where_it_is_not_what_the_tokenizer_make
     )
     assert notes_of(folder, chat=(Message("user", "hi"),)) == (
         f"the text begins without the beginning-of-text token (id {BEGIN_ID}), which the model's tokenizer defines and "
-        "usually begins with: heads that rest on it will look elsewhere",
+        "usually begins with: heads that usually attend to it will attend elsewhere",
     )
     assert notes_of(checkpoints.of("gpt2"), TEXT) == ()
 

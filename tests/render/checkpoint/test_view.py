@@ -573,7 +573,7 @@ def test_rows_that_are_asked_for_are_drawn_alone_with_their_places():
     rows = matrix_rows(view(many, 200, layers=((None, 0),), heads=(1,), rows=tuple(range(30))), "layer 0 · head 1")
     assert len(rows) == 30
     text = flat(view(RECORDS["batch"], 120, layers=((None, 0),), heads=(0,), rows=(9,)))
-    assert "none of the rows that were asked for is in this text" in text
+    assert "none of the chosen rows is in this text" in text
 
 
 def test_rows_are_looked_up_in_the_text_that_each_layer_reads():
@@ -588,7 +588,7 @@ def test_rows_are_looked_up_in_the_text_that_each_layer_reads():
     made = replace(RECORDS["pair"].model, generated=Generated((7,), 2, 2))
     pair = replace(RECORDS["pair"], model=made)
     lines = view(pair, 200, layers=(("encoder", 0), ("cross", 0)), heads=(0,), rows="generated")
-    assert "none of the rows that were asked for is in this text" in flat(lines)
+    assert "none of the chosen rows is in this text" in flat(lines)
     assert [row.split()[0] for row in matrix_rows(lines, "cross layer 0 · head 0")] == ["6", "7"]
 
 
