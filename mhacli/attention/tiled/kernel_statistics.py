@@ -50,22 +50,23 @@ def kernel_statistics(
     """What `summarise` returns, by the kernel, of a pattern that it can reduce (`reducer.refusal`)."""
     q = pattern.scores.q
     launch = launch_for(q.dtype.itemsize, q.shape[3]) if launch is None else launch
-    n_queries, like, mask = pattern.shape[2], pattern.like, arithmetic_of(pattern.allowed)
+    n_queries, like, known = pattern.shape[2], pattern.like, arithmetic_of(pattern.allowed)
+    mask = Arithmetic() if known is None else known
     least = like.new_full((1, 1, 1), math.inf) if floor is None else floor.to(like)
     inputs = _Inputs(
         pattern.scores,
         torch.stack([pattern.lse.to(like) * LOG2_E, least.expand(pattern.lse.shape)]),
-        *_ids(pattern, asked, Arithmetic() if mask is None else mask),
+        *_ids(pattern, asked, mask),
         _Chosen.made(pattern, asked),
-        Arithmetic() if mask is None else mask,
+        mask,
         asked,
     )
     sums = _Sums.made(pattern, asked, len(inputs.chosen.places), launch)
-    is_added, total = mask is None or pattern.scores.bias is not None, n_cells(pattern)
+    is_added, total = known is None or pattern.scores.bias is not None, n_cells(pattern)
     step = _queries_at_once(pattern, launch) if is_added else n_queries
     for start in range(0, n_queries, step):
         queries = range(start, min(start + step, n_queries))
-        _start(inputs, sums, queries, _added(pattern, queries, mask) if is_added else None, launch)
+        _start(inputs, sums, queries, _added(pattern, queries, known) if is_added else None, launch)
         tell(total * len(queries) // n_queries)
     return sums.statistics(pattern, asked, inputs.chosen, launch)
 

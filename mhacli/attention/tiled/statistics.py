@@ -265,7 +265,8 @@ class RowSquareSums:
 
     def add(self, tile: Tile) -> None:
         """Adds the squared lengths of the rows."""
-        self.per_query[tile.at_rows].add_(torch.linalg.vector_norm(tile.weights, dim=1).square_())
+        length = torch.linalg.vector_norm(tile.weights, dim=1)
+        self.per_query[tile.at_rows].addcmul_(length, length)
 
 
 class Peak:

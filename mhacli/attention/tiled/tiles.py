@@ -166,26 +166,29 @@ class _Buffers:
 
     def __init__(self, shape: TileShape, like: Tensor) -> None:
         n, m = shape.queries, shape.keys
-        self._log2 = like.new_empty(n * m)
-        self._weights = like.new_empty(n * (n + m) + n)
-        self._zeroed = (0, 0)
+        self._of_log2 = like.new_empty(n * m)
+        self._of_weights = like.new_empty(n * (n + m) + n)
+        self._lay_out(n, m)
 
     def tile(self, pattern: PatternTiles, batch_head: tuple[int, int], rectangle: TileRegion) -> Tile:
         """The tile of a rectangle; what an earlier one held is gone."""
         queries, keys, _ = rectangle
-        n, m = len(queries), len(keys)
-        width = n + m
-        log2 = self._log2[: n * m].view(n, m)
-        flat = self._weights[: n * width + n]
-        padded = flat[: n * width].view(n, width)
-        if self._zeroed != (n, m):
-            padded[:, :n].zero_()
-            flat[n * width :].zero_()
-            self._zeroed = (n, m)
-        weights = padded[:, n:]
+        if self._weights.shape != (len(queries), len(keys)):
+            self._lay_out(len(queries), len(keys))
+        log2, weights = self._log2, self._weights
         pattern.tile_into(log2, weights, batch_head, rectangle)
-        diagonals = flat.as_strided((n, width), (width + 1, 1))
-        return Tile(batch_head, queries, keys, log2, weights, diagonals, weights.sum(dim=1), flat)
+        return Tile(batch_head, queries, keys, log2, weights, self._diagonals, weights.sum(dim=1), self._flat)
+
+    def _lay_out(self, n: int, m: int) -> None:
+        """The views of both for tiles of `n` queries and `m` keys, and the zeros."""
+        width = n + m
+        self._log2 = self._of_log2[: n * m].view(n, m)
+        self._flat = self._of_weights[: n * width + n]
+        padded = self._flat[: n * width].view(n, width)
+        padded[:, :n].zero_()
+        self._flat[n * width :].zero_()
+        self._weights = padded[:, n:]
+        self._diagonals = self._flat.as_strided((n, width), (width + 1, 1))
 
 
 # ----------------------------------------------------------------------------------------------------------- rectangles
