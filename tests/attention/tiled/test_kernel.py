@@ -40,7 +40,8 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @dataclass(frozen=True)
 class Case:
-    """A pattern to reduce. `sees(b, h, i, j)` says in Python what the mask does; `programs` are those of a head."""
+    """A pattern to reduce. `sees(b, h, i, j)` says in Python what the mask does; `programs` are those of a head; `step` says how
+    far apart the numbers of a head lie."""
 
     mask: Any = None
     sees: Callable[[int, int, int, int], bool] = lambda b, h, i, j: True
@@ -50,6 +51,7 @@ class Case:
     heads: int = 2
     kv_heads: int = 1
     d_head: int = 16
+    step: int = 1
     softcap: float | None = None
     bias: bool = False
     dtype: torch.dtype = torch.float32
@@ -77,6 +79,9 @@ CASES = {
     "window far from the first key": Case(masks.window(3, 0, 25), lambda b, h, i, j: -3 <= j - i - 25 <= 0, k_len=50),
     "window with sinks": Case(
         masks.both(masks.causal(9), masks.either(masks.window(6, 0, 9), masks.leading(2))), window_with_sink
+    ),
+    "window wider than a tile": Case(
+        masks.window(13, 0, 31), lambda b, h, i, j: -13 <= j - i - 31 <= 0, q_len=16, k_len=48
     ),
     "prefix": Case(masks.prefix(5, 2), lambda b, h, i, j: j < 5 or j <= i + 2, block=64),
     "padding on the right": Case(
@@ -108,6 +113,10 @@ CASES = {
     "no heads share": Case(heads=3, kv_heads=3, q_len=5, k_len=7),
     "softcap": Case(softcap=1.5, q_len=5, k_len=7),
     "bias": Case(masks.causal(18), lambda b, h, i, j: j <= i + 18, bias=True, added_bytes=1),
+    "bias under any predicate": Case(
+        lambda q, k: (q[:, None] + k) % 3 > 0, lambda b, h, i, j: (i + j) % 3 > 0, bias=True, q_len=5, k_len=7
+    ),
+    "numbers of a head apart": Case(step=3, q_len=5, k_len=7),
     "bfloat16": Case(dtype=torch.bfloat16),
     "float16": Case(dtype=torch.float16),
     "sums in parts": Case(d_head=72, n_parts=4, q_len=5, k_len=7),
@@ -129,7 +138,8 @@ def inputs_of(case, device=CPU):
     generator = torch.Generator().manual_seed(20)
 
     def draw(*shape):
-        return torch.randn(*shape, generator=generator).to(case.dtype)
+        wide = torch.randn(*shape[:-1], case.step * shape[-1], generator=generator)
+        return wide.to(case.dtype)[..., :: case.step]
 
     q, k = (
         draw(case.batch, case.heads, case.q_len, case.d_head),
@@ -480,6 +490,9 @@ MUTANTS = {
     "the diagonal of documents": ("keep = _in_band(i, j, low, high)", "keep = _in_band(i, j, low, high - 1)"),
     "a mixed tile that is not masked": ("(farthest > high) | ", ""),
     "the last keys are not masked": ("(start + K > n_keys) | ", ""),
+    "the first keys of a window are not masked": ("(nearest < low) | ", ""),
+    "numbers that lie side by side": ("[None, :] * step_d", "[None, :]"),
+    "a bias that a mask replaces": ("torch.where(keep, added, PENALTY)", "torch.where(keep, 0.0, PENALTY)"),
     "distances on one side": ("tl.where(nearest >= 0, column, K - column)", "tl.where(nearest >= 0, column, column)"),
     "distances from another corner": ("start - i, i - start - K)", "start - i, i - start)"),
     "the diagonal has one side": ("(nearest < 0) & (farthest > 0)", "(nearest < 0) & (farthest < 0)"),
@@ -525,6 +538,8 @@ MUTANTS = {
     "leading for first": ("((marks & FIRST) > 0)", "((marks & LEADING) > 0)"),
 }
 NEEDS = {
+    "the first keys of a window are not masked": "window wider than a tile",
+    "numbers that lie side by side": "numbers of a head apart", "a bias that a mask replaces": "bias under any predicate",
     "rows beyond the last": "no mask", "the diagonal of documents": "documents",
     "the last tile of documents": "documents and padding",
     "the last keys are not masked": "no mask", "distances on one side": "no mask", "distances from another corner": "no mask",
