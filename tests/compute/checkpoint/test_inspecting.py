@@ -243,6 +243,14 @@ def test_every_dtype_is_verified(dtype: torch.dtype) -> None:
     assert [check.name for layer in seen.record.layers for check in layer.survey.checks if not check.ok] == []
 
 
+def test_a_softmax_in_float32_is_verified_in_a_model_in_float64() -> None:
+    family = FAMILIES["gemma2"]
+    model = made(family.kind, family.choices).double()
+    with mhacli.inspecting(model) as seen:
+        model(ids_of(2, Q_LEN))
+    assert [check.name for layer in seen.record.layers for check in layer.survey.checks if not check.ok] == []
+
+
 def test_dropout_is_named_and_is_no_failure() -> None:
     model = written(0.3).train()
     with mhacli.inspecting(model) as seen:

@@ -206,6 +206,10 @@ def test_removals_are_verified_by_another_computation() -> None:
     assert verified.max_abs_error <= verified.tolerance
 
 
+def test_edges_are_verified_where_the_model_computes_its_softmax_in_float32_whatever_its_dtype() -> None:
+    assert run_of(model_of("gemma2"), PLAN[3]).verified.ok
+
+
 def test_edges_of_one_head_change_what_a_mask_of_that_head_changes_where_heads_share_keys() -> None:
     model, ids, layer = model_of("llama"), ids_of(1, N), 1
     plan = [(Removal(("self", layer), (head,), (N - 1,), (2, 3), "renormalise"),) for head in range(HEADS)]
