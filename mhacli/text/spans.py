@@ -16,7 +16,7 @@ from itertools import islice
 from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import EXIT_USAGE, MhaError, UsageError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import load_json
 from mhacli.spec.tokens import TokenSequence
@@ -282,7 +282,9 @@ def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
         raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {choices}")
     ranges = tuple((turn.start, turn.end) for turn in chat[name] if turn.start < turn.end)
     if not ranges:
-        raise MhaError(f"span {name!r} is empty: every matching chat turn has no text", code="no-span")
+        raise MhaError(
+            f"span {name!r} is empty: every matching chat turn has no text", code="no-span", exit_code=EXIT_USAGE
+        )
     return ranges
 
 
@@ -323,7 +325,7 @@ def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> 
             code="too-slow",
         ) from None
     if not ranges:
-        raise MhaError(f"{shown} matches no characters of the text", code="no-span")
+        raise MhaError(f"{shown} matches no characters of the text", code="no-span", exit_code=EXIT_USAGE)
     return tuple(ranges)
 
 

@@ -127,13 +127,13 @@ def test_an_expression_that_finds_nothing_is_told(pattern):
         return
     fault = told(find_spans, ["b=/Paris/", f"a=/{pattern}/"], TEXT, ())
     assert fault.message == f"--span a=/{pattern}/ matches no characters of the text"
-    assert (fault.code, fault.exit_code) == ("no-span", 1)
+    assert (fault.code, fault.exit_code) == ("no-span", 2)
 
 
 def test_turns_that_say_nothing_are_told():
     fault = told(find_spans, ["assistant2"], CHAT_TEXT, TURNS)
     assert fault.message == "span 'assistant2' is empty: every matching chat turn has no text"
-    assert (fault.code, fault.exit_code) == ("no-span", 1)
+    assert (fault.code, fault.exit_code) == ("no-span", 2)
 
 
 def test_a_long_chat_is_not_listed_whole():
