@@ -22,12 +22,12 @@ HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allow
 def pieces(record: Record) -> Iterator[str]:
     """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
 
-    Of effects one for each removal. Of a checkpoint one for each cell of every layer whose pattern was kept, else one for each
-    head, with the number of the layer and the name of the attention. Headings are the names of the JSON fields. Raises `MhaError`
-    when the record holds no pattern.
+    Of effects one for each removal, none where they are not proven. Of a checkpoint one for each cell of every layer whose
+    pattern was kept, else one for each head, with the number of the layer and the name of the attention. Headings are the names
+    of the JSON fields. Raises `MhaError` when the record holds no pattern.
     """
-    if record.effects:
-        yield from _effects(record)
+    if record.effect is not None:
+        yield from _effects(record) if record.effect.verified.ok else ()
         return
     layers = [(layer, record.of_layer(index)) for index, layer in enumerate(record.layers)]
     kept = [(layer, view) for layer, view in layers if "pattern" in view.arrays]

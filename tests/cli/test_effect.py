@@ -242,11 +242,16 @@ def test_what_our_own_layer_does_not_have_is_a_usage_error(mha: Run, options: tu
     assert mha("effect", TEXT, *options).code == 2
 
 
-def test_removals_that_cannot_be_verified_end_with_3_and_no_table(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_that_cannot_be_verified_end_with_3_and_no_table(
+    effect: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, removal, row: z[row].zero_())
     ended = effect()
     assert ended.code == 3
     assert "Δlogit" not in ended.stdout
+    assert effect("--csv") == (3, "")
+    assert effect("--svg", str(tmp_path / "effect.svg")).code == 3
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_removals_are_announced(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:

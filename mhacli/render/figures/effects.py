@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
-from mhacli.errors import MhaError
+from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Screen
@@ -43,7 +43,11 @@ def effects_figure(record: Record) -> Sheet:
             "the record has no effects, so none can be drawn", hint="mha effect … --save makes such a record"
         )
     if not record.effect.verified.ok:
-        raise MhaError("the effects are not drawn: a second computation gives other numbers", code="self-check")
+        raise MhaError(
+            "the effects are not drawn: a second computation gives other numbers",
+            code="self-check",
+            exit_code=EXIT_CHECK,
+        )
     shown = EffectMap.of(record)
     pieces = [_grid(shown)] if shown.rows else []
     width = max([_WIDTH, *(piece.width for piece in pieces)])
