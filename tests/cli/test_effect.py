@@ -209,6 +209,13 @@ def test_heads_are_resampled_from_a_text_of_which_the_tokens_correspond(effect: 
     assert effect("--replace", "resample", "--with", "a longer text that begins otherwise", "--head", "0.1").code == 2
 
 
+def test_texts_of_as_many_tokens_correspond_by_position(effect: Run) -> None:
+    exchanged = TEXT.replace("the mat and", "and the mat")
+    document = effect("--replace", "resample", "--with", exchanged, "--head", "0.1", "--json").document
+    assert document["effects"][0]["d_logit"] != 0
+    assert document["effect"]["verified"]["ok"]
+
+
 def test_a_target_of_several_tokens_is_taken_by_its_first_on_request(effect: Run) -> None:
     found = effect("--head", "0.0", "--target", "cat", "--target-first", "--json").document["effect"]
     assert found["target"] == "c"

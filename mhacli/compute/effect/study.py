@@ -119,7 +119,7 @@ class EffectStudy:
             at = places.index(-1) if self.request.at is None else self.request.at
             raise UsageError(
                 f"{self._named('other')} cannot be aligned: no token of it corresponds to {mine.tokens[at]!r} at position {at}",
-                hint="between equal tokens both texts need as many others; a position that corresponds works alone, by "
+                hint="a text of as many tokens corresponds by position; a position that corresponds works alone, by "
                 + self._named("at"),
             )
         return places
@@ -323,14 +323,18 @@ class EffectStudy:
 
 
 def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
-    """For each token the position of the one that corresponds among the others, −1 where none does: the same token, or one in as
-    long a part between two that are the same.
+    """For each token the position of the one that corresponds among the others, −1 where none does: in a text of as many tokens
+    the same position, else that of the same token, or of one in as long a part between two that are the same.
 
+    >>> corresponding("John and Mary".split(), "Mary and John".split())
+    [0, 1, 2]
     >>> corresponding("a cat sat here".split(), "a dog sat right here".split())
     [0, 1, 2, 4]
     >>> corresponding("a cat sat".split(), "a big dog sat".split())
     [0, -1, 3]
     """
+    if len(tokens) == len(others):
+        return [*range(len(tokens))]
     places, begin = [-1] * len(tokens), Match(0, 0, 0)
     for same in (*aligned(tokens, others)[0], Match(len(tokens), len(others), 0)):
         if same.a - begin.a == same.b - begin.b:
