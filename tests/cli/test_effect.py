@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,11 +181,33 @@ def test_all_kinds_of_attention_of_a_pair_are_removed(mha: Run, checkpoints: Che
     assert [(each["kind"], each["layer"], each["head"]) for each in single] == [("cross", 1, 2)]
 
 
+def test_heads_of_all_kinds_of_a_pair_are_removed_together(mha: Run, checkpoints: Checkpoints) -> None:
+    three = "cross.0.1,decoder.0.1,encoder.0.1"
+    asked = ("effect", TEXT, "--model", checkpoints.of("t5"), "--head", three)
+    *alone, together = mha(*asked, "--json").document["effects"]
+    assert list(zip(together["kinds"], together["heads"], strict=True)) == [
+        ("encoder", [0, 1]),
+        ("decoder", [0, 1]),
+        ("cross", [0, 1]),
+    ]
+    text = mha(*asked).stdout
+    assert "encoder 0.1 + decoder 0.1 + cross 0.1" in text
+    total = sum(each["d_logit"] for each in alone)
+    found = re.search(r"the sum of each alone (\S+):\s+interaction (\S+)", text)
+    assert found is not None
+    assert [float(word) for word in found.groups()] == pytest.approx([total, together["d_logit"] - total], abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [("--head", "encoder.0.1"), ("--layer", "encoder.0")], ids=" ".join)
+def test_edges_of_an_encoder_are_refused(mha: Run, checkpoints: Checkpoints, options: tuple[str, str]) -> None:
+    assert mha("effect", TEXT, "--model", checkpoints.of("t5"), "--edges", *options).code == 2
+
+
 @pytest.mark.every_row
 @pytest.mark.parametrize("options", [
     ("--head", "9.0"), ("--head", "0.9"), ("--head", "1"), ("--layer", "7"), ("--position", "99"), ("--at", "99"),
     ("--target", "two words"), ("--cut", "a:b"), ("--cut", "a"), ("--cut", "a:b", "--edges"), ("--replace", "one"),
-    ("--cut", "a:b", "--judge"), ("--span", "a=/cat/"),
+    ("--cut", "a:b", "--judge"), ("--span", "a=/cat/"), ("--cut", "a:b", "--span", "a=/zebra/", "--span", "b=/cat/"),
     ("--screen", "2", "--head", "0.0"), ("--screen", "2", "--edges"), ("--screen", "0"),
     ("--verify", "0"), ("--edges", "--replace", "mean"), ("--edges", "--at", "1"), ("--cut", "a:b", "--at", "1"),
     ("--replace", "resample"), ("--with", TEXT),
@@ -298,6 +321,12 @@ def test_what_the_strongest_head_reads_is_suggested_next(capsys: pytest.CaptureF
         'next: mha effect "a b" --target " c" --model DIR --edges --head 1.2',
         "next: mha view r.safetensors",
     ]
+
+
+def test_edges_are_suggested_of_heads_that_have_the_measured_query(capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = replace(head_effect(0, 1, 2.0), kind="encoder")
+    suggest_after_effects(with_effects(encoder, replace(head_effect(1, 0, 1.0), kind="cross")), (), saved=None)
+    assert capsys.readouterr().out.split()[-1] == "cross.1.0"
 
 
 def test_after_edges_nothing_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: 
     """Prints what to type after the effects of heads: what the head with the largest effect reads, or the viewer. `groups` are
     the options that are typed again."""
     summary = record.effect
-    alone = [effect for effect in record.effects if effect.removed == "head"]
+    alone = [effect for effect in record.effects if effect.removed == "head" and effect.kind != "encoder"]
     if summary is None or not alone or record.model is None:
         return
     largest = max(alone, key=lambda effect: abs(summary.change_of(effect) or 0.0))

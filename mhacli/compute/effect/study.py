@@ -147,6 +147,11 @@ class EffectStudy:
         named: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
         if self.request.heads is None:
             named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
+        if not named or any(key[0] == "encoder" for key, _ in named):
+            raise UsageError(
+                f"{self._named('edges')} removes weights of a query of the decoder, and the encoder has queries of its own",
+                hint=f"{self._named('heads')} decoder.5.1 and cross.5.1, and {self._named('layers')} decoder.5 have such queries",
+            )
         return [
             (Removal(key, own, (query,), (k,), "renormalise"),)
             for key, own in named
@@ -362,6 +367,7 @@ def effect_of(
     """What a record says of removals that were made together."""
     first = removals[0]
     is_edge, is_alone = first.keys is not None, len(removals) == 1
+    kinds = tuple(removal.layer[0] for removal in removals)
 
     def above(name: str, value: Tensor | float | None) -> float | None:
         return None if value is None else float(value) if abs(float(value)) > floor(name) else 0.0
@@ -386,4 +392,5 @@ def effect_of(
         direct=above("d_logit", direct),
         first_order=above("d_logit", first_order),
         masked=is_masked,
+        kinds=kinds if len(set(kinds)) > 1 else (),
     )

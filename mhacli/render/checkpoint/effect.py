@@ -265,7 +265,7 @@ def _size_text(number: float) -> str:
 def _type(record: Record, effect: Effect) -> str:
     if effect.removed != "head":
         return ""
-    layer = layer_of(record, effect)
+    layer = layer_of(record, effect.kind, effect.layer)
     place = (0, "") if layer is None else (layer.layer, layer.name)
     head = next((h for h in record.heads if h.head == effect.head and (h.layer, h.attention) == place), None)
     return "" if head is None else type_text(head).partition(" (")[0]
@@ -281,10 +281,10 @@ def _edge_text(record: Record, effect: Effect) -> str:
 
 def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
     """What heads change together beyond the sum of what each changes alone."""
-    alone = {(e.layer, e.head): summary.change_of(e) or 0.0 for e in record.effects if e.removed == "head"}
+    total = sum(summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head")
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
-            total, together = sum(alone[key] for key in effect.heads), summary.change_of(effect) or 0.0
+            together = summary.change_of(effect) or 0.0
             yield Text(
                 f"together {signed_text(together)}, the sum of each alone {signed_text(total)}: "
                 f"interaction {signed_text(together - total)}"

@@ -13,6 +13,7 @@ from mhacli.render.base.format import number_text
 from mhacli.render.base.selection import short_name
 from mhacli.results.record.effect import Effect, EffectSummary
 from mhacli.results.record.record import InspectedLayer, Record, texts_of
+from mhacli.spec.tokens import AttentionKind
 from mhacli.text.escape import token_label, visible
 
 
@@ -121,17 +122,24 @@ class EffectMap:
 
 def removal_name(effect: Effect, record: Record) -> str:
     """`5.1`, or what else was removed; of a layer of our own `head 1`."""
-    if effect.removed == "heads":
-        return " + ".join(f"{layer}.{head}" if record.layers else str(head) for layer, head in effect.heads)
     if effect.removed == "spans":
         return " → ".join(map(visible, effect.spans))
-    layer = layer_of(record, effect)
-    if layer is None:
-        return "all heads" if effect.head is None else f"head {effect.head}"
-    name = short_name(layer, record.layers)
-    return f"{name}.{effect.head}" if effect.head is not None else f"layer {name}"
+    if effect.removed == "heads":
+        kinds = effect.kinds or (effect.kind,) * len(effect.heads)
+        places = zip(kinds, effect.heads, strict=True)
+        return " + ".join(_head_name(kind, layer, head, record) for kind, (layer, head) in places)
+    if effect.layer is not None and effect.head is not None:
+        return "head " * (not record.layers) + _head_name(effect.kind, effect.layer, effect.head, record)
+    layer = layer_of(record, effect.kind, effect.layer)
+    return "all heads" if layer is None else f"layer {short_name(layer, record.layers)}"
 
 
-def layer_of(record: Record, effect: Effect) -> InspectedLayer | None:
-    """The layer of a checkpoint, None for one of our own."""
-    return next((layer for layer in record.layers if (layer.kind, layer.layer) == (effect.kind, effect.layer)), None)
+def _head_name(kind: AttentionKind, number: int, head: int, record: Record) -> str:
+    """`5.1`, `cross 5.1`; of a layer of our own `1`."""
+    layer = layer_of(record, kind, number)
+    return str(head) if layer is None else f"{short_name(layer, record.layers)}.{head}"
+
+
+def layer_of(record: Record, kind: AttentionKind, number: int | None) -> InspectedLayer | None:
+    """A layer of a checkpoint, None of one of our own."""
+    return next((layer for layer in record.layers if (layer.kind, layer.layer) == (kind, number)), None)

@@ -61,5 +61,6 @@ def _key(effect: Effect) -> tuple[object, ...]:
         effect.query,
         effect.key,
         effect.heads,
+        effect.kinds,
         effect.spans,
     )

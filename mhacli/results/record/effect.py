@@ -24,6 +24,7 @@ class Effect:
     A head is removed at position `at` alone, or at all positions where that is None; `heads` are several of them together, as
     layer and number. An edge is the weight that `query` gives to `key`, in one `head`, or in all heads of the layer where that
     is None. Of `spans` the tokens of the second see none of the first, in all heads of `layers`. A layer of our own is 0.
+    `kinds` are those of `heads` of several kinds of attention, else all are `kind`.
 
     `d_logit` is of the target token, or of the difference between it and the one that it is compared with; `d_logprob` (nats) of
     the target token. `kl` is the divergence KL(untouched ‖ removed) of the whole distribution, in nats. `rank` is that of the
@@ -55,6 +56,7 @@ class Effect:
     direct: float | None = None
     masked: bool = field(default=False, metadata={"omit_empty": True})
     first_order: float | None = None
+    kinds: tuple[AttentionKind, ...] = field(default=(), metadata={"omit_empty": True})
 
     @property
     def later(self) -> float | None:
