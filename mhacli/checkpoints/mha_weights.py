@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 64 << 30
 EMBEDDING = "embed.weight"
 POSITION_EMBEDDING = "embed_positions.weight"
 """The table of learned positions; a file may hold one that a run with other positions leaves alone."""
-_MOST_TENSORS = 10
+_NAMES = {EMBEDDING, POSITION_EMBEDDING} | {f"{letter}_proj.{part}" for letter in "qkvo" for part in ("weight", "bias")}
 """Of a layer: two tables, four matrices, four biases."""
 DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 RUN_CHOICES = (
@@ -83,9 +83,9 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
     metadata = _metadata(file)
+    _require_floats(file)
     if metadata is None:
         _require_matrices(file)
-    _require_floats(file)
     config = _settled(file, metadata, given).resolved()
     _require_tensors(file, config)
     return LayerFile(file, config, metadata)
@@ -169,7 +169,7 @@ def _require_matrices(file: TensorFile) -> None:
         raise MhaError(
             f"{file.path} lacks the matrices {', '.join(missing + flat)}: it has {_listed(file.tensors)}",
             hint="--model takes a whole checkpoint; mha weights convert takes one layer out of it"
-            if len(file.tensors) > _MOST_TENSORS
+            if len(file.tensors) > len(_NAMES)
             else "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
             "where there is an output projection",
             code="bad-file",
@@ -179,7 +179,7 @@ def _require_matrices(file: TensorFile) -> None:
 
 def _require_floats(file: TensorFile) -> None:
     for name, info in file.tensors.items():
-        if info.dtype not in DTYPES:
+        if name in _NAMES and info.dtype not in DTYPES:
             raise MhaError(
                 f"{file.path}: tensor {shown_name(name)} has dtype {info.dtype}, which is not one of {', '.join(DTYPES)}",
                 code="bad-file",
