@@ -198,7 +198,9 @@ def _of_slopes(name: str, names: tuple[str, ...], slopes: list[float]) -> ProbeR
         is_rescaled = True if abs(slope - 1) <= margin else False if abs(slope - (1 - P)) <= margin else None
     if is_rescaled is False:
         message += ": what is kept is not divided by 1 − p"
-    return probe_answer(name, message, slope, is_rescaled, is_rescaled=is_rescaled, dropout_names=names)
+    return probe_answer(
+        name, message, slope, is_rescaled, dropout_slope_error=error, is_rescaled=is_rescaled, dropout_names=names
+    )
 
 
 def with_dropout(context: ProbeContext, p: float = P) -> tuple[UserAttention | None, tuple[str, ...]]:

@@ -66,8 +66,8 @@ class ProbeFacts:
     relative move of an output by a later token. `is_causal_by_mask`: not by itself, but with a causal mask in its mask argument.
     `mask` and `padding` are the first forms of masks and padding that work, `masks` the trials of masks. `empty_row`: what a
     query without any allowed key answers. `is_rescaled`: whether what dropout keeps is divided by 1 − p, None where the numbers
-    allow no verdict. `call_s` is what a call takes, `nonfinite_queries` are those whose output has NaN or infinity, of ordinary
-    rows.
+    allow no verdict, by the error of a slope, `dropout_slope_error`. `call_s` is what a call takes, `nonfinite_queries` are those
+    whose output has NaN or infinity, of ordinary rows.
     """
 
     call_s: float = 0.0
@@ -85,6 +85,7 @@ class ProbeFacts:
     mask: MaskForm | None = None
     padding: MaskForm | None = None
     empty_row: Literal["zeros", "mean", "nan", "constant", "other"] | None = None
+    dropout_slope_error: float | None = None
     is_rescaled: bool | None = None
 
 
@@ -181,9 +182,9 @@ class ProbeContext:
         """As many keys as queries: the queries' own rows, of a function q, k and v."""
         return _times(self._drawer.inputs(with_context=False, q_len=length, batch=batch), factor)
 
-    def oblong(self, k_len: int | None = None) -> Inputs:
+    def oblong(self, k_len: int | None = None, *, factor: float = 1.0) -> Inputs:
         """Keys of their own, of another number than the queries."""
-        return self._drawer.inputs(with_context=True, k_len=k_len)
+        return _times(self._drawer.inputs(with_context=True, k_len=k_len), factor)
 
     def replaced(
         self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0
