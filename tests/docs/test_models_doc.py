@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from support.model_families import FAMILIES, N_HEADS, calls_of, keywords_of, sights_of, tiny
 
-from mhacli.adapters.hf.capture import InterceptionLevel, ScoredCall
+from mhacli.adapters.hf.calls import InterceptionLevel, ScoredCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "MODELS.md"
 BETWEEN = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- /families -->)", re.DOTALL)

@@ -12,22 +12,21 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhacli.adapters.hf.calls import Call, InterceptionLevel, ScoredCall, SoftmaxCall, seen_fields
 from mhacli.adapters.hf.inputs import called
 from mhacli.adapters.hf.kernels import KernelWatch
 from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
-from mhacli.spec.tokens import AttentionKind
+from mhacli.errors import MhaError
 
-Take = Callable[["Call"], Tensor | None]
+Take = Callable[[Call], Tensor | None]
 """Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return. What is
 returned takes the place of `z` in the model; with None nothing changes."""
 
@@ -50,10 +49,11 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
     """The same for a `watch` whose batch may change from pass to pass."""
     with _ONE_AT_A_TIME, ExitStack() as stack:
-        stack.enter_context(_hooked(model, watch))
+        writes_out = _writes_out(model)
+        stack.enter_context(_hooked(model, watch, every_module=writes_out))
         for wrap in (_wrapped_registry, _wrapped_files):
             stack.enter_context(wrap(model, watch))
-        if _writes_out(model):
+        if writes_out:
             stack.enter_context(_FunctionWatch(watch))
         yield
 
@@ -63,11 +63,13 @@ class Watch:
 
     def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
         self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-        self.batch, self.is_inside = batch, False
+        self.batch, self.may_lack_batch = batch, False
+        self.is_inside = False
         self.pending: _Pending | None = None
         self.open: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
-        self.n_runs = 0
+        self.running: list[tuple[nn.Module, int]] = []
+        self.n_runs = self.n_entered = 0
         self._take, self._is_pair = take, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
         self.begin_pass()
 
@@ -77,17 +79,33 @@ class Watch:
 
     def where(self) -> tuple[str | None, int]:
         """The outermost module of a list that is being run, if any, and which run that is."""
-        return self.names[id(self.blocks[0])] if self.blocks else None, self.n_runs
+        if self.blocks:
+            return self.names[id(self.blocks[0])], self.n_runs
+        return None, self.n_runs if self.open or not self.running else -self.running[-1][1]
+
+    @property
+    def caller(self) -> nn.Module | None:
+        """The module whose code runs: the innermost that is an attention by its name, else the innermost."""
+        return self.open[-1] if self.open else self.running[-1][0] if self.running else None
+
+    def by_head(self, *tensors: Tensor) -> list[Tensor]:
+        """Tensors of an attention with an axis of sequences and one of heads, which code may lay into one or leave out. The first
+        has a row for each query."""
+        first = tensors[0]
+        n = first.shape[:-3].numel()
+        if first.ndim == 3:
+            is_one = self.may_lack_batch and first.shape[1] == self.batch
+            n = 1 if is_one or first.shape[0] % self.batch else self.batch
+        return [_by_head(tensor, n) for tensor in tensors]
 
     def tell(
         self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
     ) -> Tensor | None:
         """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
         name, (block, run) = self.names[id(module)], where
-        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None) or "eager"
         layer, of, part = self._numbers.next(name, block or name, run)
         place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
-        call = kind(**place, level=level, implementation=implementation, **seen)
+        call = kind(**place, level=level, implementation=_implementation_of(module) or "eager", **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model
         try:
             return self._take(call)
@@ -100,15 +118,13 @@ class Watch:
         if pending is None:
             return None
 
-        def by_head(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(self.batch, -1, *tensor.shape[-2:])
-
+        names = [name for name in ("scores", "pattern", "v", "z") if getattr(pending, name) is not None]
         return self.tell(
             SoftmaxCall,
             pending.module,
             "softmax",
             pending.where,
-            **{name: by_head(getattr(pending, name)) for name in ("scores", "pattern", "v", "z")},
+            **dict(zip(names, self.by_head(*(getattr(pending, name) for name in names)), strict=True)),
             unknown=("dropout",) if pending.is_dropped else (),
         )
 
@@ -122,16 +138,33 @@ class Watch:
                 return original(module, *args, **kwargs)
             self.is_inside, kernel = True, KernelWatch()
             try:
-                with kernel:
+                with nullcontext() if _implementation_of(module) == _COMPILED else kernel:
                     result = called(original, module, *args, **kwargs)
             finally:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
-            seen = _seen(module, given, result[0].transpose(1, 2), kernel, level)
+            seen = seen_fields(module, given, result[0].transpose(1, 2), kernel, level)
             changed = self.tell(ScoredCall, module, level, self.where(), **seen)
             return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
 
         return watching
+
+
+_COMPILED = "flex_attention"
+"""The implementation that calls torch.compile, which computes otherwise while operators are watched."""
+
+
+def _implementation_of(module: nn.Module) -> str | None:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def _by_head(tensor: Tensor, n: int) -> Tensor:
+    """A tensor of `n` sequences with an axis of its own for them. One that all of them share has it too."""
+    if tensor.ndim == 4 and tensor.shape[0] == n:
+        return tensor
+    rows = tensor.reshape(-1, *tensor.shape[-2:])
+    is_shared = (tensor.ndim > 3 and tensor.shape[:-3].numel() == 1) or len(rows) % n
+    return rows.expand(n, -1, -1, -1) if is_shared else rows.reshape(n, -1, *rows.shape[-2:])
 
 
 def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[str, Any]:
@@ -143,43 +176,13 @@ def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[s
     return given
 
 
-def _seen(
-    module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWatch, level: InterceptionLevel
-) -> dict[str, Any]:
-    """What a call of an attention function holds, by the fields of `ScoredCall`."""
-    q, scaling, mask = given["query"], given.get("scaling"), given.get("attention_mask")
-    is_causal = given.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    is_training = bool(given.get("dropout")) and (level == "registry" or module.training)
-    return {
-        "q": q,
-        "k": given["key"],
-        "v": given["value"],
-        "z": z,
-        "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
-        "mask": mask,
-        "causal": level == "registry" and mask is None and is_causal and q.shape[2] > 1,
-        "softcap": given.get("softcap"),
-        "bias": given.get("position_bias"),
-        "sinks": _sinks(given),
-        "lse": kernel.lse_of(q),
-        "kernel": kernel.kernel or ("math" if level == "registry" else "eager"),
-        "unknown": unknown_keywords(given) + (("dropout",) if is_training else ()),
-    }
-
-
-def _sinks(given: Mapping[str, Any]) -> Tensor | None:
-    """The scores of sinks: one of each head, or of each query, in which case they come as one more key."""
-    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
-    return sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks
-
-
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back
 
 
 @contextmanager
-def _hooked(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last."""
+def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[None]:
+    """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last; with
+    `every_module` which of all."""
 
     def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
         def enter(module: nn.Module, *_: Any) -> None:
@@ -196,10 +199,20 @@ def _hooked(model: nn.Module, watch: Watch) -> Iterator[None]:
         yield followed_module.register_forward_pre_hook(enter)
         yield followed_module.register_forward_hook(leave, always_call=True)
 
+    def begin(module: nn.Module, *_: Any) -> None:
+        watch.n_entered += 1
+        watch.running.append((module, watch.n_entered))
+
+    def end(module: nn.Module, *_: Any) -> None:
+        if watch.running and watch.running[-1][0] is module:
+            watch.running.pop()
+
     handles = [model.register_forward_pre_hook(lambda *_: watch.begin_pass())]
     for name, module in model.named_modules():
         handles += followed(watch.open, module) if is_attention(name, module) else ()
         handles += followed(watch.blocks, module) if is_numbered(name) else ()
+        if every_module:
+            handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
     try:
         yield
     finally:
@@ -220,8 +233,7 @@ def _wrapped_registry(model: nn.Module, watch: Watch) -> Iterator[None]:
         return
     from transformers import AttentionInterface
 
-    configs = (getattr(module, "config", None) for module in model.modules())
-    wanted = {getattr(config, "_attn_implementation", None) for config in configs if config is not None}
+    wanted = {_implementation_of(module) for module in model.modules()}
     registries: list[dict[str, Any]] = [AttentionInterface._global_mapping]
     for file in _files(model):
         own = getattr(getattr(file, "ALL_ATTENTION_FUNCTIONS", None), "_local_mapping", None)
@@ -262,8 +274,12 @@ _LIBRARIES = ("torch.", "transformers.pytorch_utils")
 
 
 def _writes_out(model: nn.Module) -> bool:
-    """Whether some attention of the model goes past the registry, and has to be seen by torch's own functions."""
-    parts = (module for name, module in model.named_modules() if is_attention(name, module))
+    """Whether some attention of the model may go past the registry, and has to be seen by torch's own functions."""
+    parts = (
+        module
+        for name, module in model.named_modules()
+        if is_attention(name, module) or not type(module).__module__.startswith(("torch.", "transformers."))
+    )
     files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
     is_of_torch = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
     return is_of_torch or any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
@@ -311,10 +327,17 @@ class _FunctionWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function, and looks at it if it is part of an attention."""
         kwargs = kwargs or {}
-        if self._watch.is_inside or not self._watch.open:
+        caller = None if self._watch.is_inside else self._watch.caller
+        if caller is None:
+            return func(*args, **kwargs)
+        if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone
+            if func is _SDPA or (self._watch.open and func in _SOFTMAX):
+                raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
             return func(*args, **kwargs)
         if func is _SDPA:
-            return self._sdpa(args, kwargs)
+            return self._sdpa(caller, args, kwargs)
+        if not self._watch.open:
+            return func(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
@@ -324,21 +347,22 @@ class _FunctionWatch(TorchFunctionMode):
             return self._follow(self._watch.pending, func, args, kwargs, result)
         return result
 
-    def _sdpa(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _sdpa(self, caller: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         kernel = KernelWatch()
         with kernel:
             z = called(_SDPA, *args, **kwargs)
         given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
-        q, scale = self._by_head(given["query"]), given.get("scale")
+        q, k, v, z_by_head = self._watch.by_head(given["query"], given["key"], given["value"], z)
+        scale = given.get("scale")
         changed = self._watch.tell(
             ScoredCall,
-            self._watch.open[-1],
+            caller,
             "sdpa",
             self._watch.where(),
             q=q,
-            k=self._by_head(given["key"]),
-            v=self._by_head(given["value"]),
-            z=self._by_head(z),
+            k=k,
+            v=v,
+            z=z_by_head,
             scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
             mask=given.get("attn_mask"),
             causal=bool(given.get("is_causal")),
@@ -351,23 +375,20 @@ class _FunctionWatch(TorchFunctionMode):
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """What nn.MultiheadAttention calls, whose operators a mode does not see. The batch is its second axis."""
         query = args[0] if args else kwargs["query"]
-        before, self._watch.batch = self._watch.batch, query.shape[1] if query.ndim == 3 else 1
+        watch = self._watch
+        before = watch.batch, watch.may_lack_batch
+        watch.batch, watch.may_lack_batch = query.shape[1] if query.ndim == 3 else 1, False
         try:
             with self:
                 return called(_SEEN_MULTI_HEAD, *args, **kwargs)
         finally:
-            self._watch.batch = before
-
-    def _by_head(self, tensor: Tensor) -> Tensor:
-        """Queries, keys or values with an axis for heads, of which code without one has one, or lays them into the batch."""
-        return tensor if tensor.ndim != 3 else tensor.reshape(self._watch.batch, -1, *tensor.shape[-2:])
+            watch.batch, watch.may_lack_batch = before
 
     def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
         """A softmax over the last axis of something with a query and a key axis waits for its product."""
         scores = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        rows = scores.shape[0] if scores.ndim == 3 else scores.shape[0] * scores.shape[1] if scores.ndim == 4 else 0
-        if rows and rows % self._watch.batch == 0 and dim in (-1, scores.ndim - 1):
+        if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
             self._watch.tell_pending()
             self._watch.pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
@@ -400,178 +421,3 @@ class _Pending:
         """Another tensor with the same shares. It stays alive, so that its memory is not used again."""
         self._held.append(tensor)
         self.storages.add(tensor.untyped_storage().data_ptr())
-
-
-# --------------------------------------------------------------------------------------------------------------- a call
-
-
-InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
-"""How a call was seen, the surest way first: by the function that transformers' registry holds for the implementation in use;
-by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One attention: the `name` of its module, its place in the pass, and how it was seen.
-
-    `layer` is the number of its layer. A module may compute several attentions in one layer: `part` counts those before.
-    `v` are the values and `z` what it gave, None where the product of the pattern and the values was not found. `unknown`
-    names the keywords that the function got and whose meaning is not known here.
-    """
-
-    name: str
-    layer: int
-    kind: AttentionKind
-    part: int
-    level: InterceptionLevel
-    implementation: str
-    v: Float[Tensor, "batch kv_head key d_v"] | None = None
-    z: Float[Tensor, "batch head query d_v"] | None = None
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """What tells it from the others of its layer: the name of its module, and which of the module's attentions it is."""
-        return self.name if self.part == 0 else f"{self.name}, call {self.part + 1}"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(batch, head, query, key)` of the pattern."""
-        raise NotImplementedError
-
-    @property
-    def device(self) -> torch.device:
-        """Where it was computed."""
-        raise NotImplementedError
-
-    def cropped(self, queries: slice, keys: slice) -> Call:
-        """The attention from some queries to some keys."""
-        raise NotImplementedError
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether weights were set to 0 at random behind the softmax: what it gave is then not of the weights that are shown."""
-        return any(name in DROPOUT for name in self.unknown)
-
-    @property
-    def extras(self) -> dict[str, str]:
-        """What changes the scores beside scale, softcap, bias and sinks, by keyword, each in words for a reader."""
-        return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredCall(Call):
-    """An attention whose queries, keys and values were seen, after any rotation and from any cache.
-
-    `mask` is bool (True = may attend) or added to the scores; an implementation may have an object of its own. `causal` hides
-    later keys, query 0 being key 0. `sinks` are scores that take part in the softmax and give nothing, one of each head or of
-    each query. `lse` is the log-sum-exp that the `kernel` told, if any.
-    """
-
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
-    v: Float[Tensor, "batch kv_head key d_v"]
-    z: Float[Tensor, "batch head query d_v"]
-    scale: float
-    mask: Shaped[Tensor, "..."] | None = None
-    causal: bool = False
-    softcap: float | None = None
-    bias: Float[Tensor, "..."] | None = None
-    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
-    lse: Float[Tensor, "batch head query"] | None = None
-    kernel: str = "eager"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(batch, head, query, key)`."""
-        return (*self.q.shape[:3], self.k.shape[2])
-
-    @property
-    def device(self) -> torch.device:
-        """That of the queries."""
-        return self.q.device
-
-    def cropped(self, queries: slice, keys: slice) -> ScoredCall:
-        """The attention from some queries to some keys; a mask that is no tensor stays whole."""
-        q_len, k_len = self.shape[2:]
-
-        def cells(added: Tensor | None) -> Tensor | None:
-            if not isinstance(added, Tensor):
-                return added
-            added = added[..., keys] if added.shape[-1] == k_len else added
-            return added[..., queries, :] if added.ndim > 1 and added.shape[-2] == q_len else added
-
-        return replace(
-            self,
-            q=self.q[:, :, queries],
-            k=self.k[:, :, keys],
-            v=self.v[:, :, keys],
-            z=self.z[:, :, queries],
-            mask=cells(self.mask),
-            bias=cells(self.bias),
-            sinks=self.sinks if self.sinks is None or self.sinks.ndim != 3 else self.sinks[:, :, queries],
-            lse=None if self.lse is None else self.lse[:, :, queries],
-        )
-
-    @property
-    def scoring(self) -> dict[str, Any]:
-        """What makes scores of the products of queries and keys, mask and bias aside, by the fields of `Scores`."""
-        return {"scale": self.scale, "softcap": self.softcap}
-
-    @property
-    def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
-        """The scores of sinks, with an axis of 1 where batch and query do not matter."""
-        return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxCall(Call):
-    """An attention written out by hand, of which softmax was seen: `scores` with everything added, and the `pattern`."""
-
-    scores: Float[Tensor, "batch head query key"]
-    pattern: Float[Tensor, "batch head query key"]
-
-    def cropped(self, queries: slice, keys: slice) -> SoftmaxCall:
-        """The attention from some queries to some keys."""
-        return replace(
-            self,
-            scores=self.scores[:, :, queries, keys],
-            pattern=self.pattern[:, :, queries, keys],
-            v=None if self.v is None else self.v[:, :, keys],
-            z=None if self.z is None else self.z[:, :, queries],
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(batch, head, query, key)`."""
-        return tuple(self.scores.shape)
-
-    @property
-    def device(self) -> torch.device:
-        """That of the scores."""
-        return self.scores.device
-
-
-NEUTRAL = frozenset((
-    "attention_mask", "cache", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "key", "labels",
-    "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "module", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "query",
-    "return_dict", "sliding_window", "training", "use_cache", "value",
-))  # fmt: skip
-"""What an attention function takes besides what is captured, and that does not change what it computes beside its mask.
-`sliding_window` is in the mask already, where the implementation takes one. Source: transformers 5, integrations/."""
-DROPOUT = frozenset(("dropout", "dropout_p"))
-"""Those of `Call.unknown` that are known for what they are."""
-COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
-"""What it takes and that does change it."""
-
-
-def unknown_keywords(given: dict[str, Any]) -> tuple[str, ...]:
-    """The keywords that may carry mathematics that is not known here: neither understood nor None nor False."""
-    return tuple(
-        sorted(
-            name
-            for name, value in given.items()
-            if name not in NEUTRAL | COMPUTED and value is not None and value is not False
-        )
-    )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.attention import masks
 from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Mask

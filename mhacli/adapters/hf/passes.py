@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, Watch, watched
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import Watch, watched
 from mhacli.adapters.hf.device_map import is_split
 from mhacli.errors import MhaError, UsageError
 
@@ -21,10 +22,12 @@ Half = Literal["encoder", "decoder"]
 
 
 class ReadIds(NamedTuple):
-    """The ids of a batch, padding included, and which of them a mask shows; None where there is none for each token."""
+    """The ids of a batch, padding included, and which of them a mask shows; None where there is none for each token. They are
+    places where a model was given vectors."""
 
     ids: list[list[int]]
     real: list[list[bool]] | None
+    are_places: bool = False
 
     def followed_by(self, more: ReadIds) -> ReadIds:
         """These ids, and more behind each sequence."""
@@ -34,7 +37,8 @@ class ReadIds(NamedTuple):
 
         is_plain = self.real is None and more.real is None
         real = None if is_plain else [a + b for a, b in zip(shown(self), shown(more), strict=True)]
-        return ReadIds([a + b for a, b in zip(self.ids, more.ids, strict=True)], real)
+        ids = [a + b for a, b in zip(self.ids, more.ids, strict=True)]
+        return ReadIds(ids, real, self.are_places or more.are_places)
 
 
 @dataclass
@@ -95,6 +99,10 @@ class _Passes:
         self._model, self._listener = model, listener
         self._names = {id(module): name for name, module in model.named_modules()}
         self._is_pair = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        numbers = (getattr(module, "layer_idx", None) for module in model.modules())
+        self._first_layer = next(
+            (n for n in numbers if isinstance(n, int) and not hasattr(model, "main_input_name")), 0
+        )
         self._thread = threading.get_ident()
         self._running: list[nn.Module] = []
         self._pass = ModelPass(1)
@@ -121,11 +129,11 @@ class _Passes:
             )
         given, is_first = _given(module, args, keywords), not self._running
         if is_first:
-            self.watch.batch = _batch_of(given)
+            self.watch.batch, self.watch.may_lack_batch = _batch_of(given)
             self.watch.begin_pass()
             self._pass = ModelPass(self.watch.batch)
         self._running.append(module)
-        self._read(self._names[id(module)], given)
+        self._read(self._names[id(module)], given, is_first=is_first)
         if is_first:
             self._listener.begin(self._pass)
 
@@ -137,20 +145,24 @@ class _Passes:
         if not self._running:
             self._listener.end(is_whole=output is not None)
 
-    def _read(self, name: str, given: Mapping[str, Any]) -> None:
+    def _read(self, name: str, given: Mapping[str, Any], *, is_first: bool) -> None:
         own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
         sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
         for half, prefix in sources:
             ids: Any = given.get(f"{prefix}input_ids")
             mask = given.get(f"{prefix}attention_mask")
             if ids is None and not prefix and not hasattr(self._model, "config"):
-                ids = next((t for t in given.values() if _is_ids(t)), None)
+                ids = _first_tensor(given)
+            vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
             if half not in self._pass.halves and _is_ids(ids):
                 self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids))
+            elif isinstance(vectors, Tensor) and vectors.ndim == 3:
+                numbers = [list(range(vectors.shape[1])) for _ in vectors]
+                self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors), are_places=True)
         cache: Any = given.get("past_key_values")
         self._pass.is_cached |= cache is not None or given.get("use_cache") is True
         if hasattr(cache, "get_seq_length"):
-            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length()))
+            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
 
     def _take(self, call: Call) -> Tensor | None:
         if _is_in_backward():
@@ -188,15 +200,23 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; those without one by their number."""
+    """The arguments of a call by name, ids or vectors first, then in the order of the signature; those without a name by their
+    number."""
     names = [name for name, own in _parameters(module).items() if own.kind is own.POSITIONAL_OR_KEYWORD]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
-    return dict(zip(names, args, strict=False)) | more | dict(keywords)
+    given = dict(zip(names, args, strict=False)) | more | dict(keywords)
+    return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}
 
 
-def _batch_of(given: Mapping[str, Any]) -> int:
-    """How many sequences a call has, by the first of its tensors."""
-    return next((t.shape[0] for t in given.values() if isinstance(t, Tensor) and t.ndim), 1)
+def _first_tensor(given: Mapping[str, Any]) -> Tensor | None:
+    return next((t for t in given.values() if isinstance(t, Tensor) and t.ndim), None)
+
+
+def _batch_of(given: Mapping[str, Any]) -> tuple[int, bool]:
+    """How many sequences a call has, by the first of its tensors, and whether they may be the tokens of one: rows of numbers, or
+    ids in a row."""
+    first = _first_tensor(given)
+    return (1, False) if first is None else (first.shape[0], first.ndim - first.is_floating_point() <= 1)
 
 
 def _is_ids(value: Any) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.captured_pattern import FORBIDDING
 from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.io.files import format_size
 
@@ -49,6 +50,8 @@ class CachedPasses:
         if place in self.unfit:
             return
         before = self._rows.setdefault(name, [])
+        if call.kind != "cross":
+            call = _without_room(call, n_past + call.shape[2])
         reason = _misfit(call, before, n_past)
         if reason is None:
             before.append(_copied(call, n_past, is_first=not before))
@@ -65,6 +68,26 @@ class CachedPasses:
             yield _joined(self._rows.pop(next(iter(self._rows))))
 
 
+def _without_room(call: Call, n_tokens: int) -> Call:
+    """The call without the keys of a cache of a fixed length that no token has filled, where they are masked."""
+    if call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
+        return call.cropped(slice(None), slice(n_tokens))
+    return call
+
+
+def _is_masked_from(call: Call, key: int) -> bool:
+    """Whether no query reads a key from here on."""
+    if isinstance(call, SoftmaxCall):
+        return not call.pattern[..., key:].any()
+    assert isinstance(call, ScoredCall)
+    if call.causal:
+        return key >= call.shape[2]
+    if not isinstance(call.mask, Tensor) or call.mask.shape[-1] != call.shape[3]:
+        return False
+    cells = call.mask[..., key:]
+    return not (cells if cells.dtype == torch.bool else cells > FORBIDDING).any()
+
+
 def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
     """Why a pass cannot be joined to those before it. None where it can."""
     q_len, k_len = call.shape[2:]
@@ -73,7 +96,7 @@ def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
     if call.kind == "cross":
         return None if not before or before[0].columns.stop == k_len else _REORDERED
     if k_len > n_past + q_len:
-        return "attention over a cache of a fixed length, with room that no token has filled"
+        return "attention over more keys than there are tokens, and no mask hides the others"
     if sum(own.call.shape[2] for own in before) != n_past:
         return "attention behind a cache that was filled out of sight: before, or by a call without use_cache=True"
     known, cached = (_keys(before[-1].call) if before else None), _keys(call)

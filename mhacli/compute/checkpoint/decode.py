@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, captured
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.taps import largest_difference, timing, to_array

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
-from mhacli.adapters.hf.capture import Call, is_attention
+from mhacli.adapters.hf.calls import Call
+from mhacli.adapters.hf.capture import is_attention
 from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey
@@ -27,6 +29,7 @@ from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import LayerChoice, Model, Record
 from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT
+from mhacli.spec.tokens import AttentionKind
 
 _NAME = "mhacli.inspecting"
 
@@ -78,6 +81,8 @@ class Seen:
         self._passes: list[Record] = []
         self._notes: dict[str, None] = {}
         self._unfit: dict[LayerKey, str] = {}
+        self._met: set[LayerKey] = set()
+        self._has_cache = False
         self._strays: dict[str, None] = {}
         self._n_passes = 0
         self._chain: _Chain | None = None
@@ -109,11 +114,16 @@ class Seen:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What stands in place of tokens that are not known, and which calls are in no record."""
+        """What stands in place of tokens that are not known, and which calls and layers are in no record."""
         strays = [
             f"{name} was called by itself, outside of a call of the model, and is in no record" for name in self._strays
         ]
-        return (*self._notes, *strays)
+        missing = [
+            f"layer {_words([(kind, layer)])} was not seen"
+            for kind, layer in self._wanted.layers or ()
+            if self._passes and not any(layer == n and kind in (None, own) for own, n in self._met)
+        ]
+        return (*self._notes, *strays, *missing)
 
     # ------------------------------------------------------------------------------------------ what is heard of passes
 
@@ -164,10 +174,14 @@ class Seen:
         chain.inspection.release()
         self._notes |= dict.fromkeys(chain.texts.notes)
         self._unfit |= chain.inspection.unfit
+        self._met |= {*chain.inspection.found, *chain.inspection.unfit}
+        self._has_cache |= bool(chain.cached.unfit)
         if chain.inspection.results:
             record = chain.inspection.record(self._facts, {"pass and statistics": perf_counter() - chain.began})
             self._sums.add(record)
             self._passes = [*(self._passes if self._keeps_passes else ()), record]
+        elif chain.inspection.unfit:
+            self._notes[f"a pass is in no record: {_unfit_words(chain.inspection.unfit)}"] = None
 
     def stray(self, name: str) -> None:
         """An attention outside of any pass."""
@@ -190,12 +204,17 @@ class Seen:
                 code="not-called",
             )
         if self._unfit:
-            (kind, layer), reason = next(iter(self._unfit.items()))
             return MhaError(
-                f"no attention of {name} could be shown: layer {layer} ({kind}) has {reason}", code="not-tokens"
+                f"no attention of {name} could be shown: {_unfit_words(self._unfit)}",
+                hint="use_cache=False makes a pass of each step, which needs no cache" if self._has_cache else None,
+                code="not-tokens",
             )
-        if self._wanted.layers is not None and _attentions(self._model):
-            return MhaError(f"none of the layers {_words(self._wanted.layers)} was seen in {name}", code="no-layer")
+        if self._wanted.layers is not None and self._met:
+            return MhaError(
+                f"none of the layers {_words(self._wanted.layers)} was seen in {name}",
+                hint="layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met}))),
+                code="no-layer",
+            )
         return self._no_attention(name)
 
     def _no_attention(self, name: str) -> MhaError:
@@ -204,7 +223,8 @@ class Seen:
             parts = dict.fromkeys(type(module).__name__ for module in self._model.modules())
             return MhaError(
                 f"no attention was seen in {name}, which is made of {', '.join(list(parts)[:8])}",
-                hint="a module is taken for attention when its class or its name in the model contains attn or atten",
+                hint="scaled_dot_product_attention is seen everywhere, a softmax of q kᵀ in a module whose class, or name in the "
+                "model, contains attn or atten",
                 code="no-attention",
             )
         return MhaError(
@@ -257,6 +277,11 @@ def _attentions(model: nn.Module) -> list[nn.Module]:
     return [module for name, module in model.named_modules() if is_attention(name, module)]
 
 
+def _unfit_words(unfit: Mapping[LayerKey, str]) -> str:
+    (kind, layer), reason = next(iter(unfit.items()))
+    return f"layer {layer} ({kind}) has {reason}"
+
+
 def _words(layers: Sequence[LayerChoice]) -> str:
     return ", ".join(f"{kind}.{n}" if kind else str(n) for kind, n in layers)
 
@@ -273,13 +298,35 @@ def _kept(keep: Sequence[str]) -> tuple[str, ...]:
 
 
 def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:
-    return None if layers is None else tuple((None, own) if isinstance(own, int) else own for own in layers)
+    if layers is None:
+        return None
+    try:
+        chosen = tuple(map(_layer, layers))
+    except (TypeError, ValueError):
+        chosen = ()
+    if not chosen:
+        message = f"layers {layers!r} must be numbers, or pairs of a kind and a number, one at least"
+        raise noted(UsageError(message, hint='[4, 5], or [("cross", 2)]; kinds: ' + ", ".join(get_args(AttentionKind))))
+    return chosen
+
+
+def _layer(given: Any) -> LayerChoice:
+    kind, number = given if isinstance(given, (tuple, list)) else (None, given)
+    if kind not in (None, *get_args(AttentionKind)):
+        raise ValueError(kind)
+    return kind, index(number)
 
 
 def _heads(heads: Sequence[int] | None) -> HeadsRequest:
-    if heads is not None and (not heads or min(heads) < 0):
-        raise noted(UsageError(f"heads {list(heads)} must be numbers from 0 on, one at least"))
-    return HeadsRequest(None if heads is None else tuple(heads), allow_nonfinite=True)
+    if heads is None:
+        return HeadsRequest(None, allow_nonfinite=True)
+    try:
+        chosen = tuple(dict.fromkeys(map(index, heads)))
+    except TypeError:
+        chosen = ()
+    if not chosen or min(chosen) < 0:
+        raise noted(UsageError(f"heads {heads!r} must be numbers from 0 on, one at least"))
+    return HeadsRequest(chosen, allow_nonfinite=True)
 
 
 # ---------------------------------------------------------------------------------------------- what a record says of it
@@ -288,7 +335,7 @@ def _heads(heads: Sequence[int] | None) -> HeadsRequest:
 def _facts_of(model: Any) -> ModelFacts:
     """What a record says of a model in memory, whoever wrote it."""
     name = type(model).__name__
-    if hasattr(getattr(model, "config", None), "get_text_config"):
+    if hasattr(model, "main_input_name") and hasattr(getattr(model, "config", None), "get_text_config"):
         return facts_of(model, path=getattr(model, "name_or_path", "") or name)
     parameters = [*model.parameters()]
     dtypes = [own.dtype for own in parameters if own.dtype in ROUNDED]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import DROPOUT, Call, ScoredCall
+from mhacli.adapters.hf.calls import DROPOUT, Call, ScoredCall
 from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_attention

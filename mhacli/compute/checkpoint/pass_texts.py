@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.calls import Call
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.passes import Half, ModelPass, ReadIds
 from mhacli.adapters.hf.tokenizer import ModelTokenizer
@@ -42,7 +42,7 @@ class PassTexts:
         """The inputs of the pass as far as this attention shows them."""
         for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
             if half not in self._known:
-                self._known[half] = self._texts(half, n)
+                self._known[half] = self._texts(half, n, call.shape[0])
         context = self._known.get("encoder")
         sequences = self._known.get("decoder", context)
         assert sequences is not None
@@ -72,14 +72,17 @@ class PassTexts:
             return self.tokenizer.side if self.tokenizer is not None else "right"
         return "right" if all(row[0] for row in rows) else "left"
 
-    def _texts(self, half: Half, n: int) -> _Texts:
+    def _texts(self, half: Half, n: int, n_texts: int) -> _Texts:
         read = self.read.halves.get(half)
         if read is None:
-            return (places(n),) * self.read.batch
+            return (places(n),) * (self.read.batch if self.read.halves else n_texts)
         if len(read.ids[0]) != n or len(read.ids) != self.read.batch:
             self.notes.append(f"attention has {n} places for {len(read.ids[0])} ids: tokens are shown as places")
             return (places(n),) * self.read.batch
         self._padded_to[half] = n
+        if read.are_places:
+            self.notes.append("the model was given vectors, not ids: tokens are shown as places")
+            return tuple(places(len(row)) for row in self._rows(read))
         return tuple(self._text(row) for row in self._rows(read))
 
     def _rows(self, read: ReadIds) -> Sequence[Sequence[int]]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, captured
+from mhacli.adapters.hf.calls import Call
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import ModelInputs, are_identical, outputs_of
 from mhacli.adapters.hf.layer_names import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.calls import Call
 from mhacli.adapters.hf.device_map import has_part_of_heads
 from mhacli.adapters.hf.ranks import Ranks
 from mhacli.compute.heads import HeadResults

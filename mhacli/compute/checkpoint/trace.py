@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, is_attention
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import is_attention
 from mhacli.adapters.hf.captured_pattern import full_matrices
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.attention.tiled.scores import AttentionResult, Scores

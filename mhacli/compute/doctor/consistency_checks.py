@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, captured
+from mhacli.adapters.hf.calls import Call
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.inputs import make_inputs, outputs_of
 from mhacli.adapters.hf.load import Loaded
 from mhacli.errors import MhaError

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, captured
+from mhacli.adapters.hf.calls import Call, ScoredCall
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.device_map import device_of, fetched
 from mhacli.adapters.hf.layer_names import LayerKey, is_numbered
 from mhacli.compute.effect.metric import read_position

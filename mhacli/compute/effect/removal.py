@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.results.record.effect import Replacement

@@ -271,7 +271,7 @@ class InspectedLayer:
     """One attention of a checkpoint.
 
     `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`InterceptionLevel` in
-    `mhacli.adapters.hf.capture`).
+    `mhacli.adapters.hf.calls`).
     `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether sink logits
     take a part. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
     nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one

@@ -37,7 +37,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from mhacli.adapters.hf import capture
-from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall, captured, unknown_keywords
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall, unknown_keywords
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.inputs import ModelInputs, make_inputs
 from mhacli.adapters.hf.kernels import KernelWatch
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest

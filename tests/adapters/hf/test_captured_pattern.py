@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import Call, ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import CapturedPattern, KnownMasks, as_attention, full_matrices
 from mhacli.attention.tiled.scores import AttentionResult
 from mhacli.attention.tiled.statistics import weights_of

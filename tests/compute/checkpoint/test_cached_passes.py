@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -86,16 +85,52 @@ def test_a_cache_that_was_filled_before_is_named() -> None:
         _ = seen.record
 
 
-@pytest.mark.parametrize(
-    ("choices", "reason"),
-    [({"num_beams": 3}, "beam search"), ({"cache_implementation": "static"}, "fixed length")],
-)
-def test_caches_that_do_not_hold_the_text_are_named(choices: Mapping[str, Any], reason: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom", "t5"])
+def test_a_cache_of_a_fixed_length_gives_the_same_record(name: str) -> None:
+    model, ids = speaking(name), ids_of(2, Q_LEN)
+    with mhacli.inspecting(model, keep=("pattern",)) as seen:
+        generated(model, ids, cache_implementation="static")
+    with mhacli.inspecting(model, keep=("pattern",)) as grown:
+        generated(model, ids)
+    (record,), expected = seen.passes, grown.record
+    assert record.sequences == expected.sequences
+    assert all(layer.verified for layer in record.layers)
+    for own, array in expected.arrays.items():
+        if own.endswith(".pattern"):
+            assert np.abs(record.arrays[own] - array).max() < 2e-5
+
+
+def test_a_cache_that_beam_search_reorders_is_named_with_the_way_out() -> None:
     model = speaking("llama")
     with mhacli.inspecting(model) as seen:
-        generated(model, ids_of(2, Q_LEN), **choices)
-    with pytest.raises(MhaError, match=reason):
+        generated(model, ids_of(2, Q_LEN), num_beams=3)
+    with pytest.raises(MhaError, match="beam search") as caught:
         _ = seen.record
+    assert caught.value.hint == "use_cache=False makes a pass of each step, which needs no cache"
+
+
+def test_a_pass_without_a_record_is_named_beside_others() -> None:
+    model, ids = tiny("gpt2"), ids_of(1, 9)
+    past = model(ids[:, :4], use_cache=True).past_key_values
+    with mhacli.inspecting(model) as seen:
+        model(ids)
+        model(ids[:, 4:], past_key_values=past)
+    assert len(seen.passes) == 1
+    (note,) = seen.notes
+    assert note.startswith(
+        "a pass is in no record: layer 0 (self) has attention behind a cache that was filled out of sight"
+    )
+
+
+def test_a_layer_by_itself_reads_its_own_part_of_the_cache() -> None:
+    model, ids = speaking("llama"), ids_of(1, Q_LEN)
+    with mhacli.inspecting(model.model.layers[1], keep=("pattern",)) as seen:
+        whole = generated(model, ids)
+    with mhacli.inspecting(model, keep=("pattern",), layers=[1]) as expected, torch.no_grad():
+        model(whole[:, :-1], use_cache=False)
+    found = seen.record.pattern(layer=0)
+    assert np.abs(found.values - expected.record.pattern(layer=1).values).max() < 2e-5
+    assert found.query_tokens == tuple(f"x{i}" for i in range(Q_LEN + N_NEW - 1))
 
 
 def test_what_is_copied_of_a_generated_text_stays_within_the_limit() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fractions
 import gc
 import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,12 @@ from support.model_families import (
 )
 from torch import Tensor, distributed, nn
 from torch.overrides import _get_current_function_mode_stack
-from transformers import AttentionInterface
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+from transformers import AttentionInterface, AttentionMaskInterface
 
 import mhacli
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, UsageError
 from mhacli.results.record.record import InspectedLayer, Record
 
 KEEP = ("pattern", "z", "scores", "qk")
@@ -359,6 +362,77 @@ def test_a_call_from_another_thread_is_refused() -> None:
     assert len(seen.passes) == 1
 
 
+class Laid(nn.Module):
+    """A model whose name says nothing, and whose attention lays out its axes as it likes."""
+
+    def __init__(self, attend: Callable[..., Tensor], n_heads: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.q, self.k, self.v = (nn.Linear(12, 12) for _ in range(3))
+        self.attend, self.n_heads = attend, n_heads
+
+    def by_head(self, x: Tensor) -> list[Tensor]:
+        return [part(x).unflatten(-1, (self.n_heads, -1)).transpose(-3, -2) for part in (self.q, self.k, self.v)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(*self.by_head(x)).transpose(-3, -2).flatten(-2)
+
+
+def sdpa(*tensors: Tensor, **choices: Any) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(*tensors, **choices)
+
+
+LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...]]] = {
+    "batch and heads": (sdpa, (2, 5)),
+    "in one axis": (lambda *qkv: sdpa(*(t.flatten(0, 1) for t in qkv)).unflatten(0, (2, -1)), (2, 5)),
+    "no batch": (sdpa, (5,)),
+    "no batch, as many tokens as heads": (sdpa, (3,)),
+    "windows": (sdpa, (2, 4, 5)),
+    "windows of one": (sdpa, (1, 4, 5)),
+    "a batch of one": (lambda *qkv: sdpa(*(t[None] for t in qkv))[0], (5,)),
+}
+"""How attention lays out its axes, and the sizes of its input before the width."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_attention_of_torch_is_seen_in_any_module_and_layout(layout: str) -> None:
+    attend, sizes = LAYOUTS[layout]
+    model = Laid(attend)
+    x = torch.randn(*sizes, 12)
+    q, k, _ = model.by_head(x)
+    expected = (q @ k.mT / 2).softmax(dim=-1).flatten(0, -4) if x.ndim > 2 else (q @ k.mT / 2).softmax(dim=-1)[None]
+    plain = model(x)
+    with mhacli.inspecting(model, keep=["pattern"]) as seen:
+        assert digest([model(x)]) == digest([plain])
+    found = seen.record.arrays["layers.0.pattern"]
+    assert found.shape == expected.shape
+    assert np.abs(found - expected.detach().numpy()).max() < 1e-6
+    assert seen.record.layers[0].verified
+
+
+def test_attention_written_out_without_a_batch_is_seen() -> None:
+    class Attention(Laid):
+        pass
+
+    model, x = Attention(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v), torch.randn(3, 12)
+    q, k, _ = model.by_head(x)
+    with mhacli.inspecting(model, keep=["pattern"]) as seen:
+        model(x)
+    expected = (q @ k.mT).softmax(dim=-1)[None].detach().numpy()
+    assert np.abs(seen.record.arrays["layers.0.pattern"] - expected).max() < 1e-6
+    assert seen.record.layers[0].verified
+
+
+def test_modules_with_other_names_beside_attention_are_layers_too() -> None:
+    model = nn.Sequential()
+    model.add_module("attn", Laid(sdpa))
+    model.add_module("mixer", Laid(sdpa))
+    model.add_module("other", Laid(sdpa))
+    with mhacli.inspecting(model) as seen:
+        model(torch.randn(2, 5, 12))
+    assert [(layer.layer, layer.name) for layer in seen.record.layers] == [(0, "attn"), (1, "mixer"), (2, "other")]
+
+
 class Encoder(nn.Module):
     """torch's own attention."""
 
@@ -449,12 +523,44 @@ def test_vectors_without_ids_have_places_for_tokens() -> None:
     with mhacli.inspecting(model) as seen:
         model(inputs_embeds=torch.randn(2, 7, 48))
     assert [text.tokens[-1] for text in seen.record.sequences] == ["x6", "x6"]
+    assert seen.notes == ("the model was given vectors, not ids: tokens are shown as places",)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_no_token_among_vectors_either(side: str) -> None:
+    model, ids = tiny("llama"), ids_of(2, 7)
+    mask = torch.ones_like(ids)
+    mask[1, slice(0, 3) if side == "left" else slice(4, 7)] = 0
+    with mhacli.inspecting(model, keep=["pattern"]) as seen, torch.no_grad():
+        model(ids, attention_mask=mask)
+        model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask)
+    of_ids, of_vectors = seen.passes
+    assert [head.entropy for head in of_vectors.heads] == [head.entropy for head in of_ids.heads]
+    assert [text.tokens for text in of_vectors.sequences] == [tuple(f"x{i}" for i in range(n)) for n in (7, 4)]
+
+
+def test_numbers_that_are_no_first_argument_are_no_ids() -> None:
+    """Such as places, or a mask."""
+    model = tiny("llama")
+    with mhacli.inspecting(model.layers[0]) as seen, torch.no_grad():
+        model(ids_of(1, 7), use_cache=False)
+    assert seen.record.sequences[0].tokens[0] == "x0"
+
+
+def test_arguments_may_come_in_any_order() -> None:
+    model, ids = tiny("llama"), ids_of(2, 7)
+    with mhacli.inspecting(model) as seen, torch.no_grad():
+        model(position_ids=torch.arange(7)[None], input_ids=ids)
+        model(position_ids=torch.arange(7)[None], inputs_embeds=model.get_input_embeddings()(ids))
+    of_ids, of_vectors = seen.passes
+    assert [list(text.ids) for text in of_ids.sequences] == ids.tolist()
+    assert len(of_vectors.sequences) == 2
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input
 
 
-class Named(nn.Module):
+class Unnamed(nn.Module):
     """Attention that its class does not name."""
 
     def __init__(self) -> None:
@@ -462,7 +568,7 @@ class Named(nn.Module):
         self.mix = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(x, x, self.mix(x))
+        return (x @ self.mix(x).mT).softmax(dim=-1) @ x
 
 
 class Hidden(nn.Module):
@@ -480,7 +586,7 @@ class Hidden(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Named, "no attention was seen in Named, which is made of Named, Linear"),
+        (Unnamed, "no attention was seen in Unnamed, which is made of Unnamed, Linear"),
         (Hidden, "no attention was seen in Hidden, though it has Linear"),
     ],
 )
@@ -511,6 +617,46 @@ def test_a_part_that_was_called_by_itself_is_named() -> None:
     with pytest.raises(MhaError, match=r"^only parts of Written were called by themselves: layers\.1\n"):
         _ = seen.record
     assert seen.notes == ("layers.1 was called by itself, outside of a call of the model, and is in no record",)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"layers": 4}, "layers 4 must be numbers, or pairs of a kind and a number, one at least"),
+        ({"layers": []}, "layers [] must be numbers, or pairs of a kind and a number, one at least"),
+        ({"layers": [1.0]}, "layers [1.0] must be numbers, or pairs of a kind and a number, one at least"),
+        (
+            {"layers": [("crss", 1)]},
+            "layers [('crss', 1)] must be numbers, or pairs of a kind and a number, one at least",
+        ),
+        ({"heads": 2}, "heads 2 must be numbers from 0 on, one at least"),
+        ({"heads": ["1"]}, "heads ['1'] must be numbers from 0 on, one at least"),
+        ({"heads": [-1]}, "heads [-1] must be numbers from 0 on, one at least"),
+    ],
+)
+def test_choices_that_are_no_numbers_are_refused(choices: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught, mhacli.inspecting(written(), **choices):
+        pass
+    assert caught.value.message == message
+
+
+def test_choices_may_be_numbers_of_numpy_and_count_once() -> None:
+    model = written()
+    with mhacli.inspecting(model, layers=np.arange(1, 2), heads=[np.int64(2), 0, 2]) as seen:
+        model(ids_of(1, 5))
+    assert [(head.layer, head.head) for head in seen.record.heads] == [(1, 2), (1, 0)]
+
+
+def test_layers_that_were_not_seen_are_named() -> None:
+    model = written()
+    with mhacli.inspecting(model, layers=[1, 7]) as seen:
+        model(ids_of(1, 5))
+    assert seen.notes == ("layer 7 was not seen",)
+    with mhacli.inspecting(model, layers=[7]) as seen:
+        model(ids_of(1, 5))
+    with pytest.raises(MhaError, match=r"^none of the layers 7 was seen in Written\n") as caught:
+        _ = seen.record
+    assert caught.value.hint == "layers with attention: 0, 1"
 
 
 def test_a_head_that_no_layer_has_is_named() -> None:
@@ -575,6 +721,35 @@ def test_so_is_a_call_through_a_wrapper_that_compiles() -> None:
     compiled = torch.compile(model, backend="eager")
     with mhacli.inspecting(model), pytest.raises(MhaError, match=r"^Written is called through torch\.compile"):
         compiled(ids_of(1, 5))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_so_is_an_attention_in_a_compiled_function() -> None:
+    attend = torch.compile(nn.functional.scaled_dot_product_attention, backend="eager")
+    model = Laid(lambda q, k, v: attend(q, k, v))
+    with mhacli.inspecting(model), pytest.raises(MhaError, match=r"^a function made by torch\.compile hides"):
+        model(torch.randn(2, 5, 12))
+
+
+def test_an_implementation_that_is_compiled_is_left_alone_and_named() -> None:
+    model = deepcopy(tiny("llama"))
+    model.config._attn_implementation = "flex_attention"
+    modes = list[int]()
+
+    def flex(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+    ) -> tuple[Tensor, None]:
+        modes.append(_len_torch_dispatch_stack())
+        return query.transpose(1, 2), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AttentionInterface._global_mapping, "flex_attention", flex)
+        patch.setitem(AttentionMaskInterface._global_mapping, "flex_attention", lambda *_, **__: fractions.Fraction())
+        with mhacli.inspecting(model) as seen, torch.no_grad():
+            model(ids_of(1, 5))
+    assert set(modes) == {0}
+    with pytest.raises(MhaError, match="whose mask is of type Fraction"):
+        _ = seen.record
 
 
 def test_a_matrix_that_does_not_exist_is_refused() -> None:

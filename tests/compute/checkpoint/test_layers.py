@@ -10,7 +10,7 @@ import torch
 from support.model_families import sequences_of
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import ScoredCall
+from mhacli.adapters.hf.calls import ScoredCall
 from mhacli.adapters.hf.captured_pattern import KnownMasks
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.compute.checkpoint.layers import axes_of, misfit

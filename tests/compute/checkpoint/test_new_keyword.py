@@ -40,7 +40,7 @@ sys.exit(main())
 """
 """`mha`, with a Llama whose attention takes a keyword `cooling`, a factor on every score."""
 EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "adapters/hf/capture.py": (
+    "adapters/hf/calls.py": (
         ("    softcap: float | None = None\n", "    softcap: float | None = None\n    cooling: float = 1.0\n"),
         ('COMPUTED = frozenset(("is_causal",', 'COMPUTED = frozenset(("cooling", "is_causal",'),
         ('        "softcap": given.get("softcap"),\n',

@@ -43,7 +43,7 @@ from support.model_families import (
 )
 from torch import Tensor
 
-from mhacli.adapters.hf.capture import ScoredCall, SoftmaxCall
+from mhacli.adapters.hf.calls import ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.inputs import make_inputs
 from mhacli.cli.shared.output import tell_notes
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_families import FAMILIES, ids_of, made, run_plain
+from support.model_families import FAMILIES, ids_of, keywords_of, made, run_plain, tiny
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -342,16 +342,28 @@ def test_what_cannot_be_removed_is_an_error(what: Any, message: str) -> None:
 
 
 def test_a_mean_over_positions_that_a_call_does_not_have_is_refused() -> None:
-    model, ids = model_of("llama"), ids_of(1, N)
-    for call, message in (
-        (
-            lambda: model.generate(ids, max_new_tokens=3, pad_token_id=0, eos_token_id=None),
-            "behind 11 tokens in a cache",
-        ),
-        (lambda: model(inputs_embeds=model.model.embed_tokens(ids)), "reads no ids"),
+    model = model_of("llama")
+    with (
+        pytest.raises(mhacli.MhaError, match="behind 11 tokens in a cache"),
+        mhacli.removed(model, heads=[(1, 2)], replace="mean"),
     ):
-        with pytest.raises(mhacli.MhaError, match=message), mhacli.removed(model, heads=[(1, 2)], replace="mean"):
-            call()
+        model.generate(ids_of(1, N), max_new_tokens=3, pad_token_id=0, eos_token_id=None)
+
+
+def test_a_mean_over_what_may_be_padding_is_refused() -> None:
+    model = tiny("vit")
+    with pytest.raises(mhacli.MhaError, match="reads no ids"), mhacli.removed(model, heads=[(1, 2)], replace="mean"):
+        model(**keywords_of("vit"))
+
+
+def test_a_mean_over_vectors_is_that_over_their_ids() -> None:
+    model, ids = model_of("llama"), ids_of(2, N)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    with mhacli.removed(model, heads=[(1, 2)], replace="mean"), torch.no_grad():
+        of_ids = model(ids, attention_mask=mask).logits
+        of_vectors = model(inputs_embeds=model.model.embed_tokens(ids), attention_mask=mask).logits
+    assert torch.equal(of_vectors, of_ids)
 
 
 def test_a_model_that_is_not_called_is_an_error() -> None:

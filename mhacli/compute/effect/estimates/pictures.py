@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call, captured
+from mhacli.adapters.hf.calls import Call
+from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import outputs_of
 from mhacli.adapters.hf.layer_names import LayerKey

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.capture import Call
+from mhacli.adapters.hf.calls import Call
 from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
 from mhacli.compute.effect.removal import Removal, Remover, StandIns
