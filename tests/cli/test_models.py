@@ -207,7 +207,7 @@ def test_trace_walks_through_one_layer(mha: Mha, gpt2: str, eager: list[np.ndarr
 def test_decode_tells_every_step(mha: Mha, gpt2: str, eager: list[np.ndarray]) -> None:
     words = ["decode", "--model", gpt2, TEXT, "--layer", "1", "--prompt-len", "20"]
     said = mha(*words)
-    steps = re.findall(r"^step (\d+) · (\w+) · ", said.out, re.MULTILINE)
+    steps = re.findall(r"^ *(\d+) +(prefill|decode) ", said.out, re.MULTILINE)
     assert steps == [("0", "prefill"), *((str(i), "decode") for i in range(1, N - 19))]
     document = json.loads(mha(*words, "--json").out)
     assert np.array(document["layers"][0]["pattern"][0]) == pytest.approx(eager[1], abs=TOLERANCE)
