@@ -452,7 +452,7 @@ def test_tokens_without_pieces_are_words_of_their_own():
 
 MISSING = (
     "the text begins without the beginning-of-text token (id 1), which the model's tokenizer defines and usually begins "
-    "with: heads that rest on it will look elsewhere"
+    "with: heads that usually attend to it will attend elsewhere"
 )
 
 
