@@ -661,7 +661,7 @@ def test_options_choose_what_is_drawn_and_the_page_says_so():
     assert found["scale"]["kind"] == "rank"
     assert np.array_equal(shares_of(found, 1), expected_shares(record, 1, 2))
     notes = Parsed(source).texts["notes"]
-    assert "drawn are heads 0, 2 alone" in notes
+    assert "drawn are heads 0, 2 only" in notes
     assert "drawn are sequences 1, 2 of 3 alone" in notes
     assert [row[0] for row in Parsed(source).rows["statistics"][1:]] == ["0", "2"]
     layers = layered(text_of(WORDS))
