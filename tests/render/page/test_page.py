@@ -662,12 +662,12 @@ def test_options_choose_what_is_drawn_and_the_page_says_so():
     assert np.array_equal(shares_of(found, 1), expected_shares(record, 1, 2))
     notes = Parsed(source).texts["notes"]
     assert "drawn are heads 0, 2 only" in notes
-    assert "drawn are sequences 1, 2 of 3 alone" in notes
+    assert "drawn are sequences 1, 2 of 3 only" in notes
     assert [row[0] for row in Parsed(source).rows["statistics"][1:]] == ["0", "2"]
     layers = layered(text_of(WORDS))
     found, source = content(layers, layers=((None, 1),))
     assert [layer["label"] for layer in found["layers"]] == ["layer 1"]
-    assert "drawn are layer 1 alone" in Parsed(source).texts["notes"]
+    assert "drawn are layer 1 only" in Parsed(source).texts["notes"]
     with pytest.raises(UsageError) as fault:
         page(record, ViewOptions(heads=(3,)))
     assert fault.value.message.startswith("--head 3 ")
