@@ -239,6 +239,22 @@ def test_texts_of_as_many_tokens_correspond_by_position(effect: Run) -> None:
     assert document["effect"]["verified"]["ok"]
 
 
+def test_a_target_outside_the_vocabulary_is_refused_and_the_token_for_it_can_be_named(
+    effect: Run, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: i for i, word in enumerate(["<unk>", *dict.fromkeys(TEXT.split())])}
+    library = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["<unk>"])
+    library.save(str(tmp_path / "words.json"))
+    of_words = ("--head", "0.0", "--tokenizer", str(tmp_path / "words.json"), "--json")
+    assert effect(*of_words, "--target", "giraffe").code == 2
+    assert effect(*of_words, "--target", "cat", "--versus", "giraffe").code == 2
+    assert effect(*of_words, "--target", "<unk>").document["effect"]["target_id"] == 0
+
+
 def test_a_target_of_several_tokens_is_taken_by_its_first_on_request(effect: Run) -> None:
     found = effect("--head", "0.0", "--target", "cat", "--target-first", "--json").document["effect"]
     assert found["target"] == "c"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -252,6 +253,12 @@ class EffectStudy:
             raise UsageError(
                 f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}",
                 hint=f"{self._named('target_first')} takes the first of them",
+            )
+        spelling = self.checkpoint.tokenizer.spelling
+        if sequence.ids[0] == spelling.unknown_id and word != spelling.unknown_name:
+            raise UsageError(
+                f"{name} {word!r} is not in the vocabulary of the tokenizer",
+                hint=f"{name} {shlex.quote(spelling.unknown_name)} measures the token that stands for every such word",
             )
         return sequence.ids[0]
 
