@@ -69,7 +69,9 @@ def never(*given: object, **named: object) -> object:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-@pytest.mark.parametrize(("rows", "drawn"), [("last", "10 “T” →"), ("3", "3 “␣” →"), ("generated", "none of the rows")])
+@pytest.mark.parametrize(
+    ("rows", "drawn"), [("last", "10 “T” →"), ("3", "3 “␣” →"), ("generated", "none of the chosen rows")]
+)
 def test_rows_are_places_in_the_text_that_the_layer_reads(mha: Command, rows: str, drawn: str) -> None:
     more = ["--generate", "2"] if rows == "generated" else []
     code, out, _ = mha("run", "t5", CAT, "--layer", "encoder.0", "--head", "0", "--view", "top", "--from", rows, *more)

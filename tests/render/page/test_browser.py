@@ -867,7 +867,10 @@ def test_an_option_stands_on_one_line_with_its_value_however_narrow_the_window(o
     assert option.inner_text() == "--keep qk,scores,pattern,z,out,v"
     for width in (1200, 420):
         opened.tab.set_viewport_size({"width": width, "height": 800})
-        assert option.evaluate("element => element.getClientRects().length") == 1
+        # The page draws its text anew after the window has changed.
+        opened.tab.wait_for_function(
+            "document.querySelector('#story code')?.getClientRects().length === 1", timeout=30_000
+        )
 
 
 def test_softcap_and_bias_stand_in_their_order(open_page: Open) -> None:
