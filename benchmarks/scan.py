@@ -114,7 +114,7 @@ def done_at(n_workers: int, start: Any, made: list[Unit]) -> list[float]:
     from mhacli.compute.scan.engines.ray import RayEngine
 
     times: list[float] = []
-    RayEngine("auto", n_workers).run(iter(made), start, lambda unit, files: times.append(perf_counter()))
+    RayEngine("auto", n_workers).run(iter(made), start, lambda *done: times.append(perf_counter()))
     return times
 
 

@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.checkpoints_saved import Checkpoints
 from support.processes import MHA, PATIENCE_S
 from support.scans import corpus_file, sentences
+
+from mhacli.cli.shared.scanning import in_words
+from mhacli.compute.scan.progress import ScanProgress
 
 N_DOCUMENTS, N_UNITS = 40, 3
 
@@ -88,6 +92,12 @@ def test_json_is_the_record_and_progress_goes_to_stderr_as_lines(folder: Path) -
     assert (corpus["n_documents"], corpus["n_bad"], len(corpus["heads"])) == (18, 0, 12)
     lines = [json.loads(line)["progress"] for line in done.stderr.splitlines() if line.startswith("{")]
     assert lines[-1]["n_documents"] == lines[-1]["of_documents"] == 18
+
+
+def test_progress_in_words_has_the_least_and_the_most_of_several_workers() -> None:
+    done = ScanProgress(n_documents=320, of_documents=3000, by_worker={"a, process 1": 144, "b, process 2": 176})
+    assert in_words(done) == "320 of 3,000 documents, 2 workers with 144 to 176"
+    assert in_words(replace(done, by_worker={"a, process 1": 320})) == "320 of 3,000 documents"
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,18 @@ class ScanReport:
 
 
 def in_words(done: ScanProgress) -> str:
-    """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
+    """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad, 2 workers with 144 to 176`."""
     of = "" if done.of_documents is None else f" of {done.of_documents:,}"
     parts = [f"{done.n_documents:,}{of} documents"]
     if done.documents_per_s is not None and done.tokens_per_s is not None:
         parts += [f"{done.documents_per_s:.3g} documents/s", f"{done.tokens_per_s:,.0f} tokens/s"]
     if done.left_s:
         parts.append(f"{seconds_text(done.left_s)} left")
-    return ", ".join([*parts, f"{done.n_bad:,} bad"] if done.n_bad else parts)
+    parts += [f"{done.n_bad:,} bad"] if done.n_bad else []
+    if (n_workers := len(done.by_worker)) > 1:
+        least, most = min(done.by_worker.values()), max(done.by_worker.values())
+        parts.append(f"{n_workers:,} workers with {least:,} to {most:,}")
+    return ", ".join(parts)
 
 
 def _share(done: ScanProgress) -> float:

@@ -37,8 +37,9 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
     for name in names:
         folded.add(read_sums(folder.sums_path(name)))
     if not folded.heads:
-        first = f", the first is {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
-        raise MhaError(f"no document could be computed: {folded.n_bad} are bad{first}", code="no-documents")
+        first = f": {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
+        more = f", and {folded.n_bad - 1:,} more" if folded.n_bad > 1 else ""
+        raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
     settings = folder.settings[0]
     head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
     example = storage.load(folder.example_path(folder.examples()[0]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
 class ScanProgress:
     """The documents that are done, bad ones among them, `of_documents` where that is known. `n_left_done` of them were done
-    before; the others, with `n_new_tokens`, took `seconds`."""
+    before; the others, with `n_new_tokens`, took `seconds`, and `by_worker` says how many of them each worker has done."""
 
     n_documents: int = 0
     n_bad: int = 0
@@ -17,17 +17,19 @@ class ScanProgress:
     n_left_done: int = 0
     n_new_tokens: int = 0
     seconds: float = 0.0
+    by_worker: dict[str, int] = field(default_factory=dict)
 
     def leave(self, n_good: int, n_bad: int, n_tokens: int) -> None:
         """Documents that were done before."""
         self._count(n_good, n_bad, n_tokens)
         self.n_left_done += n_good + n_bad
 
-    def add(self, n_good: int, n_bad: int, n_tokens: int, seconds: float) -> None:
-        """Documents that are done now, so many seconds after the beginning."""
+    def add(self, worker: str, n_good: int, n_bad: int, n_tokens: int, *, seconds: float) -> None:
+        """Documents that a worker has done now, so many seconds after the beginning."""
         self._count(n_good, n_bad, n_tokens)
         self.n_new_tokens += n_tokens
         self.seconds = seconds
+        self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
 
     def _count(self, n_good: int, n_bad: int, n_tokens: int) -> None:
         self.n_documents += n_good + n_bad

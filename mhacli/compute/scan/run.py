@@ -19,7 +19,7 @@ from mhacli.results.record.corpus import BadEntry
 from mhacli.results.record.record import Record
 from mhacli.results.scan.folder import ScanFolder, open_folder
 from mhacli.results.scan.sums import UnitFacts, read_sums
-from mhacli.results.scan.unit import Unit, UnitFiles, document_digest, units
+from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles, document_digest, units
 from mhacli.text.corpus import CorpusFormat, documents
 
 
@@ -60,9 +60,9 @@ class ScanStudy:
         self.progress.of_documents = self._n_documents()
         began = perf_counter()
 
-        def on_done(unit: Unit, files: UnitFiles) -> None:
+        def on_done(unit: Unit, files: UnitFiles, worker: str) -> None:
             folder.write(unit, files)
-            self.progress.add(files.n_documents, files.n_bad, files.n_tokens, perf_counter() - began)
+            self.progress.add(worker, files.n_documents, files.n_bad, files.n_tokens, seconds=perf_counter() - began)
             self.tell(self.progress)
             if self.strict and files.n_bad:
                 self._refuse(read_sums(folder.sums_path(unit.name)).facts.bad[0])
@@ -75,7 +75,7 @@ class ScanStudy:
 
     def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
         """The units of this share that are not done."""
-        others, (rank, world) = _by_number(folder.unit_names()), self.share
+        others = _by_number(folder.unit_names())
         for unit in units(documents(self.sources, self.form), digest):
             if self.is_stopped():
                 return
@@ -85,10 +85,10 @@ class ScanStudy:
                 self.note(f"{done.fault}; it is computed again")
             lacks_example = done.facts is not None and bool(done.facts.documents) and unit.number < self._example
             if done.name is not None and done.facts is not None and not lacks_example:
-                self._leave_done(done.name, done.facts)
+                self._leave_done(done.name, done.facts, is_own=self._is_own(unit.number))
                 continue
             self._names.append(unit.name)
-            if unit.number % world == rank:
+            if self._is_own(unit.number):
                 wants_example = unit.number < self._example
                 yield unit._replace(wants_example=wants_example)
                 self._example = self._known_example(folder) if wants_example else self._example
@@ -99,11 +99,16 @@ class ScanStudy:
                 path=self.out,
             )
 
-    def _leave_done(self, name: str, facts: UnitFacts) -> None:
+    def _is_own(self, number: int) -> bool:
+        """Whether this share has the unit with a number."""
+        rank, world = self.share
+        return number % world == rank
+
+    def _leave_done(self, name: str, facts: UnitFacts, *, is_own: bool) -> None:
         self._names.append(name)
-        self.progress.leave(
-            len(facts.documents), len(facts.bad), sum(document.n_tokens for document in facts.documents)
-        )
+        if is_own:
+            n_tokens = sum(document.n_tokens for document in facts.documents)
+            self.progress.leave(len(facts.documents), len(facts.bad), n_tokens)
         if self.strict and facts.bad:
             self._refuse(facts.bad[0])
 
@@ -140,10 +145,11 @@ class ScanStudy:
         return float("inf")
 
     def _n_documents(self) -> int | None:
-        """How many documents there are, None for a corpus that can be read once only."""
+        """How many documents this share has, None for a corpus that can be read once only."""
         if any(source == "-" or _is_pipe(source) for source in self.sources):
             return None
-        return sum(1 for _ in documents(self.sources, self.form))
+        numbered = enumerate(documents(self.sources, self.form))
+        return sum(self._is_own(number // UNIT_SIZE) for number, _ in numbered)
 
 
 def _is_pipe(source: str) -> bool:

@@ -21,7 +21,8 @@ from mhacli.render.base.format import (
     type_text,
 )
 from mhacli.render.base.options import Rows, ViewOptions, chosen
-from mhacli.render.base.selection import chosen_layers, names_of, ranges
+from mhacli.render.base.selection import chosen_heads, chosen_layers, names_of, ranges
+from mhacli.render.checkpoint.corpus import effects_view, spread_view
 from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.view import key_name
@@ -34,6 +35,7 @@ from mhacli.render.page.elements import (
     lines_of,
     page_script,
     page_style,
+    preformatted,
     sentence,
     tag,
     text,
@@ -136,7 +138,13 @@ class _Frame:
         requests = self.requests if maps.maps else ()
         sentences = [*notes(self.record, self.options, view, requests, maps)]
         sections = _drawn_sections() if view.heads else [_nothing_section(sentences.pop(0))]
-        sections += [effects(self.record), self.statistics, *([self.cells] if self.cells else []), self.walk]
+        sections += [
+            effects(self.record),
+            _documents(self.record, self.options),
+            self.statistics,
+            *([self.cells] if self.cells else []),
+            self.walk,
+        ]
         sections += [*([_notes_section(sentences)] if sentences else []), _provenance(self.record)]
         content = tag("script", payload(view, maps), type="application/json", id="record")
         script = page_script()
@@ -167,10 +175,12 @@ def _title(record: Record) -> str:
     what = "decoding" if record.decoding is not None else "attention"
     if record.config.random is not None and record.model is None:
         return f"{what} over random rows"
+    model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
+    if record.corpus is not None:
+        return f"{what}{model}: {count_of(record.corpus.n_documents, 'document', grouped=True)}"
     words = " ".join(record.sequences[0].text[: 8 * _TITLE].split())
     cut = fitted(visible(words), _TITLE)
     more = f" and {count_of(len(record.sequences) - 1, 'text')} more" if len(record.sequences) > 1 else ""
-    model = "" if record.model is None else f" in {visible(record.model.path.rstrip('/').rpartition('/')[2])}"
     return f"{what}{model}: “{cut}”{more}"
 
 
@@ -205,6 +215,19 @@ def _drawn_sections() -> list[Html]:
         tag("section", *chosen_one, id="chosen", data_script="", hidden=""),
         tag("section", tag("h2", text("tokens")), tag("div", id="tokens-area"), id="tokens", data_script="", hidden=""),
     ]
+
+
+def _documents(record: Record, options: ViewOptions) -> Html:
+    """How statistics and effects spread over the documents of a corpus; nothing where there is none."""
+    if record.corpus is None:
+        return Html("")
+    layers = chosen_layers(record, options)
+    views = [
+        spread_view(record.corpus, record, chosen_heads(layers, options)),
+        *effects_view(record.corpus, layers, record, everything=True),
+    ]
+    shown = (preformatted(view, WIDE.width) for view in views)
+    return tag("section", tag("h2", text("documents")), *shown, id="documents")
 
 
 def _notes_section(sentences: Sequence[str]) -> Html:

@@ -153,7 +153,15 @@ def read_settings(path: str) -> tuple[ScanSettings, ...]:
     document = load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise MhaError(f"{manifest} is not a manifest of schema {SCHEMA}", code="bad-file", path=manifest)
-    return decode(_Manifest, document, manifest).settings
+    try:
+        return decode(_Manifest, document, manifest).settings
+    except MhaError as fault:
+        raise MhaError(
+            f"{fault.message}: another version of mha may have made it",
+            hint="--out another folder starts anew",
+            code="bad-file",
+            path=manifest,
+        ) from fault
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def computed(engine: Any, start: Any, made: Sequence[Unit], on_done: Callable[[i
     """The files of every unit. `on_done` hears how many are done."""
     done: Result = {}
 
-    def take(unit: Unit, files: UnitFiles) -> None:
+    def take(unit: Unit, files: UnitFiles, worker: str) -> None:
         assert unit.number not in done
         done[unit.number] = files
         on_done(len(done))

@@ -136,10 +136,8 @@ def test_bad_documents_are_counted_and_listed(model: str, tmp_path: Path) -> Non
 
 
 def test_a_corpus_without_a_good_document_is_an_error_that_names_the_first(model: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        MhaError, match=r"no document could be computed: 1 are bad, the first is .*c.jsonl:1: only white"
-    ):
-        study(model, corpus_file(tmp_path / "c.jsonl", [" "]), tmp_path / "out").run()
+    with pytest.raises(MhaError, match=r"the corpus has no good document: .*c.jsonl:1: only white space, and 1 more"):
+        study(model, corpus_file(tmp_path / "c.jsonl", [" ", ""]), tmp_path / "out").run()
 
 
 # --------------------------------------------------------------------------------------------------------- interruptions
@@ -187,6 +185,20 @@ def test_ranks_share_the_units_and_the_last_one_merges(
     assert study(model, corpus, tmp_path / "out", share=(1, 2)).run() is None
     assert study(model, corpus, tmp_path / "out", share=(0, 2)).run() is not None
     assert digests(tmp_path / "out") == whole
+
+
+def test_the_progress_of_a_rank_is_that_of_its_own_units(model: str, corpus: str, tmp_path: Path) -> None:
+    for rank, n_documents in ((1, 4), (0, 16), (1, 4)):  # done before, at last
+        ranked = study(model, corpus, tmp_path / "out", share=(rank, 2))
+        ranked.run()
+        assert (ranked.progress.n_documents, ranked.progress.of_documents) == (n_documents, n_documents)
+    assert study(model, corpus, tmp_path / "out").run() is not None
+
+
+def test_progress_counts_the_documents_of_each_worker(model: str, corpus: str, tmp_path: Path) -> None:
+    whole = study(model, corpus, tmp_path / "out")
+    whole.run()
+    assert [*whole.progress.by_worker.values()] == [len(TEXTS)]
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 def computed(request: ScanRequest, made: list[Unit]) -> list[UnitFiles]:
     done: list[UnitFiles] = []
-    SingleEngine().run(iter(made), start_of(request), lambda unit, files: done.append(files))
+    SingleEngine().run(iter(made), start_of(request), lambda unit, files, worker: done.append(files))
     return done
 
 

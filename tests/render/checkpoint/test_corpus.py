@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from support.checkpoint_views import RECORDS, view
 
+from mhacli.render.base.options import ViewOptions
+from mhacli.render.page.document import page
 from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusHead, CorpusSummary, Spread, TokenSink
 from mhacli.results.record.head_statistics import STATISTICS
 from mhacli.results.record.record import Record
@@ -52,6 +55,13 @@ def test_a_row_says_how_the_statistic_of_the_type_spreads() -> None:
     (row,) = [line.split() for line in view(RECORD, layers=((None, 2),), heads=(1,)) if ".491" in line]
     assert row[:3] == ["2", "1", "25"]
     assert row[-7:] == [".500", ".491", "to", ".512", ".100", "to", ".876"]
+
+
+def test_a_page_says_how_many_documents_there_are_and_how_statistics_spread() -> None:
+    drawn = page(RECORD, ViewOptions())
+    assert re.search(r"<h1><bdi>attention in [^<]+: 1,234 documents</bdi></h1>", drawn)
+    section = drawn[drawn.index('id="documents"') : drawn.index("</section>", drawn.index('id="documents"'))]
+    assert section.count(".491 to .512") == len(RECORD.heads)
 
 
 def test_heads_whose_removal_changes_most_come_first() -> None:

@@ -8,7 +8,6 @@ ended goes to another, and gives the same bytes there.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import statistics
 import threading
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
-from mhacli.compute.scan.engines.single import OnDone
+from mhacli.compute.scan.engines.single import OnDone, name_here
 from mhacli.compute.scan.worker import Worker, WorkerStart, settings_here
 from mhacli.errors import MhaError, installing
 from mhacli.requests.scan import ScanRequest
@@ -48,7 +47,7 @@ class _Actor:
         with suppress(OSError):
             os.chdir(folder)
         self._worker: Worker = start.load()
-        return f"{platform.node()}, process {os.getpid()}"
+        return name_here()
 
     def compute(self, unit: Unit) -> UnitFiles:
         """The files of a unit."""
@@ -249,7 +248,7 @@ class _Crew:
         unit, now = member.units.popleft(), monotonic()
         self.seconds.append(now - member.since)
         member.since = now
-        self.on_done(unit, given)
+        self.on_done(unit, given, member.where)
 
     def _lose(self, member: _Member, fault: Exception) -> None:
         """Gives the units of an actor that has ended back. Raises `MhaError` for what ends every actor."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -10,8 +12,13 @@ from mhacli.requests.scan import ScanRequest
 from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.unit import Unit, UnitFiles
 
-OnDone = Callable[[Unit, UnitFiles], None]
-"""Hears of every unit that was computed, in any order, in the process that runs the engine."""
+OnDone = Callable[[Unit, UnitFiles, str], None]
+"""Hears of every unit that was computed and by which worker, in any order, in the process that runs the engine."""
+
+
+def name_here() -> str:
+    """The name of this process among workers."""
+    return f"{platform.node()}, process {os.getpid()}"
 
 
 class Engine(Protocol):
@@ -40,4 +47,4 @@ class SingleEngine:
         worker = None
         for unit in units:
             worker = worker or start.load()
-            on_done(unit, worker.compute(unit))
+            on_done(unit, worker.compute(unit), name_here())
