@@ -154,7 +154,7 @@ def test_units_are_taken_from_the_corpus_only_when_a_worker_can_have_them(cluste
             most = max(most, n_taken - n_done)
             yield unit
 
-    def done(unit: Unit, files: UnitFiles) -> None:
+    def done(unit: Unit, files: UnitFiles, where: str) -> None:
         nonlocal n_done
         n_done += 1
 
