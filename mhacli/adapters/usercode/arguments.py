@@ -1,4 +1,4 @@
-"""Arguments of a user's constructor: what names stand for, values from the command line, guesses, and errors about both."""
+"""The arguments of a user's constructor: their roles, values from the command line, guesses, and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SPELLINGS: Final[Mapping[Role, str]] = {
     "temperature": "temperature temp",
     "softcap": "softcap soft_cap logit_cap cap attn_logit_softcapping attn_softcap logits_soft_cap score_cap tanh_cap",
 }
-"""What each role is called, in snake case; other names are compared without underscores and capitals."""
+"""The names of each role, in snake case. Other names are compared without underscores and case."""
 
 
 def _plain(name: str) -> str:
@@ -65,14 +65,14 @@ def _plain(name: str) -> str:
 
 
 _EXACT: Final[Mapping[str, Role]] = {name: role for role, names in SPELLINGS.items() for name in names.split()}
-"""torch's `kdim` is the width of what keys are made of, anybody's `k_dim` that of a key."""
+"""Exact names first: torch's `kdim` is the input width of the keys, while `k_dim` usually is the width of one key."""
 _ROLES: Final[Mapping[str, Role]] = {_plain(name): role for role, names in SPELLINGS.items() for name in names.split()}
 _OF_INPUTS: Final = frozenset({"keysize", "valuesize", "keydim", "valuedim"})
-"""Widths of what is projected, not of a head, where a width of queries stands beside them."""
+"""Names of input widths, not head widths, if the constructor also has a query width."""
 
 
 def role_of(name: str, beside: frozenset[str] = frozenset()) -> Role | None:
-    """What an argument of that name stands for, None where the name is no usual one. `beside` are the names of the others.
+    """The role of an argument by its name, None for an unusual name. `beside` are the names of the other arguments.
 
     >>> role_of("numHeads"), role_of("key_size"), role_of("key_size", frozenset({"query_size"}))
     ('n_heads', 'd_head', 'd_model')
@@ -84,7 +84,7 @@ def role_of(name: str, beside: frozenset[str] = frozenset()) -> Role | None:
 
 
 def stated(arguments: Mapping[str, Any], role: Role) -> Any:
-    """What the arguments say of a role, those of a config (`config.n_head`) too; None where none of them says anything."""
+    """The value of a role among the arguments, config fields (`config.n_head`) included; None if no argument has it."""
     names = frozenset(name.rpartition(".")[2] for name in arguments)
     for name, value in arguments.items():
         if role_of(name.rpartition(".")[2], names) == role and value is not None:
@@ -99,8 +99,8 @@ _LONGEST_LITERAL: Final = 10_000
 
 
 def parse_value(text: str) -> object:
-    """The value that a word of the command line means: a Python literal, `true`, `none`, `torch.float32`, `nn.ReLU`; anything
-    else is a string.
+    """The value of a command-line word: a Python literal, `true`, `none`, `torch.float32`, `nn.ReLU`, else the string
+    itself.
 
     >>> parse_value("64"), parse_value("true"), parse_value("(2, 3)"), parse_value("'8'"), parse_value("relu")
     (64, True, (2, 3), '8', 'relu')
@@ -120,22 +120,22 @@ def parse_value(text: str) -> object:
 
 def _of_torch(word: str) -> object:
     first, *rest = word.split(".")
-    found: object = torch if first == "torch" else nn
+    value: object = torch if first == "torch" else nn
     for name in rest:
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             return word
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 # ------------------------------------------------------------------------------------------------------- guessed values
 
 
 D_HEAD: Final = 8
-"""Even, as rotary positions need, and not so small that the pairings of their columns are the same."""
+"""Even for rotary positions, and large enough to distinguish their column pairings."""
 _HEADS: Final = (5, 7, 3, 9, 15, 11, 13, 4, 6, 8, 12, 10, 16, 14, 20, 24, 32, 2, 1)
 _GROUPED_HEADS: Final = (15, 9, 21, 25, 35, 6, 12, 10, 20, 4, 8, 16, 18, 24, 32, 14, 2, 5, 7, 3, 1)
-"""Those that kv heads can divide come first."""
+"""Numbers with a divisor for kv heads come first."""
 _CONTEXTS: Final = (64, 48, 96)
 SIZES: Final[frozenset[Role]] = frozenset(
     {"d_model", "d_out", "n_heads", "n_kv_heads", "d_head", "d_v", "context_length"}
@@ -162,18 +162,18 @@ MEANINGS: Final[Mapping[Role, str]] = {
     "scale": "1/√d_head",
     "temperature": "√d_head",
 }
-"""What each guessed role means, in a few words."""
+"""A short description of each guessed role."""
 
 
 class GuessContext(NamedTuple):
-    """What values depend on that are no sizes: whether the user wants it causal, and the device that it will be on."""
+    """The settings that guesses depend on besides sizes: `--causal` and the device."""
 
     causal: bool
     device: str
 
 
 def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: GuessContext) -> dict[Role, Any]:
-    """A value for every role of `roles`, given those that are known."""
+    """A value for each role, consistent with the known values."""
     sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and _is_size(value)})
     d_head = int(sizes["d_head"])
     others: dict[Role, Any] = {
@@ -194,7 +194,7 @@ def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: GuessConte
 
 
 def guess_reason(role: Role, around: GuessContext) -> str:
-    """What a guess for the role rests on, in a few words."""
+    """A short reason for the guess."""
     return MEANINGS.get(role, "--causal" if around.causal else "no --causal")
 
 
@@ -203,7 +203,7 @@ def _is_size(value: object) -> bool:
 
 
 def _sizes(roles: Set[Role], known: Mapping[Role, int]) -> dict[Role, int]:
-    """All sizes. `d_model = n_heads · d_head` where that leaves a choice, and `n_kv_heads` divide `n_heads`."""
+    """All sizes. Unless given, `d_model = n_heads · d_head`, and `n_kv_heads` divides `n_heads`."""
     is_grouped = "n_kv_heads" in roles or "n_kv_heads" in known
     width = known.get("d_out", known.get("d_model"))
     n_heads = known.get("n_heads") or _n_heads(known, width, is_grouped)
@@ -224,7 +224,7 @@ def _sizes(roles: Set[Role], known: Mapping[Role, int]) -> dict[Role, int]:
 
 
 def _n_heads(known: Mapping[Role, int], width: int | None, is_grouped: bool) -> int:
-    """How many heads, where nothing is given: three at least, odd, and unlike their width, as far as the known sizes let them."""
+    """A number of heads: if possible at least three, odd, and different from the head width."""
     n_kv_heads, d_head = known.get("n_kv_heads", 1), known.get("d_head")
     if width and d_head and width % d_head == 0 and width // d_head % n_kv_heads == 0:
         return width // d_head
@@ -233,11 +233,11 @@ def _n_heads(known: Mapping[Role, int], width: int | None, is_grouped: bool) -> 
         candidates = [n_kv_heads * group for group in (3, 5, 2, 4, 1) if group != n_kv_heads] + [n_kv_heads]
     if not width or d_head:
         return candidates[0]
-    return min(candidates, key=lambda n: _faults(n, width))
+    return min(candidates, key=lambda n: _drawbacks(n, width))
 
 
-def _faults(n_heads: int, width: int) -> tuple[bool, ...]:
-    """What speaks against a number of heads for a width, the worst first."""
+def _drawbacks(n_heads: int, width: int) -> tuple[bool, ...]:
+    """The drawbacks of a number of heads for this width, the worst first."""
     d_head = width // n_heads
     return (
         width % n_heads != 0,
@@ -251,7 +251,7 @@ def _faults(n_heads: int, width: int) -> tuple[bool, ...]:
 
 
 def _n_kv_heads(n_heads: int) -> int:
-    """Kv heads for query heads: more than one, several queries each, and as many of both only where nothing else divides."""
+    """A number of kv heads: if possible more than one, with several queries each, and different from the group size."""
     inner = [n for n in range(2, n_heads) if n_heads % n == 0]
     unlike = [n for n in inner if n * n != n_heads]
     odd = [n for n in unlike if n % 2]
@@ -266,24 +266,22 @@ _MOST_SHOWN: Final = 40
 
 
 class Parameters(NamedTuple):
-    """The parameters of a constructor that have names, with their annotations as classes where those can be found;
-    `takes_any`: it takes others too, by name."""
+    """The named parameters of a constructor, annotations resolved if possible. `takes_any`: it has `**kwargs`."""
 
     named: tuple[inspect.Parameter, ...]
     takes_any: bool
 
     @property
     def required(self) -> list[inspect.Parameter]:
-        """Those that have no default."""
+        """The parameters without a default."""
         return [parameter for parameter in self.named if parameter.default is EMPTY]
 
 
 def parameters_of(cls: Callable[..., Any]) -> Parameters:
-    """What the class, or the function that builds, asks for when it is called. A class that hands everything on is asked for what
-    its base asks for."""
-    found = _parameters(cls)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
-    named = _named(found)
+    """The parameters of a class or factory function. For a class that only forwards `**kwargs`, those of its base class."""
+    parameters = _parameters(cls)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = _named(parameters)
     for base in cls.__mro__[1:] if takes_any and not named and inspect.isclass(cls) else ():
         if "__init__" in vars(base) and base not in (object, nn.Module):
             named = _named(_parameters(base))
@@ -293,7 +291,7 @@ def parameters_of(cls: Callable[..., Any]) -> Parameters:
 
 
 def _parameters(cls: Callable[..., Any]) -> list[inspect.Parameter]:
-    if getattr(cls, "__init__", None) is nn.Module.__init__:  # which takes anything in order to refuse it
+    if getattr(cls, "__init__", None) is nn.Module.__init__:  # accepts any argument, only to reject it
         return []
     try:
         parameters = list(inspect.signature(cls).parameters.values())
@@ -310,21 +308,21 @@ def _named(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _hints(cls: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the constructor as they evaluate, without `None`; none where one of them names what is not there."""
+    """The resolved annotations of the constructor, without `None`; empty if one of them cannot be resolved."""
     try:
         hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls)
-    except Exception:  # whatever stands in the user's annotations
+    except Exception:  # evaluating the user's annotations may raise anything
         return {}
     return {name: _without_none(hint) for name, hint in hints.items()}
 
 
 def _without_none(hint: Any) -> Any:
-    inner = [one for one in typing.get_args(hint) if one is not type(None)]
+    inner = [option for option in typing.get_args(hint) if option is not type(None)]
     return inner[0] if len(inner) == 1 and type(None) in typing.get_args(hint) else hint
 
 
 def describe_parameters(parameters: Mapping[str, Any]) -> str:
-    """Parameters to read, with their defaults: `d_model, n_heads=8`."""
+    """Parameters with their defaults, as text: `d_model, n_heads=8`."""
     shown = [name if default is EMPTY else f"{name}={_short(default)}" for name, default in parameters.items()]
     return first_names(shown, _MOST_SHOWN)
 
@@ -332,16 +330,16 @@ def describe_parameters(parameters: Mapping[str, Any]) -> str:
 def _short(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:  # a repr of theirs
+    except Exception:  # a user's __repr__ may raise
         text = type(value).__name__
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def require_known(name: str, parameters: Mapping[str, Any]) -> None:
-    """Raises `MhaError` unless there is a parameter of that name; it lists those that there are, with their defaults."""
+    """Raises `MhaError` unless the parameter exists. The message lists the parameters with their defaults."""
     if name in parameters:
         return
-    by_end = {one.rpartition(".")[2]: one for one in parameters}
+    by_end = {parameter.rpartition(".")[2]: parameter for parameter in parameters}
     near = difflib.get_close_matches(name.rpartition(".")[2], list(by_end), n=1, cutoff=0.5)
     raise MhaError(
         f"--arg {name}: there is no such argument, only {describe_parameters(parameters)}"
@@ -353,7 +351,7 @@ def require_known(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def describe_unknown(owner: str, names: Sequence[str]) -> MhaError:
-    """The error for parameters that have no default, were not given, and mean nothing that could be guessed."""
+    """The error for required parameters without a value or a usual name."""
     return MhaError(
         f"{owner} needs a value for {' and '.join(names)}, which mha cannot guess from the name",
         hint=f"for example {' '.join(f'--arg {name}=1' for name in names)}",

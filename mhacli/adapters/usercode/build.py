@@ -1,4 +1,4 @@
-"""Builds a user's attention: from what was given, from the constructor's defaults, and from guesses that are reported."""
+"""Builds a user's attention from given arguments, constructor defaults, and guesses, which are reported."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from mhacli.requests.user_code import TargetRequest
 
 
 class _ConstructorCall(NamedTuple):
-    """What a constructor is called with: what was given and guessed. `configs` are those among them that are configs, each
-    with what was given for it, `guesses` what is guessed before it runs."""
+    """The arguments of a constructor call, given and guessed. `configs` maps each config parameter to the values given for it;
+    `guesses` are those made before the call."""
 
     values: dict[str, Any]
     configs: dict[str, dict[str, Any]]
@@ -45,17 +45,17 @@ class _ConstructorCall(NamedTuple):
 
 
 def build(target: Target, request: TargetRequest) -> Built:
-    """What is examined, in eval, on its device. A class is called, and a function that builds; any other function, or an
-    instance, is taken as it is.
+    """The target in eval mode on its device. A class or a factory function is called; another function or an instance is used
+    directly.
 
-    Raises `MhaError` for a device that is not there, for arguments that are missing or unknown, for what cannot be built, and
-    for what its constructor raises.
+    Raises `MhaError` for a missing device, for missing or unknown arguments, for a target that cannot be built, and for an
+    exception in its constructor.
     """
     _require_device(request.device)
     thing = target.thing
     given = _given(request)
     if not inspect.isclass(thing) and not is_factory(thing, given):
-        return _as_it_is(target, request)
+        return _used_directly(target, request)
     if inspect.isclass(thing) and issubclass(thing, torch.autograd.Function):
         return _function(target, thing.apply, request)
     if inspect.isclass(thing):
@@ -65,12 +65,12 @@ def build(target: Target, request: TargetRequest) -> Built:
     except (KeyboardInterrupt, MhaError):
         raise
     except BaseException as fault:
-        raise _refusal(target, fault, given) from fault
+        raise _build_error(target, fault, given) from fault
 
 
 def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
-    """Whether a function builds attention and does not attend: its annotation says that a module comes back, or it takes no rows;
-    what `--arg` gives is none."""
+    """Whether a function builds attention: its annotation returns a module, or no parameter takes token vectors. Parameters set
+    with `--arg` do not count."""
     if isinstance(thing, nn.Module) or not callable(thing):
         return False
     if _returns_a_module(thing):
@@ -81,10 +81,10 @@ def is_factory(thing: Any, given: Mapping[str, object]) -> bool:
 
 
 def _returns_a_module(thing: Callable[..., Any]) -> bool:
-    """Whether a function's annotation says that a module comes back."""
+    """Whether a function's return annotation is a module."""
     try:
         returned = typing.get_type_hints(thing).get("return")
-    except Exception:  # whatever stands in the user's annotations
+    except Exception:  # evaluating the user's annotations may raise anything
         return False
     return inspect.isclass(returned) and issubclass(returned, nn.Module)
 
@@ -92,10 +92,10 @@ def _returns_a_module(thing: Callable[..., Any]) -> bool:
 def _given(request: TargetRequest) -> dict[str, object]:
     """The values of `--arg`, by name."""
     given: dict[str, object] = {}
-    for name, word in request.arguments:
+    for name, text in request.arguments:
         if name in given:
             raise UsageError(f"--arg {name} is given twice")
-        value = parse_value(word)
+        value = parse_value(text)
         if role_of(name.rpartition(".")[2]) == "dtype" and isinstance(value, str):
             value = getattr(torch, value, value)
         given[name] = value
@@ -103,10 +103,10 @@ def _given(request: TargetRequest) -> dict[str, object]:
 
 
 def _require_device(name: str) -> None:
-    """Raises `MhaError` for a device that torch cannot put anything on."""
+    """Raises `MhaError` for a device that torch cannot use."""
     try:
         torch.empty(0, device=name)
-    except Exception as fault:  # torch has a kind of its own for each reason
+    except Exception as fault:  # torch raises a different class for each reason
         raise MhaError(
             f"--device {name}: there is no such device here: {exception_text(fault)}",
             hint="--device cpu works everywhere",
@@ -115,7 +115,7 @@ def _require_device(name: str) -> None:
 
 
 def _require_buildable(target: Target) -> None:
-    """Raises `MhaError` for a class of which nothing can be made that could be called."""
+    """Raises `MhaError` for an abstract class and for a class without a call."""
     cls = target.thing
     if inspect.isabstract(cls):
         names = ", ".join(sorted(cls.__abstractmethods__))
@@ -126,15 +126,15 @@ def _require_buildable(target: Target) -> None:
         raise MhaError(f"{target.name} has neither forward nor __call__", code="no-target")
 
 
-# ------------------------------------------------------------------------------------------------ what is taken as it is
+# -------------------------------------------------------------------------------------------------- targets used directly
 
 
-def _as_it_is(target: Target, request: TargetRequest) -> Built:
+def _used_directly(target: Target, request: TargetRequest) -> Built:
     thing = target.thing
     if not isinstance(thing, nn.Module):
         return _function(target, thing if callable(thing) else thing.forward, request)
     _require_no_arguments(target, request, "a module that is built already")
-    return _unbuilt(target, _placed(thing, request))
+    return _unbuilt(target, _on_device(thing, request))
 
 
 def _function(target: Target, call: Callable[..., Any], request: TargetRequest) -> Built:
@@ -143,7 +143,7 @@ def _function(target: Target, call: Callable[..., Any], request: TargetRequest) 
 
 
 def _unbuilt(target: Target, call: Callable[..., Any]) -> Built:
-    """What is taken as it is; built anew it is a copy of a module as it was first, and the same function."""
+    """A target used directly. `rebuild` returns a copy of a module in its original state, or the same function."""
     module = call if isinstance(call, nn.Module) else None
     original = copied(call) if module is not None else call
 
@@ -152,8 +152,8 @@ def _unbuilt(target: Target, call: Callable[..., Any]) -> Built:
             raise MhaError(
                 f"{target.name} is not a class and cannot be built with {', '.join(changes)}", code="argument"
             )
-        again = copied(original)
-        return built if module is None else _unbuilt(target, again)
+        fresh = copied(original)
+        return built if module is None else _unbuilt(target, fresh)
 
     built = Built(
         target.name, target.thing, call, module, {}, frozenset(), (), rebuild, target.documentation, target.file
@@ -171,7 +171,7 @@ def _require_no_arguments(target: Target, request: TargetRequest, kind: str) -> 
         )
 
 
-# -------------------------------------------------------------------------------------------------------- what is built
+# ------------------------------------------------------------------------------------------------- constructors, factories
 
 
 def _built(
@@ -181,33 +181,33 @@ def _built(
     given_names: frozenset[str],
     earlier: tuple[Guess, ...] = (),
 ) -> Built:
-    """The class called with `given`, of which `given_names` are the user's and `earlier` were guessed before. Raises what the
-    constructor raises."""
+    """The result of calling the target with `given`. `given_names` are the names that the user gave; `earlier` are guesses of
+    an earlier build. Raises what the constructor raises."""
     parameters, around = parameters_of(target.thing), GuessContext(request.causal, request.device)
-    words = _words(target.name, parameters, given, around)
+    call = _constructor_call(target.name, parameters, given, around)
     with seeded(request.seed, torch.device("cpu")):
-        made = _called(target.thing, parameters, words.values)
-    asked, target = target, target if inspect.isclass(target.thing) else _of_what_came_back(target, made)
-    made = _placed(made, request) if isinstance(made, nn.Module) else made
-    guesses = [*earlier, *words.guesses]
-    arguments = {p.name: words.values.get(p.name, p.default) for p in parameters.named}
-    arguments |= {name: value for name, value in words.values.items() if name not in arguments}
-    for name, of_config in words.configs.items():
-        config = words.values[name]
+        instance = _call_constructor(target.thing, parameters, call.values)
+    original_target, target = target, target if inspect.isclass(target.thing) else _returned_target(target, instance)
+    instance = _on_device(instance, request) if isinstance(instance, nn.Module) else instance
+    guesses = [*earlier, *call.guesses]
+    all_arguments = {p.name: call.values.get(p.name, p.default) for p in parameters.named}
+    all_arguments |= {name: value for name, value in call.values.items() if name not in all_arguments}
+    for name, config_values in call.configs.items():
+        config = call.values[name]
         guesses += config.every_guess() if isinstance(config, GuessedConfig) else []
-        arguments |= values_in(name, config, of_config)
+        all_arguments |= values_in(name, config, config_values)
 
     def rebuild(changes: Mapping[str, Any]) -> Built:
-        kept = {guess.name: guess.value for guess in guesses}
-        left = tuple(guess for guess in guesses if guess.name not in changes)
-        return _built(asked, request, {**kept, **given, **changes}, given_names, left)
+        guessed = {guess.name: guess.value for guess in guesses}
+        remaining = tuple(guess for guess in guesses if guess.name not in changes)
+        return _built(original_target, request, {**guessed, **given, **changes}, given_names, remaining)
 
     return Built(
         name=target.name,
         thing=target.thing,
-        call=made if callable(made) else made.forward,
-        module=made if isinstance(made, nn.Module) else None,
-        arguments=arguments,
+        call=instance if callable(instance) else instance.forward,
+        module=instance if isinstance(instance, nn.Module) else None,
+        arguments=all_arguments,
         given=given_names,
         guesses=tuple(guesses),
         rebuild=rebuild,
@@ -216,27 +216,34 @@ def _built(
     )
 
 
-def _of_what_came_back(target: Target, made: Any) -> Target:
-    """The target of a function that builds, as what it returned: that is what is examined. Raises `MhaError` for what cannot be
+def _returned_target(target: Target, returned: Any) -> Target:
+    """The target of a factory function with the object that it returned. Raises `MhaError` for an object that cannot be
     called."""
-    if inspect.isclass(made) or not (callable(made) or hasattr(made, "forward")):
-        what = f"the class {made.__name__}" if inspect.isclass(made) else f"a value of type {type(made).__name__}"
+    if inspect.isclass(returned) or not (callable(returned) or hasattr(returned, "forward")):
+        description = (
+            f"the class {returned.__name__}"
+            if inspect.isclass(returned)
+            else f"a value of type {type(returned).__name__}"
+        )
         raise MhaError(
-            f"{target.name} takes no token vectors, and what it returns is {what}, not a module",
+            f"{target.name} takes no token vectors, and what it returns is {description}, not a module",
             hint="name a class, a function that attends, or one that returns a module",
             code="no-target",
             path=target.file,
         )
-    thing = made if inspect.isroutine(made) else type(made)
+    thing = returned if inspect.isroutine(returned) else type(returned)
     documentation = "\n\n".join(filter(None, (documentation_of(thing), target.documentation)))
     return Target(target.name, thing, source_file(thing) or target.file, documentation)
 
 
-def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around: GuessContext) -> _ConstructorCall:
-    """What the constructor is called with. Raises `MhaError` for names that it does not know, and for what has no usual name."""
+def _constructor_call(
+    owner: str, parameters: Parameters, given: Mapping[str, Any], around: GuessContext
+) -> _ConstructorCall:
+    """The arguments of the constructor call. Raises `MhaError` for unknown names, and for required parameters that mha cannot
+    guess."""
     named = {p.name: p for p in parameters.named}
     inner: dict[str, dict[str, Any]] = {}
-    for name, value in _spread(given, named).items():
+    for name, value in _flattened(given, named).items():
         first, dot, rest = name.partition(".")
         if first not in named and not (parameters.takes_any and not dot):
             _require_known(name, named)
@@ -246,45 +253,45 @@ def _words(owner: str, parameters: Parameters, given: Mapping[str, Any], around:
     known = _known_roles(named, values, inner)
     required = [p for p in parameters.required if p.name not in values]
     configs = [p.name for p in required if _is_config(p)] + [n for n in inner if n not in values]
-    open_parameters = [p for p in required if p.name not in configs]
+    missing = [p for p in required if p.name not in configs]
     names = frozenset(named)
-    roles = {p.name: role for p in open_parameters if (role := _role(p, names)) is not None}
+    roles = {p.name: role for p in missing if (role := _role(p, names)) is not None}
     extra: set[Role] = {"n_kv_heads"} if configs else set()
     guess = guess_values({*roles.values(), *extra}, known, around)
-    unknown = [p.name for p in open_parameters if roles.get(p.name) not in guess]
+    unknown = [p.name for p in missing if roles.get(p.name) not in guess]
     if unknown:
         raise describe_unknown(owner, unknown)
     guesses = [Guess(name, guess[role], guess_reason(role, around)) for name, role in roles.items()]
-    guesses += _made_causal(parameters, values, around)
-    values |= {one.name: one.value for one in guesses}
-    settled = {**known, **{role: guess[role] for role in roles.values()}}
+    guesses += _causal_switches(parameters, values, around)
+    values |= {guessed.name: guessed.value for guessed in guesses}
+    settled_roles = {**known, **{role: guess[role] for role in roles.values()}}
     for name in dict.fromkeys(configs):
         p = named[name]
-        config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled, around)
+        config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled_roles, around)
         values[name] = config.config
         guesses += config.guesses
     return _ConstructorCall(values, {name: inner.get(name, {}) for name in dict.fromkeys(configs)}, guesses)
 
 
-def _spread(given: Mapping[str, Any], named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """What was given, a dictionary given for a config as what it says: `config={"n_head": 4}` as `config.n_head=4`."""
-    spread: dict[str, Any] = {}
+def _flattened(given: Mapping[str, Any], named: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """The given values with each config dict flattened: `config={"n_head": 4}` as `config.n_head=4`."""
+    flat: dict[str, Any] = {}
     for name, value in given.items():
         if name in named and _is_config(named[name]) and type(value) is dict:
-            spread |= {f"{name}.{key}": held for key, held in value.items()}
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
         else:
-            spread[name] = value
-    return spread
+            flat[name] = value
+    return flat
 
 
 def _require_known(name: str, named: Mapping[str, inspect.Parameter]) -> None:
-    """Raises `MhaError` for a name that the constructor does not have, with the way to name what a config has."""
+    """Raises `MhaError` for an unknown name, with a hint if a config could have it."""
     config = next((p.name for p in named.values() if p.default is EMPTY and _is_config(p)), None)
-    asked = name.rpartition(".")[2]
-    if config is not None and role_of(asked) is not None:
+    field = name.rpartition(".")[2]
+    if config is not None and role_of(field) is not None:
         raise MhaError(
             f"--arg {name}: there is no such argument, only {describe_parameters({n: p.default for n, p in named.items()})}",
-            hint=f"--arg {config}.{asked}=VALUE sets it in the config",
+            hint=f"--arg {config}.{field}=VALUE sets it in the config",
             code="argument",
         )
     require_known(name, {n: p.default for n, p in named.items()})
@@ -295,7 +302,7 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 
 
 def _role(parameter: inspect.Parameter, names: frozenset[str]) -> Role | None:
-    """What a parameter stands for, where its annotation does not say that it is something else."""
+    """The role of a parameter, None if its annotation rules that role out."""
     role = role_of(parameter.name, names)
     if parameter.annotation is bool and role not in ("bias", "causal", "batch_first"):
         return None
@@ -307,10 +314,10 @@ def _role(parameter: inspect.Parameter, names: frozenset[str]) -> Role | None:
 def _known_roles(
     named: Mapping[str, inspect.Parameter], values: Mapping[str, Any], inner: Mapping[str, Mapping[str, Any]]
 ) -> dict[Role, Any]:
-    """What is settled of each role: by what was given, else by a default."""
+    """The value of each role, from given values and then from defaults."""
     names = frozenset(named)
     stated: dict[str, Any] = {p.name: p.default for p in named.values() if p.default is not EMPTY}
-    stated |= dict(values) | {path: value for given in inner.values() for path, value in given.items()}
+    stated |= dict(values) | {path: value for config_values in inner.values() for path, value in config_values.items()}
     known: dict[Role, Any] = {}
     for name, value in stated.items():
         role = role_of(name.rpartition(".")[2], names)
@@ -319,8 +326,8 @@ def _known_roles(
     return known
 
 
-def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: GuessContext) -> list[Guess]:
-    """Parameters that make it causal, which are off by default, and `--causal` says so."""
+def _causal_switches(parameters: Parameters, values: Mapping[str, Any], around: GuessContext) -> list[Guess]:
+    """Parameters that make the attention causal, with default False, under `--causal`."""
     return [
         Guess(p.name, True, "--causal")
         for p in parameters.named
@@ -328,29 +335,28 @@ def _made_causal(parameters: Parameters, values: Mapping[str, Any], around: Gues
     ]
 
 
-def _called(cls: Callable[..., Any], parameters: Parameters, values: Mapping[str, Any]) -> Any:
-    """What is built. Raises what the constructor raises."""
-    in_place = [p.name for p in parameters.named if p.kind is p.POSITIONAL_ONLY and p.name in values]
-    by_name = {name: value for name, value in values.items() if name not in in_place}
-    return cls(*(values[name] for name in in_place), **by_name)
+def _call_constructor(cls: Callable[..., Any], parameters: Parameters, values: Mapping[str, Any]) -> Any:
+    """The constructed object. Raises what the constructor raises."""
+    positional = [p.name for p in parameters.named if p.kind is p.POSITIONAL_ONLY and p.name in values]
+    by_name = {name: value for name, value in values.items() if name not in positional}
+    return cls(*(values[name] for name in positional), **by_name)
 
 
-def _placed(module: nn.Module, request: TargetRequest) -> nn.Module:
-    """The module in eval, on its device."""
+def _on_device(module: nn.Module, request: TargetRequest) -> nn.Module:
     if request.device != "cpu":
         module = module.to(request.device)
     return module.eval()
 
 
-def _refusal(target: Target, fault: BaseException, given: Mapping[str, Any]) -> MhaError:
-    """The error for what a constructor raised."""
+def _build_error(target: Target, fault: BaseException, given: Mapping[str, Any]) -> MhaError:
+    """The error for an exception of a constructor."""
     if isinstance(fault, UnknownAttribute | UnknownItem):
         name = fault.name if isinstance(fault, UnknownAttribute) else fault.args[0]
         config = next((p.name for p in parameters_of(target.thing).named if _is_config(p)), "config")
         return describe_unknown(target.name, [f"{config}.{name}"])
     where = "" if target.file is None else f" of {shown_path(target.file)}"
-    words = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
-    subject = f"{target.name.rpartition(':')[2]}({words}){where}"
+    arguments = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
+    subject = f"{target.name.rpartition(':')[2]}({arguments}){where}"
     if lacks_cuda(exception_text(fault)):
         subject = f"{subject} needs a CUDA device, which this machine does not have"
         return user_code_error(subject, fault, target.file, code="no-device")
@@ -374,22 +380,23 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "use_cache": False,
     "vocab_size": 101,
 }
-"""Further names that configs have everywhere, with what leaves attention as it is."""
+"""Common config fields, with the values that leave attention unchanged."""
 
 
 class UnknownAttribute(AttributeError):
-    """A constructor read a name of a config that was not given and whose meaning is unknown."""
+    """A constructor read a config field that was not given and whose role is unknown."""
 
 
 class UnknownItem(KeyError):
-    """The same, read as an item."""
+    """As `UnknownAttribute`, for a field read as an item."""
 
 
 class GuessedConfig(dict[str, Any]):
-    """A config of what was given; a name that it lacks is guessed when it is first read, by attribute or by item, and kept.
+    """A config with the given values. A missing field is guessed when the constructor first reads it, as attribute or item, and
+    stored.
 
-    A name that is no usual one raises `AttributeError` or `KeyError`, so that `hasattr`, `getattr(config, name, default)` and
-    `config.get(name, default)` do what their author expects. `guesses` are the names that were guessed, with their values.
+    An unusual name raises `AttributeError` or `KeyError`, so that `hasattr`, `getattr(config, name, default)` and
+    `config.get(name, default)` work as usual. `guesses` are the guessed fields with their values.
     """
 
     def __init__(self, name: str, given: Mapping[str, Any], guess: Callable[[str], Guess | None]) -> None:
@@ -407,32 +414,32 @@ class GuessedConfig(dict[str, Any]):
             self[first] = GuessedConfig(f"{name}.{first}", inner, guess)
 
     def __getattr__(self, name: str) -> Any:
-        """What was given or guessed; raises `UnknownAttribute`."""
-        if not self._can_tell(name):
+        """A given or guessed value; raises `UnknownAttribute`."""
+        if not self._has_value(name):
             raise UnknownAttribute(f"{vars(self).get('_name', 'config')} has no {name!r}", name=name)
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keeps what its reader puts there."""
+        """Stores a value set by the constructor."""
         self[name] = value
 
     def __missing__(self, name: str) -> Any:
-        """A guess; raises `UnknownItem`."""
-        if not self._can_tell(name):
+        """A guessed value; raises `UnknownItem`."""
+        if not self._has_value(name):
             raise UnknownItem(name)
         return self[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What was given or guessed before; else the default, else a guess."""
-        return self[name] if name in self or (default is None and self._can_tell(name)) else default
+        """A stored value, else the default, else a guess."""
+        return self[name] if name in self or (default is None and self._has_value(name)) else default
 
     def every_guess(self) -> list[Guess]:
-        """All guesses, those of configs within it too, by their dotted names."""
+        """All guesses by dotted name, nested configs included."""
         inner = [guess for value in self.values() if isinstance(value, GuessedConfig) for guess in value.every_guess()]
         return [*self.guesses, *inner]
 
-    def _can_tell(self, name: str) -> bool:
-        """Whether the name has a value, which may have to be guessed for it."""
+    def _has_value(self, name: str) -> bool:
+        """Whether the field has a value. A missing one is guessed and stored if possible."""
         if name not in self:
             guess = self._guess(name) if "_guess" in vars(self) else None
             if guess is None:
@@ -442,16 +449,16 @@ class GuessedConfig(dict[str, Any]):
         return True
 
 
-class MadeConfig(NamedTuple):
-    """A config, the values in it that a reader may want to know, by dotted name, and what in it was guessed so far."""
+class ConfigWithGuesses(NamedTuple):
+    """A config, and the guesses made for it so far."""
 
     config: Any
     guesses: tuple[Guess, ...]
 
 
 def is_config_class(annotation: object, name: str) -> bool:
-    """Whether a parameter's annotation is a class to make a config of: a dataclass, or any class for a parameter of that name
-    that is no mapping and no class of the language or of torch."""
+    """Whether mha can build a config of this annotation: a dataclass, or another class for a parameter named as a config.
+    Mappings and classes of Python or torch are excluded."""
     if (
         annotation is EMPTY
         or not inspect.isclass(annotation)
@@ -470,73 +477,75 @@ def make_config(
     given: Mapping[str, Any],
     known: Mapping[Role, Any],
     around: GuessContext,
-) -> MadeConfig:
-    """The config for the parameter `name`: its default changed, its class called, or one of guesses.
+) -> ConfigWithGuesses:
+    """The config for the parameter `name`: its changed default, an instance of its annotation, or a `GuessedConfig`.
 
-    `given` are the values given for it, by name without the parameter's own.
+    `given` are the values for it, without the prefix `name`.
     """
     if default is not None and default is not EMPTY:
-        return MadeConfig(_changed(copy.deepcopy(default), name, given), ())
+        return ConfigWithGuesses(_changed(copy.deepcopy(default), name, given), ())
     if inspect.isclass(annotation) and is_config_class(annotation, name):
         return _instance(name, annotation, given, known, around)
 
-    def guess(asked: str) -> Guess | None:
-        role = role_of(asked)
+    def guess(field: str) -> Guess | None:
+        role = role_of(field)
         if role is not None and role != "config":
-            roles: set[Role] = {role, "n_kv_heads"}  # which other names are still to be read is not known
+            roles: set[Role] = {role, "n_kv_heads"}  # the constructor may read n_kv_heads later
             values = guess_values(roles, known, around)
             if role in values:
-                return Guess(asked, values[role], guess_reason(role, around))
-        if asked == "is_decoder":
-            return Guess(asked, around.causal, guess_reason("causal", around))
-        return Guess(asked, _SETTINGS[asked], "the usual setting") if asked in _SETTINGS else None
+                return Guess(field, values[role], guess_reason(role, around))
+        if field == "is_decoder":
+            return Guess(field, around.causal, guess_reason("causal", around))
+        return Guess(field, _SETTINGS[field], "the usual setting") if field in _SETTINGS else None
 
-    return MadeConfig(GuessedConfig(name, given, guess), ())
+    return ConfigWithGuesses(GuessedConfig(name, given, guess), ())
 
 
 def values_in(name: str, config: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config says of the roles that attention knows, and what was given for it, by dotted names."""
-    held = config if isinstance(config, Mapping) else _held(config)
-    return {f"{name}.{key}": value for key, value in held.items() if key in given or role_of(str(key)) is not None}
+    """The config's values of known roles, and the values given for it, by dotted name."""
+    attributes = config if isinstance(config, Mapping) else _attributes(config)
+    return {
+        f"{name}.{key}": value for key, value in attributes.items() if key in given or role_of(str(key)) is not None
+    }
 
 
 def _class_values(config: object) -> dict[str, Any]:
-    """What the classes of an object say, where they are no machinery of a library."""
+    """The public numbers among the class attributes of an object."""
     return {key: value for base in reversed(type(config).__mro__[:-1]) for key, value in vars(base).items()
             if isinstance(value, int | float) and not key.startswith("_")}  # fmt: skip
 
 
 def _instance(
     name: str, cls: type, given: Mapping[str, Any], known: Mapping[Role, Any], around: GuessContext
-) -> MadeConfig:
-    """The config's own class, called with what was given and with guesses for what has no default."""
+) -> ConfigWithGuesses:
+    """The annotated class, called with the given values and with guesses for required fields."""
     parameters = parameters_of(cls)
     names = frozenset(parameter.name for parameter in parameters.named)
-    own = [(role_of(key), value) for key, value in given.items()]
+    given_roles = [(role_of(key), value) for key, value in given.items()]
     defaults = [(role_of(p.name), p.default) for p in parameters.named if p.default is not EMPTY]
-    settled = dict(known) | {role: value for role, value in [*defaults, *own] if role is not None}
-    open_parameters = [p for p in parameters.required if p.name not in given]
-    roles = {role for p in open_parameters if (role := role_of(p.name)) is not None}
-    values = guess_values(roles, settled, around)
-    unknown = [p.name for p in open_parameters if role_of(p.name) not in values]
+    known_roles = dict(known) | {role: value for role, value in [*defaults, *given_roles] if role is not None}
+    missing = [p for p in parameters.required if p.name not in given]
+    roles = {role for p in missing if (role := role_of(p.name)) is not None}
+    values = guess_values(roles, known_roles, around)
+    unknown = [p.name for p in missing if role_of(p.name) not in values]
     if unknown:
-        raise describe_unknown(name, [f"{name}.{one}" for one in unknown])
+        raise describe_unknown(name, [f"{name}.{field}" for field in unknown])
     guesses = [Guess(f"{name}.{p.name}", values[role], guess_reason(role, around))
-               for p in open_parameters if (role := role_of(p.name)) is not None]  # fmt: skip
+               for p in missing if (role := role_of(p.name)) is not None]  # fmt: skip
     guesses += [
         Guess(f"{name}.{p.name}", True, "--causal")
         for p in parameters.named
         if around.causal and p.default is False and p.name not in given and role_of(p.name) == "causal"
     ]
-    words = {guess.name.partition(".")[2]: guess.value for guess in guesses}
-    words |= {key: value for key, value in given.items() if key in names}
-    made = cls(**words)
-    rest = {key: value for key, value in given.items() if getattr(made, key, None) != value}  # it may have set its own
-    return MadeConfig(_changed(made, name, rest), tuple(guesses))
+    arguments = {guess.name.partition(".")[2]: guess.value for guess in guesses}
+    arguments |= {key: value for key, value in given.items() if key in names}
+    config = cls(**arguments)
+    unset = {key: value for key, value in given.items() if getattr(config, key, None) != value}
+    return ConfigWithGuesses(_changed(config, name, unset), tuple(guesses))
 
 
 def _changed(config: Any, name: str, given: Mapping[str, Any]) -> Any:
-    """The config with other values for names that it has. Raises `MhaError` for others."""
+    """The config with changed values for existing fields. Raises `MhaError` for other fields."""
     for path, value in given.items():
         *outer, last = path.split(".")
         owner = config
@@ -546,7 +555,7 @@ def _changed(config: Any, name: str, given: Mapping[str, Any]) -> Any:
             owner[last] = value
             continue
         if not hasattr(owner, last):
-            require_known(f"{name}.{path}", {f"{name}.{key}": held for key, held in _held(owner).items()})
+            require_known(f"{name}.{path}", {f"{name}.{key}": current for key, current in _attributes(owner).items()})
         try:
             setattr(owner, last, value)
         except AttributeError as fault:
@@ -554,6 +563,9 @@ def _changed(config: Any, name: str, given: Mapping[str, Any]) -> Any:
     return config
 
 
-def _held(config: object) -> dict[str, Any]:
-    own = getattr(config, "__dict__", {})
-    return {**own, **{key: value for key, value in _class_values(config).items() if key not in own}}
+def _attributes(config: object) -> dict[str, Any]:
+    instance_values = getattr(config, "__dict__", {})
+    return {
+        **instance_values,
+        **{key: value for key, value in _class_values(config).items() if key not in instance_values},
+    }

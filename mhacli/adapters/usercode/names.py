@@ -1,4 +1,4 @@
-"""How an author calls what every attention has: its sizes, projections and rows, where a line of their code stands."""
+"""Translates the names in corrected expressions into the names that the user's code uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mhacli.adapters.usercode.projections import read_name
 _PARTS: Mapping[str, str] = {
     "q": "self.q_proj", "k": "self.k_proj", "v": "self.v_proj", "qkv": "self.qkv", "o": "self.out_proj",
 }  # fmt: skip
-"""What corrected expressions call the projections of these letters."""
+"""The projection of each role in corrected expressions."""
 _SHAPE = ("batch", "length", "d_model")
 _CALLS = ("forward", "__call__")
 
 
 def function_around(line: SourceLine) -> ast.FunctionDef | None:
-    """The innermost function of the author's that a line stands in; None where it is in none, or cannot be read."""
+    """The innermost function around a line; None outside functions and for unreadable files."""
     if line.file is None or line.line is None:
         return None
     try:
@@ -34,16 +34,16 @@ def function_around(line: SourceLine) -> ast.FunctionDef | None:
 
 
 def is_within(line: SourceLine, function: ast.FunctionDef) -> bool:
-    """Whether a line of its file stands in a function."""
+    """Whether a line of the same file is inside a function."""
     return line.line is not None and function.lineno <= line.line <= (function.end_lineno or 0)
 
 
 def names_within(function: ast.FunctionDef, module: nn.Module | None, parts: Sequence[str]) -> dict[str, str]:
-    """The author's names in a function by those of corrected expressions, such as `self.n_head` for `n_heads`; `parts` are the
-    names of the projections."""
-    shapes = (found for node in ast.walk(function) if isinstance(node, ast.Assign) and (found := _unpacked_shape(node)))
+    """Maps each name in corrected expressions, such as `n_heads`, to the user's name in a function, such as `self.n_head`.
+    `parts` are the names of the projections."""
+    shapes = (shape for node in ast.walk(function) if isinstance(node, ast.Assign) and (shape := _unpacked_shape(node)))
     names = {plain: name for plain, name in zip(_SHAPE, next(shapes, ()), strict=False) if name != "_"}
-    first, *others = [one.arg for one in function.args.args] or [""]
+    first, *others = [argument.arg for argument in function.args.args] or [""]
     if first != "self" or module is None:
         return names
     rows = {"x": others[0]} if others and function.name in _CALLS else {}
@@ -51,7 +51,6 @@ def names_within(function: ast.FunctionDef, module: nn.Module | None, parts: Seq
 
 
 def _sizes(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """The attributes that hold a size."""
     for name, value in vars(module).items():
         role = role_of(name)
         if role in ("n_heads", "n_kv_heads", "d_head", "d_model") and isinstance(value, int):
@@ -67,18 +66,22 @@ def _projections(parts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _unpacked_shape(node: ast.Assign) -> tuple[str, ...]:
-    """The three names of `b, t, d = x.shape` or `x.size()`; none of anything else."""
+    """The three names of `b, t, d = x.shape` or `x.size()`; empty for anything else."""
     value = node.value.func if isinstance(node.value, ast.Call) and not node.value.args else node.value
     is_shape = isinstance(value, ast.Attribute) and value.attr in ("shape", "size")
-    names = [one.id for one in getattr(node.targets[0], "elts", ()) if isinstance(one, ast.Name)]
+    names = [target.id for target in getattr(node.targets[0], "elts", ()) if isinstance(target, ast.Name)]
     return tuple(names) if is_shape and len(names) == len(_SHAPE) else ()
 
 
-def in_their_names(expression: str, names: Mapping[str, str]) -> str:
-    """A corrected expression with an author's names in place of ours; what stands in a comment is left.
+def in_user_names(expression: str, names: Mapping[str, str]) -> str:
+    """A corrected expression with the user's names. Comments stay as they are.
 
-    >>> in_their_names("z.reshape(batch, n_heads * d_head)  # z is whole", {"z": "y", "n_heads": "self.h"})
+    >>> in_user_names("z.reshape(batch, n_heads * d_head)  # z is whole", {"z": "y", "n_heads": "self.h"})
     'y.reshape(batch, self.h * d_head)  # z is whole'
     """
     code, sign, comment = expression.partition("#")
-    return re.sub(r"(?<![\w.'\"])(?:self\.)?[A-Za-z_]\w*", lambda it: names.get(it[0], it[0]), code) + sign + comment
+    return (
+        re.sub(r"(?<![\w.'\"])(?:self\.)?[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), code)
+        + sign
+        + comment
+    )

@@ -1,9 +1,9 @@
-"""The torch operations that run inside a user's attention: every call of a torch function, in order, with its line.
+"""Records the torch operations inside a user's attention, in order, each with its source line.
 
-A mode of torch sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except for
-`multi_head_attention_forward`, all of `nn.MultiheadAttention`, whose own operations are watched. What a later operation
-overwrites is copied before, so that every operation keeps the numbers that it was given and gave. All else is kept as it is:
-an operation's input *is* the output of the one that made it, and views share their memory.
+A torch function mode sees each call. A function of `torch.nn.functional` is one operation (`F.softmax` is `softmax`), except
+`multi_head_attention_forward`, whose inner operations are recorded. A tensor is copied before a later operation overwrites it,
+so recorded values stay intact. Other tensors are not copied: an operation's input *is* the output of its producer, and views
+share memory.
 """
 
 from __future__ import annotations
@@ -28,61 +28,61 @@ from mhacli.adapters.usercode.types import Operation
 from mhacli.errors import MhaError
 
 MAX_OPERATIONS: Final = 20_000
-"""In one call: a loop over heads, queries and keys in Python has some thousands."""
+"""The limit for one call. Python loops over heads, queries and keys take some thousands."""
 _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
-"""Functions that return a tensor and compute nothing."""
+"""Functions that return a tensor without computing."""
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _WHOLE = ("scaled_dot_product_attention", "softmax")
-"""Operations that only attention calls; other operations from our own code belong to the calling."""
+"""Operations recorded even when called from torch or mha code; other operations there belong to the calling code."""
 T = TypeVar("T")
 
 
-def watch(ask: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operation, ...]]:
-    """What `ask()` gives, and the operations that torch was asked for meanwhile, in order.
+def watch(run: Callable[[], T], files: Sequence[str]) -> tuple[T, tuple[Operation, ...]]:
+    """The result of `run()`, and the torch operations that it called, in order.
 
-    `files` hold the author's code: an operation's line is the innermost one in them. Without any, `file` is None. Operations
-    with several outputs, such as `chunk`, come once for each, numbered by the argument `output`. Raises what `ask` raises, and
-    `MhaError` where there are more than `MAX_OPERATIONS`.
+    `files` are the user's source files; each operation's line is the innermost one in them, and `file` is None if there is
+    none. An operation with several outputs, such as `chunk`, has an entry for each, numbered by the argument `output`. Raises
+    what `run` raises, and `MhaError` for more than `MAX_OPERATIONS`.
     """
     watcher = _Watcher(frozenset(os.path.realpath(file) for file in files))
     with watcher:
-        given = ask()
-    return given, tuple(watcher.seen)
+        result = run()
+    return result, tuple(watcher.operations)
 
 
 class _Watcher(TorchFunctionMode):
-    """Records every call. `holders` are the operations that hold a tensor in a piece of memory, by its address."""
+    """Records every torch call. `holders` maps a storage address to the operations with a tensor there."""
 
     def __init__(self, files: frozenset[str]) -> None:
         super().__init__()
         self.files = files
-        self.seen: list[Operation] = []
+        self.operations: list[Operation] = []
         self.holders: dict[int, list[Operation]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The function's result, recorded. Torch switches the mode off meanwhile, so inner calls are not recorded."""
+        """Calls and records the function. Torch disables the mode meanwhile, so inner calls are not recorded."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            with _entered(), self:
+            with _entering_multi_head_attention(), self:
                 return func(*args, **kwargs)
         name = name_of(func)
         inputs, arguments = arguments_of(name, func, args, kwargs)
-        changed = _overwritten(name, inputs, kwargs)
-        inputs = self._kept(inputs, changed)
-        answer = func(*args, **kwargs)
-        outputs = [changed] if name == "setitem" and changed is not None else list(_tensors_of(answer))
+        overwritten = _overwritten(name, inputs, kwargs)
+        inputs = self._preserved(inputs, overwritten)
+        result = func(*args, **kwargs)
+        outputs = [overwritten] if name == "setitem" and overwritten is not None else list(_tensors_of(result))
         if outputs and name not in _SILENT:
-            self._note(name, inputs, outputs, arguments, is_one=not isinstance(answer, (tuple, list)))
-        return answer
+            self._note(name, inputs, outputs, arguments, is_one=not isinstance(result, (tuple, list)))
+        return result
 
     def _note(
         self, name: str, inputs: list[Tensor], outputs: list[Tensor], arguments: Mapping[str, Any], *, is_one: bool
     ) -> None:
-        place = _author_line(self.files)
-        if place is None and name not in _WHOLE:
+        line = _user_line(self.files)
+        if line is None and name not in _WHOLE:
             return
-        if len(self.seen) + len(outputs) > MAX_OPERATIONS:
+        if len(self.operations) + len(outputs) > MAX_OPERATIONS:
             raise MhaError(
                 f"one call runs more than {MAX_OPERATIONS:,} operations, which is too many to watch",
                 hint="a loop over queries and keys runs fewer operations on a shorter text",
@@ -90,33 +90,36 @@ class _Watcher(TorchFunctionMode):
             )
         for number, output in enumerate(outputs):
             which = {} if is_one else {"output": number}
-            seen = Operation(name, tuple(inputs), output, {**arguments, **which}, *(place or SourceLine()))
-            self.seen.append(seen)
+            operation = Operation(name, tuple(inputs), output, {**arguments, **which}, *(line or SourceLine()))
+            self.operations.append(operation)
             for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
-                self.holders.setdefault(address, []).append(seen)
+                self.holders.setdefault(address, []).append(operation)
 
-    def _kept(self, inputs: Sequence[Tensor], changed: Tensor | None) -> list[Tensor]:
-        """The inputs of an operation that writes into the memory of `changed`, as they are before; and so for all operations
-        that hold a tensor there."""
-        address = 0 if changed is None else address_of(changed)
+    def _preserved(self, inputs: Sequence[Tensor], overwritten: Tensor | None) -> list[Tensor]:
+        """The inputs with copies of tensors in the memory of `overwritten`. Recorded operations that hold such tensors get the
+        copies too."""
+        address = 0 if overwritten is None else address_of(overwritten)
         if not address:
             return list(inputs)
         copies: dict[int, Tensor] = {}
 
-        def kept(tensor: Tensor) -> Tensor:
+        def preserved(tensor: Tensor) -> Tensor:
             if address_of(tensor) != address:
                 return tensor
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor.detach().clone()
             return copies[id(tensor)]
 
-        for seen in self.holders.pop(address, ()):
-            seen.inputs, seen.output = tuple(kept(tensor) for tensor in seen.inputs), kept(seen.output)
-        return [kept(tensor) for tensor in inputs]
+        for operation in self.holders.pop(address, ()):
+            operation.inputs, operation.output = (
+                tuple(preserved(tensor) for tensor in operation.inputs),
+                preserved(operation.output),
+            )
+        return [preserved(tensor) for tensor in inputs]
 
 
 def _overwritten(name: str, inputs: Sequence[Tensor], keywords: Mapping[str, Any]) -> Tensor | None:
-    """The tensor whose memory a call writes into, None where it makes new memory."""
+    """The tensor that a call overwrites in place, None if it allocates its output."""
     out = keywords.get("out")
     if isinstance(out, Tensor):
         return out
@@ -125,23 +128,23 @@ def _overwritten(name: str, inputs: Sequence[Tensor], keywords: Mapping[str, Any
     return inputs[0] if is_in_place and inputs else None
 
 
-def _tensors_of(answer: Any) -> Iterator[Tensor]:
-    """The tensors that an operation gave, those without memory of their own, as inside of vmap, left out."""
-    for one in answer if isinstance(answer, (tuple, list)) else (answer,):
-        if isinstance(one, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(one):
-            yield one
+def _tensors_of(result: Any) -> Iterator[Tensor]:
+    """The output tensors of an operation, without tensors that have no memory, such as those inside vmap."""
+    for tensor in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(tensor, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            yield tensor
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; 0 where it has none."""
+    """The address of a tensor's storage; 0 without storage."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
 
 
-def _author_line(files: frozenset[str]) -> SourceLine | None:
-    """The innermost line of the author's code that is being run; None where no code but our own asked for it."""
+def _user_line(files: frozenset[str]) -> SourceLine | None:
+    """The innermost running line of user code; None if mha itself made the call."""
     frame: FrameType | None = sys._getframe(2)
     frames = list(_outwards(frame))
     for frame, file in frames:
@@ -167,25 +170,25 @@ def _real(file: str) -> str:
 
 
 @contextmanager
-def _entered() -> Iterator[None]:
-    """Lets `multi_head_attention_forward` run its own lines under a mode, to which it would hand itself over as a whole."""
+def _entering_multi_head_attention() -> Iterator[None]:
+    """Lets `multi_head_attention_forward` run its own body under the mode, instead of passing the whole call to the mode."""
     functions: Any = F
-    real, its_own = functions.has_torch_function, F.multi_head_attention_forward.__code__
+    original, forward_code = functions.has_torch_function, F.multi_head_attention_forward.__code__
 
-    def answer(tensors: Any) -> bool:
-        return False if sys._getframe(1).f_code is its_own else bool(real(tensors))
+    def has_torch_function(tensors: Any) -> bool:
+        return False if sys._getframe(1).f_code is forward_code else bool(original(tensors))
 
-    functions.has_torch_function = answer
+    functions.has_torch_function = has_torch_function
     try:
         yield
     finally:
-        functions.has_torch_function = real
+        functions.has_torch_function = original
 
 
 # -------------------------------------------------------------------------------------------------- names and arguments
 
 
-_SAME: Mapping[str, str] = {
+_ALIASES: Mapping[str, str] = {
     "__matmul__": "matmul", "__rmatmul__": "matmul", "__getitem__": "getitem", "__setitem__": "setitem",
     "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul_",
     "__sub__": "sub", "__rsub__": "sub", "__isub__": "sub_", "__truediv__": "div", "__rdiv__": "div",
@@ -199,9 +202,9 @@ _SAME: Mapping[str, str] = {
     "mH": "transpose", "t": "transpose", "view_as": "view", "reshape_as": "reshape", "expand_as": "expand",
     "data": "detach", "absolute": "abs",
 }  # fmt: skip
-"""Other names in torch and Python for the same function. On tensors of bool `~`, `&` and `|` are the logical ones."""
+"""Aliases in torch and Python. On bool tensors `~`, `&` and `|` are logical operators."""
 _REVERSED = ("__rmatmul__", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__", "__rfloordiv__")
-"""Operators whose left side is the second argument."""
+"""Operators with swapped arguments."""
 _PARAMETERS: Mapping[str, str] = {
     "softmax": "input dim dtype", "log_softmax": "input dim dtype", "linear": "input weight bias",
     "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
@@ -222,46 +225,48 @@ _PARAMETERS: Mapping[str, str] = {
     "gather": "input dim index", "eq": "input other", "ne": "input other", "lt": "input other", "le": "input other",
     "gt": "input other", "ge": "input other",
 }  # fmt: skip
-"""The parameters of a function, in order, where its author may leave their names out."""
-_OF_SHAPES: Mapping[str, str] = {
+"""The parameters of each function, in order, for positional arguments."""
+_SHAPE_PARAMETERS: Mapping[str, str] = {
     "view": "shape", "reshape": "shape", "expand": "shape", "repeat": "repeats", "permute": "dims", "ones": "size",
     "zeros": "size", "full": "size", "empty": "size", "tile": "dims",
 }  # fmt: skip
-"""Functions that take numbers one by one or as one list, and what that is called."""
-_OLD_WORDS = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "axis0": "dim0", "axis1": "dim1", "self": "input",
+"""Functions that take separate numbers or one list, with the name of that parameter."""
+_KEYWORD_ALIASES = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "axis0": "dim0", "axis1": "dim1", "self": "input",
               "x": "input"}  # fmt: skip
-"""Other words that torch takes for its own."""
+"""Alternative keywords that torch accepts."""
 
 
 def name_of(func: Any) -> str:
-    """What a torch function is called, whichever way it was asked for: `@`, `torch.matmul` and `x.matmul` are `matmul`; in
-    place, an underscore follows; `x[…] = y` is `setitem`; `x.T`, `x.mT` and `x.t()` are `transpose`; `bmm`, `mm`, `einsum`,
-    `linear` and `scaled_dot_product_attention` are what they say."""
+    """The canonical name of a torch function. `@`, `torch.matmul` and `x.matmul` are `matmul`; in-place variants end with an
+    underscore; `x[…] = y` is `setitem`; `x.T`, `x.mT` and `x.t()` are `transpose`. `bmm`, `mm`, `einsum`, `linear` and
+    `scaled_dot_product_attention` keep their names."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":  # a property, such as x.T
         name = str(getattr(getattr(func, "__self__", None), "__name__", name))
-    return _SAME.get(name, name)
+    return _ALIASES.get(name, name)
 
 
 def arguments_of(
     name: str, func: Any, args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """The tensors of a call in the order of the function's parameters, and everything else by name.
+    """The tensor arguments in parameter order, and the other arguments by name.
 
-    An argument whose name is not known is called by its place, "0" for the first. Of operators with a number on the left, such
-    as `1 - x`, that number is `input`. `None` is kept; what stands in lists of tensors is taken out of them.
+    An argument of unknown name is named by its position, "0" for the first. For operators with a number on the left, such as `1
+    - x`, the number is `input`. `None` is kept; lists of tensors are flattened into the tensors.
     """
-    given = {_OLD_WORDS.get(key, key): value for key, value in keywords.items() if key != "_stacklevel"}
+    keyword_arguments = {
+        _KEYWORD_ALIASES.get(key, key): value for key, value in keywords.items() if key != "_stacklevel"
+    }
     named: dict[str, Any] = {}
-    if name in _OF_SHAPES:
+    if name in _SHAPE_PARAMETERS:
         rest = args[1:] if args and isinstance(args[0], Tensor) else args
         named |= {"input": args[0]} if rest is not args else {}
-        named |= _shape(_OF_SHAPES[name], rest)
+        named |= _shape(_SHAPE_PARAMETERS[name], rest)
     else:
-        for place, value in enumerate(_in_order(name, func, args)):
+        for position, value in enumerate(_in_order(name, func, args)):
             names = _PARAMETERS.get(name, "").split()
-            named[names[place] if place < len(names) else str(place)] = value
-    named |= given
+            named[names[position] if position < len(names) else str(position)] = value
+    named |= keyword_arguments
     order = _PARAMETERS.get(name, "input").split()
     values = sorted(named.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     inputs = [tensor for key, value in values if key != "out" for tensor in _tensors_in(value)]
@@ -270,36 +275,36 @@ def arguments_of(
 
 
 def _in_order(name: str, func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments as the function of that name takes them: operators from the left, `x.where(c, y)` as `where(c, x, y)`."""
+    """The arguments in the order of the named function: operands from the left, `x.where(c, y)` as `where(c, x, y)`."""
     if getattr(func, "__name__", "") in _REVERSED and len(args) == 2:
         return args[::-1]
     if name == "where" and func is torch.Tensor.where and len(args) > 1:
         return (args[1], args[0], *args[2:])
-    if name == "einsum" and args and isinstance(args[0], Tensor):  # operands and their axes in turns
+    if name == "einsum" and args and isinstance(args[0], Tensor):  # operands and axes alternate
         return ("", *args)
     return args
 
 
-def _shape(word: str, rest: Sequence[Any]) -> dict[str, Any]:
-    """Numbers that were given one by one, or as one list, as a tuple; what is no number stays what it is."""
+def _shape(parameter: str, rest: Sequence[Any]) -> dict[str, Any]:
+    """Separate numbers, or one list, as a tuple. Tensors and dtypes are left unchanged."""
     if not rest:
         return {}
     first = rest[0]
     if isinstance(first, (tuple, list)):
-        return {word: tuple(first)} | {str(place): value for place, value in enumerate(rest[1:], 2)}
-    return {word: first if isinstance(first, (Tensor, torch.dtype)) else tuple(rest)}
+        return {parameter: tuple(first)} | {str(position): value for position, value in enumerate(rest[1:], 2)}
+    return {parameter: first if isinstance(first, (Tensor, torch.dtype)) else tuple(rest)}
 
 
 def _of_property(name: str, owner: Any) -> dict[str, Any]:
-    """The axes that `x.T` and `x.mT` exchange, which no argument names."""
+    """The axes that `x.T` and `x.mT` exchange."""
     is_property = name == "transpose" and getattr(owner, "__name__", "") in ("T", "mT", "H", "mH")
     return {"dim0": -2, "dim1": -1} if is_property else {}
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors that an argument holds: itself, or those of a list; the tensors of an index are no inputs of their own."""
+    """The tensor or tensors in an argument; those inside an index are left out."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _tensors_in(one)
+        for item in value:
+            yield from _tensors_in(item)

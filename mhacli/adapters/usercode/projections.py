@@ -1,4 +1,4 @@
-"""The parameters of a user's attention read as the projections of a layer, in every way that names and shapes leave open."""
+"""Reads the parameters of a user's attention as q, k, v and output projections, in every way their names and shapes allow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mhacli.attention.mistakes.stages import Projection, Projections
 from mhacli.results.check import Choice
 
 _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
-"""How rows of a fused matrix are numbered: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
+"""The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""
 
 
 class Widths(NamedTuple):
-    """The known sizes."""
+    """The known sizes of the attention."""
 
     d_in: int
     d_context: int
@@ -29,9 +29,9 @@ class Widths(NamedTuple):
 
 @dataclass(frozen=True)
 class ProjectionReading:
-    """One way to read parameters: projections whose rows lie head after head, and what of it another author would have done
-    otherwise. `order` is the order in which a fused matrix has queries, keys and values, where its name says it, else None;
-    `parts` are the parameters read, and `unused` those that nothing reads."""
+    """One reading of the parameters: projections with rows ordered by head, and the design choices that it implies. `order` is
+    the order of q, k and v in a fused matrix if its name states one, else None. `parts` are the parameters used, `unused` the
+    others."""
 
     weights: Projections
     n_heads: int
@@ -43,7 +43,7 @@ class ProjectionReading:
 
 
 class _Role(NamedTuple):
-    """A projection of one letter, and the choices made to read it so."""
+    """The projection of one role (q, k, v or o), and the design choices that this reading implies."""
 
     letter: str
     projection: Projection
@@ -53,7 +53,7 @@ class _Role(NamedTuple):
 
 
 def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterator[ProjectionReading]:
-    """Every reading, the most natural first. None where queries, keys and values cannot be distinguished."""
+    """Every reading, the most natural first. Empty if queries, keys and values cannot be told apart."""
     for sources, outputs in _assignments(tuple(parts), widths):
         for roles in product(*sources):
             flat = {role.letter: role for group in roles for role in group}
@@ -63,7 +63,7 @@ def projection_readings(parts: Sequence[WeightMatrix], widths: Widths) -> Iterat
 def _assignments(
     parts: tuple[WeightMatrix, ...], widths: Widths
 ) -> Iterator[tuple[list[list[tuple[_Role, ...]]], list[_Role | None]]]:
-    """Which parts are queries, keys and values, by their names where they have any, and what is left for the output."""
+    """Assigns the parts to queries, keys and values, by name if they have one, and the rest to the output."""
     for chosen in _choices_of_inputs(parts):
         used = {part.name for group in chosen for part in group}
         left = [part for part in parts if part.name not in used]
@@ -73,13 +73,13 @@ def _assignments(
 
 
 def _choices_of_inputs(parts: tuple[WeightMatrix, ...]) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
-    """Groups of parts that together are q, k and v; a group is what belongs to the same letters, such as a list of heads."""
+    """Groups of parts that form q, k and v together. A group shares its letters, such as the matrices of all heads."""
     by_letters: dict[str, list[WeightMatrix]] = {}
     for part in parts:
         by_letters.setdefault(part.letters, []).append(part)
-    for wanted in (("q", "k", "v"), *((order,) for order in by_letters if set(order) == set("qkv"))):
-        if all(letters in by_letters for letters in wanted):
-            yield tuple(tuple(by_letters[letters]) for letters in wanted)
+    for combination in (("q", "k", "v"), *((order,) for order in by_letters if set(order) == set("qkv"))):
+        if all(letters in by_letters for letters in combination):
+            yield tuple(tuple(by_letters[letters]) for letters in combination)
     for pair in (order for order in by_letters if len(order) == 2):
         single = next(letter for letter in "qkv" if letter not in pair)
         if single in by_letters:
@@ -93,7 +93,7 @@ def _choices_of_inputs(parts: tuple[WeightMatrix, ...]) -> Iterator[tuple[tuple[
 
 
 def _roles(group: tuple[WeightMatrix, ...], widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections that a group of parts can be."""
+    """The projections that a group of parts may hold."""
     first = group[0]
     letters, is_named = first.letters.rstrip("?"), not first.letters.endswith("?")
     if len(letters) == 1:
@@ -112,12 +112,12 @@ _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 def _singles(
     group: tuple[WeightMatrix, ...], letter: str, widths: Widths
 ) -> Iterator[tuple[Projection, tuple[Choice, ...]]]:
-    """A projection of its own, or one for each head."""
+    """One projection, as one matrix or as a matrix for each head."""
     if len(group) > 1:
         group = tuple(sorted(group, key=lambda part: part.number or 0))
-        made = [next(_matrices(part, widths, letter), None) for part in group]
-        if all(one is not None for one in made):
-            weights = [one[0] for one in made if one is not None]
+        candidates = [next(_matrices(part, widths, letter), None) for part in group]
+        if all(candidate is not None for candidate in candidates):
+            weights = [candidate[0] for candidate in candidates if candidate is not None]
             biases = [part.bias for part in group if part.bias is not None]
             bias = torch.cat(biases) if len(biases) == len(group) else None
             yield Projection(torch.cat(weights), bias), (Choice("per-head", "each head has projections of its own"),)
@@ -130,7 +130,7 @@ def _singles(
 
 
 def _matrices(part: WeightMatrix, widths: Widths, letter: str) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
-    """The matrix as `[width, d_in]`, head after head."""
+    """The matrix as `[width, d_in]`, ordered by head."""
     d_in = widths.d_in if letter == "q" else widths.d_context
     n_heads = widths.n_heads if letter == "q" else widths.n_kv_heads or widths.n_heads
     weight, is_free = part.weight, part.orientation == "free"
@@ -151,7 +151,7 @@ def _matrices(part: WeightMatrix, widths: Widths, letter: str) -> Iterator[tuple
 
 
 def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, tuple[Choice, ...]]]:
-    """A kernel of three axes, one of which is read: the other two are heads and their columns."""
+    """The readings of a kernel with three axes: input, heads and head width, in any order."""
     for axis in range(3):
         if weight.shape[axis] == d_in:
             rest = weight.movedim(axis, 2)
@@ -161,7 +161,7 @@ def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, 
 
 
 def _fused(part: WeightMatrix, letters: str, is_named: bool, widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections that lie in one matrix, by every order and layout that is left open."""
+    """The projections in one fused matrix, in every possible order and layout."""
     if part.weight.ndim == 3 and part.weight.shape[0] == len(letters):
         notes = (Choice("fused", f"{part.name} holds a matrix for each of {', '.join(letters)}"),)
         biases = [None] * len(letters) if part.bias is None else list(part.bias.reshape(len(letters), -1))
@@ -178,8 +178,8 @@ def _fused(part: WeightMatrix, letters: str, is_named: bool, widths: Widths) -> 
 
 
 def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Widths]:
-    """The widths with as many kv heads as are known, else as many as query heads, and first as many as the rows of queries, keys
-    and values together leave room for where all queries are as wide as the rows that are read."""
+    """The candidate numbers of kv heads. If it is unknown, the number that the rows of a fused matrix imply comes first, for
+    queries as wide as the input; then as many as query heads."""
     if len(letters) < 3 or widths.n_kv_heads is not None or widths.d_in % widths.n_heads:
         return [widths]
     n_kv, left = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
@@ -188,22 +188,22 @@ def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Width
 
 
 def _fused_per_head(group: tuple[WeightMatrix, ...], letters: str, widths: Widths) -> Iterator[tuple[_Role, ...]]:
-    """The projections where every head has a fused matrix of its own."""
+    """The projections if each head has its own fused matrix."""
     ordered = sorted(group, key=lambda part: part.number or 0)
     matrices = [next(_matrices(part, widths, letters[0]), None) for part in ordered]
-    if any(one is None or one[0].shape[0] % len(letters) for one in matrices):
+    if any(matrix is None or matrix[0].shape[0] % len(letters) for matrix in matrices):
         return
-    cut = [one[0].chunk(len(letters)) for one in matrices if one is not None]
+    cut = [matrix[0].chunk(len(letters)) for matrix in matrices if matrix is not None]
     biases = [None if part.bias is None else part.bias.chunk(len(letters)) for part in ordered]
     notes, names = (Choice("per-head", "each head has projections of its own"),), tuple(part.name for part in ordered)
-    made = []
-    for place, letter in enumerate(letters):
-        own = [bias[place] for bias in biases if bias is not None]
-        bias = torch.cat(own) if len(own) == len(ordered) else None
-        made.append(
-            _Role(letter, Projection(torch.cat([pieces[place] for pieces in cut]), bias), names, notes, letters)
+    roles = []
+    for index, letter in enumerate(letters):
+        letter_biases = [bias[index] for bias in biases if bias is not None]
+        bias = torch.cat(letter_biases) if len(letter_biases) == len(ordered) else None
+        roles.append(
+            _Role(letter, Projection(torch.cat([pieces[index] for pieces in cut]), bias), names, notes, letters)
         )
-    yield tuple(made)
+    yield tuple(roles)
 
 
 def _layout_choice(layout: str) -> Choice:
@@ -220,7 +220,7 @@ def _ordered(
     biases: Sequence[Tensor | None],
     notes: tuple[Choice, ...],
 ) -> Iterator[tuple[_Role, ...]]:
-    """The pieces as the letters that the name says, or where it says none as any."""
+    """The pieces in the order that the name states, or in every order if it states none."""
     orders = [tuple(letters)] if is_named else list(permutations(letters))
     for order in orders:
         choice = () if is_named else (Choice("fused-order", f"{part.name} holds {', '.join(order)} in this order"),)
@@ -231,7 +231,7 @@ def _ordered(
 
 
 def _cut(rows: Tensor, layout: str, letters: str, widths: Widths) -> list[Tensor] | None:
-    """The rows of a fused matrix or bias as pieces, each head after head; None where they do not come out even."""
+    """Splits the rows of a fused matrix or bias, each piece ordered by head; None if they do not divide evenly."""
     n_heads, n_kv = widths.n_heads, widths.n_kv_heads or widths.n_heads
     n_parts, total = len(letters), rows.shape[0]
     counts = [n_heads if letter == "q" else n_kv for letter in letters]
@@ -252,7 +252,7 @@ def _cut(rows: Tensor, layout: str, letters: str, widths: Widths) -> list[Tensor
 
 
 def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tensor] | None:
-    """Queries of a group, its key and its value, group after group."""
+    """Splits rows that hold, for each group, its queries, its key and its value."""
     counts = [n_heads // n_kv if letter == "q" else 1 for letter in letters]
     if rows.shape[0] % (n_kv * sum(counts)):
         return None
@@ -261,7 +261,7 @@ def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tens
 
 
 def _outputs(left: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
-    """The candidates for the output projection; None where there is none."""
+    """The candidates for the output projection; None if there is none."""
     named = [part for part in left if part.letters == "o"]
     candidates = named or [part for part in left if not part.letters]
     if not candidates:
@@ -280,7 +280,6 @@ def _outputs(left: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
 
 
 def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
-    """The output matrix as `[d_out, head·d_v]`."""
     if part.weight.ndim == 3:
         for axis in range(3):
             rest = part.weight.movedim(axis, 0)
@@ -296,7 +295,7 @@ def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
 def _with_outputs(
     roles: dict[str, _Role], outputs: Sequence[_Role | None], parts: Sequence[WeightMatrix], widths: Widths
 ) -> Iterator[ProjectionReading]:
-    """The readings that these inputs make, with every output that fits."""
+    """The readings with these inputs and every output projection that fits."""
     q, k, v = (roles[letter].projection for letter in "qkv")
     for output in outputs:
         out = None if output is None else output.projection
@@ -317,7 +316,7 @@ def _with_outputs(
 
 
 def _kv_heads(q: Projection, k: Projection, widths: Widths) -> Iterator[int]:
-    """How many kv heads there are: what is known, else what the widths say."""
+    """The numbers of kv heads that the widths allow."""
     if q.weight.shape[0] % widths.n_heads or q.weight.shape[0] < widths.n_heads:
         return
     d_head = q.weight.shape[0] // widths.n_heads
@@ -333,7 +332,7 @@ def _kv_heads(q: Projection, k: Projection, widths: Widths) -> Iterator[int]:
 
 
 Orientation = Literal["out-in", "in-out", "free"]
-"""How a matrix is applied: `x Wᵀ` as nn.Linear does, `x W` as Conv1D does, or unknown."""
+"""How a matrix is applied: `x Wᵀ` as in nn.Linear, `x W` as in Conv1D, or unknown."""
 
 _WORDS = {
     "q": "toqueries wquery q query queries querys wq qs qry fcq qproj qlin queryproj",
@@ -348,8 +347,8 @@ _FUSED = re.compile(r"^(?:to_?|w_?|c_?|fc_?)?((?!(.).?\2)[qkv]{2,3})(?:_?proj|s)
 
 
 class WeightMatrix(NamedTuple):
-    """A matrix and its bias. `letters` say what its name claims: q, k, v, o, several of q, k and v in the order in which it has
-    them side by side, or nothing. `number` is its place in a list of alike ones."""
+    """A matrix and its bias. `letters` are the roles that its name states: q, k, v, o, several of q, k and v in order, or none.
+    `number` is its index in a list of similar matrices."""
 
     name: str
     weight: Tensor
@@ -360,24 +359,24 @@ class WeightMatrix(NamedTuple):
 
 
 def parts_of(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> tuple[WeightMatrix, ...]:
-    """Every matrix of a module, or of tensors that are passed by name, in the order in which they were made."""
-    found: list[WeightMatrix] = []
+    """Every matrix of a module, or of tensors passed by name, in order of creation."""
+    matrices: list[WeightMatrix] = []
     raw: dict[str, Tensor] = dict(tensors)
     for path, child in () if module is None else module.named_modules(remove_duplicate=False):
-        own = dict(child.named_parameters(recurse=False, remove_duplicate=False))
+        parameters = dict(child.named_parameters(recurse=False, remove_duplicate=False))
         if is_norm(child) or isinstance(child, nn.Embedding):
             continue
         kind = _orientation(child)
-        if kind is not None and own.get("weight") is not None:
-            weight = own["weight"] if own["weight"].ndim == 2 else own["weight"].flatten(1)
-            found.append(_part(path, weight, own.get("bias"), kind))
+        if kind is not None and parameters.get("weight") is not None:
+            weight = parameters["weight"] if parameters["weight"].ndim == 2 else parameters["weight"].flatten(1)
+            matrices.append(_part(path, weight, parameters.get("bias"), kind))
         else:
-            raw.update({f"{path}.{name}" if path else name: tensor for name, tensor in own.items()})
-    return (*found, *_raw_parts(raw))
+            raw.update({f"{path}.{name}" if path else name: tensor for name, tensor in parameters.items()})
+    return (*matrices, *_raw_parts(raw))
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises rows, judged by its class name; a parametrization of weights does not."""
+    """Whether a module normalises its input, by its class name. Weight parametrizations do not count."""
     return "norm" in type(module).__name__.lower() and "parametriz" not in type(module).__module__
 
 
@@ -393,7 +392,7 @@ def _part(name: str, weight: Tensor, bias: Tensor | None, orientation: Orientati
 
 
 def _raw_parts(raw: Mapping[str, Tensor]) -> Iterator[WeightMatrix]:
-    """Bare parameters; a vector is the bias of the matrix whose name claims the same."""
+    """Bare parameters. A vector is the bias of the matrix with the same role."""
     vectors = {name: t for name, t in raw.items() if _is_bias(name, t)}
     for name, tensor in raw.items():
         if name in vectors or tensor.ndim < 2:
@@ -420,14 +419,13 @@ def _is_bias(name: str, tensor: Tensor) -> bool:
 
 
 def _stem(name: str) -> str:
-    """A name without the part that distinguishes weights from biases."""
     folder, _, last = name.rpartition(".")
     last = re.sub(r"(?i)_?(weight|bias|kernel)s?$", "", last)
-    return f"{folder}.{re.sub(r'^[wWbB]_?(?=[a-zA-Z])', '', last)}".lower()
+    return f"{folder}.{re.sub(r'^[wWbB]_?(?=[a-zA-Z])', '', last)}".lower()  # the same for a weight and its bias
 
 
 def read_name(name: str) -> tuple[str, int | None]:
-    """What a parameter is by its name, in letters of q, k, v, o, and its number in a list of parameters of the same kind."""
+    """The role of a parameter in letters of q, k, v, o, and its index in a list of similar parameters."""
     steps = [step for step in name.split(".") if step not in ("weight", "bias", "kernel")]
     index = next((int(step) for step in reversed(steps) if step.isdigit()), None)
     named = [step for step in steps if not step.isdigit()]
@@ -439,7 +437,7 @@ def read_name(name: str) -> tuple[str, int | None]:
 
 
 def _letters_of(step: str) -> str:
-    """The letters of one step of a name: `query_key_value` and `qkv` are three, `out_proj` is one."""
+    """The letters of one part of a name: three for `query_key_value` and `qkv`, one for `out_proj`."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", step).lower()
     plain = re.sub(r"_?(weight|bias|kernel)s?$", "", plain)
     if plain in ("in_proj", "inproj", "in_projection"):

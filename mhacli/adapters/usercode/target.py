@@ -1,4 +1,4 @@
-"""Finds the class or function that a user names, in a file or a module of theirs. torch comes in only with what they import."""
+"""Finds the class or function that a user names, in a file or module. Only the user's own imports load torch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _FORM: Final = "FILE.py:NAME or package.module:NAME"
 
 
 class Target(NamedTuple):
-    """What a user named: `name` as they wrote it, the class, function or instance that it means, the absolute path of the file
-    that it is written in (None where that is no Python), and what its author says of it."""
+    """A target: its name as the user typed it, the class, function or instance, the absolute path of its Python file (None if
+    there is none), and its docstrings and comments."""
 
     name: str
     thing: Any
@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """The file or module and the dotted name in it. Raises `UsageError` for what has not the form of a target."""
+    """The file or module, and the dotted name in it. Raises `UsageError` for a malformed target."""
     location, colon, name = target.rpartition(":")
     if not colon:
         raise UsageError(f"{target[:200]!r} is not of the form {_FORM}", hint=_without_colon(target))
@@ -54,23 +54,22 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def is_file(location: str) -> bool:
-    """Whether the part before the colon means a file, not a module."""
+    """Whether the part before the colon is a file rather than a module."""
     return location.endswith(".py") or "/" in location or os.sep in location
 
 
 def require_readable(target: str) -> None:
-    """Refuses a wrong target without importing anything: `UsageError` for its form, `MhaError` for a file
-    that cannot be read."""
+    """Validates a target without importing it. Raises `UsageError` for a malformed target and `MhaError` for an unreadable
+    file."""
     location, _ = split_target(target)
     if is_file(location):
         _require_source(location)
 
 
 def find_target(target: str) -> Target:
-    """The class, function or instance that `target` names. Imports its file, which runs what stands in it.
+    """The class, function or instance that `target` names. Importing its file runs the file's code.
 
-    Raises `UsageError` for what has not the form of a target, and `MhaError` that says what is missing, or what their code raised
-    and where.
+    Raises `UsageError` for a malformed target, and `MhaError` for a missing name or an exception in the user's code.
     """
     if target in _objects:
         return Target(target, _objects[target], source_file(_objects[target]), documentation_of(_objects[target]))
@@ -93,14 +92,14 @@ def find_target(target: str) -> Target:
 
 
 _objects: dict[str, Any] = {}
-"""Objects that are targets themselves, by their names."""
+"""Objects registered by `naming`, by name."""
 
 
 @contextlib.contextmanager
 def naming(thing: Any) -> Iterator[str]:
-    """A target that means this very object within the context: `module:NAME`, by the names of its class or function."""
-    written = _defining_object(thing)
-    name = f"{written.__module__}:{written.__qualname__.rpartition('>.')[2]}"
+    """A target `module:NAME` that resolves to this very object inside the context."""
+    definition = _defining_object(thing)
+    name = f"{definition.__module__}:{definition.__qualname__.rpartition('>.')[2]}"
     while name in _objects:
         name += "_"
     _objects[name] = thing
@@ -111,7 +110,7 @@ def naming(thing: Any) -> Iterator[str]:
 
 
 def is_module_instance(thing: object) -> bool:
-    """Whether it is an `nn.Module` that is built already."""
+    """Whether the object is an instance of `nn.Module`."""
     base = _module_class()
     return base is not None and isinstance(thing, base)
 
@@ -120,7 +119,7 @@ def is_module_instance(thing: object) -> bool:
 
 
 def _without_colon(target: str) -> str:
-    """What to write instead of a target without a colon."""
+    """A suggestion for a target without a colon."""
     names = _classes_of(target) if target.endswith(".py") else []
     if names:
         more = [f"and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
@@ -130,7 +129,7 @@ def _without_colon(target: str) -> str:
 
 
 def _classes_of(path: str) -> list[str]:
-    """The classes of a file, or else its functions, read without running it."""
+    """The classes of a file, or its functions if it has none. The file is parsed, not run."""
     try:
         body = ast.parse(read_whole(path, MAX_SOURCE_BYTES)).body
     except (MhaError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -140,7 +139,7 @@ def _classes_of(path: str) -> list[str]:
 
 
 def targets_beside(location: str, name: str) -> list[str]:
-    """The other classes of a file that is a target, or else its functions, as targets; read without running it."""
+    """Targets for the other classes, or functions, of the same file. The file is parsed, not run."""
     return [f"{location}:{other}" for other in _classes_of(location) if other != name]
 
 
@@ -148,10 +147,10 @@ def targets_beside(location: str, name: str) -> list[str]:
 
 
 class _Source(SourceFileLoader):
-    """Runs a file as it is now: a compiled copy beside it may be older by less than a second."""
+    """Compiles the current file and ignores cached bytecode, which may be up to a second out of date."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The file, compiled now."""
+        """The code object, compiled now."""
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
         return code
 
@@ -161,7 +160,7 @@ def _import_file(location: str) -> ModuleType:
     path = os.path.abspath(location)
     root, names = _package_of(Path(path))
     _put_first(_here(), root)
-    sys.path.append(os.path.dirname(path))  # siblings that a file of a package imports as if it were none
+    sys.path.append(os.path.dirname(path))  # a file of a package may import its siblings as top-level modules
     name = ".".join(names)
     try:
         if len(names) > 1 or Path(path).name == "__init__.py":
@@ -192,17 +191,17 @@ _PACKAGES: Final = {
     "cv2": "opencv-python", "PIL": "pillow", "sklearn": "scikit-learn", "skimage": "scikit-image", "yaml": "pyyaml",
     "flash_attn": "flash-attn", "hydra": "hydra-core",
 }  # fmt: skip
-"""Packages that have another name than the module in them."""
+"""Packages whose name differs from their module's name."""
 
 
 def _to_install(module: str) -> str:
-    """How to have a module that is missing, for this Python: from a package, or from a folder of the user's own."""
+    """Advice on a missing module: install a package, or set PYTHONPATH."""
     install = f"{shlex.quote(sys.executable)} -m pip install {_PACKAGES.get(module, module)}"
     return f"{install} installs it for mha; for a module of your own set PYTHONPATH to the folder that holds it"
 
 
 def _run_file(name: str, path: str) -> ModuleType:
-    """The file as a module that others find under its name, or under another where the name is taken."""
+    """Runs a file as a module, registered under its name, or under a numbered name if that is taken."""
     base, number = name, 1
     while name in sys.modules:
         if getattr(sys.modules[name], "__file__", None) == path:
@@ -213,7 +212,7 @@ def _run_file(name: str, path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up while it runs
+    sys.modules[name] = module  # dataclasses need their module while it runs
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -245,15 +244,14 @@ def _import_module(location: str) -> ModuleType:
 
 
 def _modules_beside(missing: str) -> list[str]:
-    """The modules in the folder that was searched for a missing one."""
+    """Modules next to a missing module, as candidates for a suggestion."""
     parent, _, _ = missing.rpartition(".")
     folders: Iterable[str] | None = getattr(sys.modules.get(parent), "__path__", None) if parent else [_here()]
-    found = [name for _, name, _ in pkgutil.iter_modules(list(folders or ()))]
-    return [f"{parent}.{name}" for name in found] if parent else [*found, "torch"]
+    names = [name for _, name, _ in pkgutil.iter_modules(list(folders or ()))]
+    return [f"{parent}.{name}" for name in names] if parent else [*names, "torch"]
 
 
 def _require_source(location: str) -> None:
-    """Raises `MhaError` unless the place is a Python file that can be read and decoded."""
     if not os.path.lexists(location):
         folder, name = os.path.split(location)
         near = difflib.get_close_matches(name, [path.name for path in _python_files(folder)], n=3)
@@ -284,7 +282,7 @@ def _python_files(folder: str) -> list[Path]:
 
 
 def _package_of(path: Path) -> tuple[str, list[str]]:
-    """The folder from which the file is imported, and its dotted name from there."""
+    """The import root of a file and its dotted name from there."""
     names = [] if path.stem == "__init__" else [path.stem.replace(".", "_")]
     folder = path.parent
     while (folder / "__init__.py").is_file() and folder != folder.parent:
@@ -294,7 +292,7 @@ def _package_of(path: Path) -> tuple[str, list[str]]:
 
 
 def _put_first(*folders: str) -> None:
-    """Puts folders at the front of the import path, the last one first."""
+    """Inserts folders at the front of the import path; the last one ends up first."""
     for folder in filter(None, folders):
         if sys.path[:1] != [folder]:
             sys.path.insert(0, folder)
@@ -303,7 +301,7 @@ def _put_first(*folders: str) -> None:
 def _here() -> str:
     try:
         return os.getcwd()
-    except OSError:  # deleted
+    except OSError:  # the working directory is deleted
         return ""
 
 
@@ -349,13 +347,13 @@ def _public(owner: Any) -> list[str]:
 
 
 def _offered(owner: Any) -> list[str]:
-    """The names that could be meant: modules first, then other classes, then functions; those of the file itself, if any."""
+    """Candidate names: modules, then classes, then functions. Names defined in the file itself come first if there are any."""
     home = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None)
     things = {name: vars(owner)[name] for name in _public(owner)}
     ranked = {name: _rank(thing) for name, thing in things.items()}
     kept = [name for name, rank in ranked.items() if rank < len(_RANKS)]
-    own = [name for name in kept if _is_of(things[name], str(home)) or is_module_instance(things[name])]
-    return sorted(own or kept, key=lambda name: ranked[name])
+    local = [name for name in kept if _is_of(things[name], str(home)) or is_module_instance(things[name])]
+    return sorted(local or kept, key=lambda name: ranked[name])
 
 
 def _is_of(thing: object, home: str) -> bool:
@@ -364,7 +362,7 @@ def _is_of(thing: object, home: str) -> bool:
 
 
 def _module_class() -> Any:
-    """`torch.nn.Module`, where torch is loaded."""
+    """`torch.nn.Module`, if torch is loaded."""
     return getattr(sys.modules.get("torch.nn"), "Module", None)
 
 
@@ -384,35 +382,36 @@ def _rank(thing: object) -> int:
     return next((rank for rank, is_such in enumerate(_RANKS) if is_such(thing)), len(_RANKS))
 
 
-# ------------------------------------------------------------------------------------------- what its author says of it
+# ------------------------------------------------------------------------------------------------------- documentation
 
 
 _METHODS: Final = ("__init__", "forward", "__call__")
-_NOT_THEIRS: Final = ("torch.nn.modules.module", "builtins", "typing", "abc")
+_LIBRARY_MODULES: Final = ("torch.nn.modules.module", "builtins", "typing", "abc")
 
 
 def source_file(thing: Any) -> str | None:
-    """The absolute path of the Python file that a class or function, or an instance's class, is written in."""
+    """The absolute path of the Python file of a class, a function, or an instance's class."""
     try:
-        found = inspect.getsourcefile(_defining_object(thing))
+        path = inspect.getsourcefile(_defining_object(thing))
     except (TypeError, OSError):
         return None
-    return os.path.abspath(found) if found and os.path.isfile(found) else None
+    return os.path.abspath(path) if path and os.path.isfile(path) else None
 
 
 def documentation_of(thing: Any) -> str:
-    """Docstrings of the class, its constructor and its call, or of the function; its comments; the docstring of its module."""
-    written = _defining_object(thing)
-    pieces = [vars(written).get("__doc__") if inspect.isclass(written) else getattr(written, "__doc__", None)]
-    if inspect.isclass(written):
-        pieces += [_docstring_of_method(written, name) for name in _METHODS]
-    pieces += [inspect.getcomments(written) if source_file(thing) else None, _comments_in(written)]
-    pieces.append(getattr(sys.modules.get(getattr(written, "__module__", None) or ""), "__doc__", None))
+    """The docstrings of a class, its constructor and its call, or of a function, with its comments and its module's
+    docstring."""
+    definition = _defining_object(thing)
+    pieces = [vars(definition).get("__doc__") if inspect.isclass(definition) else getattr(definition, "__doc__", None)]
+    if inspect.isclass(definition):
+        pieces += [_docstring_of_method(definition, name) for name in _METHODS]
+    pieces += [inspect.getcomments(definition) if source_file(thing) else None, _comments_in(definition)]
+    pieces.append(getattr(sys.modules.get(getattr(definition, "__module__", None) or ""), "__doc__", None))
     return "\n\n".join(inspect.cleandoc(piece) for piece in pieces if isinstance(piece, str) and piece.strip())
 
 
 def _defining_object(thing: Any) -> Any:
-    """The class or function whose source is meant: of a partial its function, of an instance its class."""
+    """The class or function with the source code: a partial's function, an instance's class."""
     for _ in range(100):
         if isinstance(thing, functools.partial):
             thing = thing.func
@@ -423,23 +422,22 @@ def _defining_object(thing: Any) -> Any:
     if inspect.isclass(thing) or inspect.isroutine(thing):
         try:
             return inspect.unwrap(thing)
-        except ValueError:  # wrapped in a circle
+        except ValueError:  # circular __wrapped__
             return thing
     return type(thing)
 
 
 def _docstring_of_method(cls: type, name: str) -> str | None:
-    """What the class says of a method, or what a class says that it has the method from; nothing of `nn.Module`'s own."""
+    """The docstring of a method, inherited or not, except that of `nn.Module`."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-    if owner is None or owner.__module__ in _NOT_THEIRS:
+    if owner is None or owner.__module__ in _LIBRARY_MODULES:
         return None
     return getattr(vars(owner)[name], "__doc__", None)
 
 
-def _comments_in(written: Any) -> str | None:
-    """The comments within the source of a class or function, a line each."""
+def _comments_in(definition: Any) -> str | None:
     try:
-        source = textwrap.dedent(inspect.getsource(written))
+        source = textwrap.dedent(inspect.getsource(definition))
     except (TypeError, OSError, SyntaxError, IndexError, tokenize.TokenError):
         return None
     comments = []
@@ -447,6 +445,6 @@ def _comments_in(written: Any) -> str | None:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 comments.append(token.string.lstrip("#").strip())
-    except (tokenize.TokenError, SyntaxError):  # the source of a lambda need not be whole
+    except (tokenize.TokenError, SyntaxError):  # the source of a lambda may be incomplete
         pass
     return "\n".join(comments)

@@ -1,4 +1,4 @@
-"""The plain data of user code: what was built, what it is asked, what it gives, and the operations that ran meanwhile."""
+"""The data types of user code: the built target, its inputs and outputs, and the torch operations that it ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mhacli.adapters.usercode.process import SourceLine
 
 
 class Guess(NamedTuple):
-    """An argument that was not given: its `name`, the `value` that was taken, and `why`, in a few words."""
+    """A guessed argument: its `name`, its `value`, and a short reason (`why`)."""
 
     name: str
     value: object
@@ -22,14 +22,14 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Built:
-    """What is examined, ready to be called.
+    """The target, ready to be called.
 
-    `thing` is the class or function that the target names, `call` what is called: an `nn.Module`, an instance of another
-    class, or the function itself. `module` is `call` where it is an `nn.Module`, else None. `arguments` are those that the
-    constructor ran with, defaults included; `given` those that the user gave; `guesses` those that nobody gave and that have no
-    default. `rebuild(changes)` builds it anew with some arguments changed; it raises what the constructor raises.
-    `documentation` is what its author says: docstrings and comments of the class or function, and of its file. `file` is where
-    its source stands, None where there is none to read.
+    `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
+    class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
+    arguments, defaults included; `given` names those from the user, and `guesses` holds those that mha had to guess.
+    `rebuild(changes)` builds the target again with some arguments changed, and raises what the constructor raises.
+    `documentation` holds the docstrings and comments of the class or function and of its file. `file` is its source file, None
+    if there is none.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Built:
 
     @property
     def files(self) -> list[str]:
-        """The file of its source, as far as there is one."""
+        """The source file as a list, empty if there is none."""
         return [] if self.file is None else [self.file]
 
 
@@ -54,12 +54,12 @@ MaskMeaning = Literal["keep", "hide"]
 
 
 class MaskForm(NamedTuple):
-    """A way to write a mask for a parameter of a user's attention.
+    """The format of a mask argument.
 
     `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
-    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, how many tokens
-    each sequence has. `true_means` says what True or 1 stands for; of additive and lengths it is always keep. `n_shared`: along
-    the batch the mask has one in so many, which serve the sequences in turn, as masks of windows serve several images.
+    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, the number of
+    tokens of each sequence. `true_means` is the meaning of True or 1, always keep for additive masks and lengths. `n_shared`:
+    the batch axis of the mask is shorter by this factor and repeats, as the masks of windows repeat for each image.
     """
 
     parameter: str
@@ -70,12 +70,12 @@ class MaskForm(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What attention is asked about.
+    """The inputs of a call.
 
-    Rows `[batch, query, d_in]` and `[batch, key, d_in]`; of a function of q, k and v, `[batch, head, query, d_head]` and
-    `[batch, kv_head, key, d_head]`. `keys` of None are the queries' own rows, `values` of None those of the keys. `allowed`, bool
-    `[batch or 1, 1, query, key]`, is what a mask argument is to say, `real`, bool `[batch, key]`, what a padding argument is to
-    say: True = may attend, True = a token.
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
+    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
+    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding.
     """
 
     queries: Float[Tensor, "..."]
@@ -86,8 +86,8 @@ class Inputs(NamedTuple):
 
 
 class AttentionOutput(NamedTuple):
-    """What attention answered: `out` `[batch, query, d_out]`, of a function `[batch, head, query, d_v]`; and the pattern that
-    it returned besides, `[batch, head, query, key]`, with one head where it is their mean, None where it returns none."""
+    """The output `[batch, query, d_out]`, for a function `[batch, head, query, d_v]`, and the pattern `[batch, head, query,
+    key]` if the call returned one. A pattern that is the mean over heads has one head."""
 
     out: Float[Tensor, "..."]
     pattern: Float[Tensor, "batch head query key"] | None = None
@@ -95,7 +95,7 @@ class AttentionOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class InputSizes:
-    """The sizes that it is asked with. Pairwise different, and different from its own, as far as it lets them be."""
+    """The sizes of the inputs. They differ from each other and from the sizes of the module as far as the module allows."""
 
     batch: int
     q_len: int
@@ -106,12 +106,12 @@ class InputSizes:
 
 @dataclass(eq=False)
 class Operation:
-    """One call of a torch function while a user's attention ran, in order.
+    """One call of a torch function inside the user's attention.
 
-    `name` is torch's own, such as `softmax`, `matmul`, `linear`, `masked_fill`; `inputs` are the tensors that went in, `output`
-    what came out, `arguments` those that are no tensors, by name where the name is known, else by place ("0", "1", …).
-    `file` and `line` say where the author's own code asked for it, None where it was not the author's code; `source` is that
-    line. Tensors are exchanged for copies before a later operation writes into their memory.
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
+    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
+    code that made the call; `file` and `line` are None for a call from other code. Tensors are replaced by copies before a
+    later operation overwrites them.
     """
 
     name: str
@@ -124,5 +124,5 @@ class Operation:
 
     @property
     def at(self) -> SourceLine:
-        """The author's line."""
+        """The line of user code that made the call."""
         return SourceLine(self.file, self.line, self.source)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.call.user_attention import UserAttention
-from mhacli.adapters.usercode.names import function_around, in_their_names, names_within
+from mhacli.adapters.usercode.names import function_around, in_user_names, names_within
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import Built
@@ -76,7 +76,7 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         if settled.mistake.stage == "scale":  # their variable holds what is scaled already
             names.pop("scores", None)
         effect = settled.variant.effect or finding.effect
-        yield replace(finding, fix=in_their_names(finding.fix, names), effect=effect)
+        yield replace(finding, fix=in_user_names(finding.fix, names), effect=effect)
 
 
 def _their_names(

@@ -72,7 +72,7 @@ def _examined_here(request: CheckRequest) -> Examination:
         return examined(request, _no_stage)
 
 
-def _no_stage(what: str, *, limited: bool = True) -> None:
+def _no_stage(stage: str, *, limited: bool = True) -> None:
     """Ignores the stages."""
 
 

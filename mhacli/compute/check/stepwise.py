@@ -141,7 +141,7 @@ def _unused(caller: UserAttention, stage: Stage) -> UserAttention:
 def _is_settled(found: list[tuple[StepConvention, list[StepwiseRun]]]) -> bool:
     """Whether other ways of calling cannot mend it: a table of rotations that is given whole, and read, beside a position."""
     first = found[0][0]
-    return (first.is_table_whole and bool(first.placed)) or len(found) >= 6
+    return (first.is_table_whole and bool(first.position_arguments)) or len(found) >= 6
 
 
 def _causal_form(probed: Probed) -> MaskForm | None:

@@ -55,7 +55,9 @@ class TraceSizes:
         """Random rows of these sizes, the same for the same seed."""
         is_function = self.n_heads is not None
         sizes = InputSizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
-        drawer = InputDrawer(sizes, seed=seed, n_heads=self.n_heads, drawn_in=torch.float32, dtype=dtype, device=device)
+        drawer = InputDrawer(
+            sizes, seed=seed, n_heads=self.n_heads, sample_dtype=torch.float32, dtype=dtype, device=device
+        )
         has_keys = self.takes_context or is_function
         inputs = drawer.inputs(with_context=True) if has_keys else Inputs(drawer.rows(self.q_len))
         if self.mask is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from mhacli.adapters.usercode.names import function_around, in_their_names, names_within
+from mhacli.adapters.usercode.names import function_around, in_user_names, names_within
 from mhacli.adapters.usercode.process import SourceLine
 
 SOURCE = """def shared(scores):
@@ -76,4 +76,4 @@ def test_names_are_those_of_the_function_and_of_the_module_where_it_has_a_self(t
     ],
 )
 def test_only_whole_names_in_code_are_exchanged(expression: str, shown: str) -> None:
-    assert in_their_names(expression, {"scores": "att", "self.q_proj": "self.query"}) == shown
+    assert in_user_names(expression, {"scores": "att", "self.q_proj": "self.query"}) == shown
