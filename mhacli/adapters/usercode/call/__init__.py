@@ -1,1 +1,1 @@
-"""Finds out how a target is called: its inputs, masks and results."""
+"""Finds out how to call a target: its inputs, masks and results."""

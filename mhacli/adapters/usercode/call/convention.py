@@ -1,4 +1,4 @@
-"""How a user's attention is called: its arguments, made from ours, and its results, read in our order of axes."""
+"""The call convention of a user's attention: builds its arguments, and converts its results to our order of axes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mhacli.adapters.usercode.call.signature import AxisNames, CallParameter
 from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
 
 Key = int | str | tuple[str]
-"""A step into a result: a place in a tuple or list, a key of a dict, or `(name,)`, an attribute."""
+"""A step into a result: the index in a tuple or list, the key of a dict, or `(name,)` for an attribute."""
 Path = tuple[Key, ...]
 
 ROW_AXES: AxisNames = ("batch", "row", "width")
 HEAD_AXES: AxisNames = ("batch", "head", "row", "width")
 PATTERN_AXES: AxisNames = ("batch", "head", "query", "key")
 MERGED = "head·width"
-"""An axis that holds the heads side by side."""
+"""An axis with the heads side by side."""
 _OUTPUT_NAMES = re.compile(
     r"(attn|attention|self_attn|attention_)?_?(out|outputs?|result|context(_layer|_vec\w*)?|hidden_states?|last_hidden_state|z|y|x)"
 )
@@ -31,12 +31,12 @@ _PATTERN_NAMES = re.compile(
     r".*(weights?|attn|attention|attentions|pattern|probs|probabilities|probas|scores|att|map|alpha|a|p|w)s?"
 )
 _DEEPEST = 3
-_EVEN = 1e-3
-"""How far from one rows of a pattern may sum; of half precision."""
+_SUM_TOLERANCE = 1e-3
+"""The tolerance for the row sums of a pattern, enough for half precision."""
 
 
 class AxisSizes(NamedTuple):
-    """How many of each axis there are in one call."""
+    """The sizes of the axes in one call."""
 
     batch: int
     head: int
@@ -44,13 +44,13 @@ class AxisSizes(NamedTuple):
     k_len: int
 
     def of(self, axis: str) -> int | None:
-        """How many of an axis there are, None where any number is right."""
-        known = {"batch": self.batch, "head": self.head, "row": self.q_len, "query": self.q_len, "key": self.k_len}
-        return known.get(axis)
+        """The size of an axis, None if any size is valid."""
+        sizes = {"batch": self.batch, "head": self.head, "row": self.q_len, "query": self.q_len, "key": self.k_len}
+        return sizes.get(axis)
 
 
 class ResultPath(NamedTuple):
-    """Where in a result a tensor is, and which axes it has."""
+    """The location and the axes of a tensor in a result."""
 
     path: Path
     axes: AxisNames
@@ -60,7 +60,7 @@ RowPart = Literal["queries", "keys", "values"]
 
 
 class RowArgument(NamedTuple):
-    """A parameter for rows: which rows it takes, and whether it may be left out where the keys are the queries' own rows."""
+    """A parameter for queries, keys or values. `required` is False if self-attention may omit it."""
 
     parameter: str
     part: RowPart
@@ -69,24 +69,24 @@ class RowArgument(NamedTuple):
 
 
 class CallMasks(NamedTuple):
-    """What a call's masks are to say, in the forms in which they are to be written."""
+    """The forms of a call's masks."""
 
     mask: MaskForm | None = None
     padding: MaskForm | None = None
 
 
 NO_PATH = ResultPath((), ())
-"""Where the output of a convention is that was never tried."""
+"""The output path of a convention that was never tried."""
 
 
 @dataclass(frozen=True)
 class CallConvention:
-    """How a user's attention is called, and where its output and pattern are in what it returns.
+    """How to call a user's attention, and where its output and pattern are in the result.
 
-    `axes` are those of the rows as it wants them, without "batch" where it takes one sequence at a time; `output` tells where the
-    output is and its axes, `pattern` the same of the pattern. `idle` are masks that are required, in the form that is given when
-    no mask is asked for (None: None). `spread` names masks of keys that must be written for each query, by parameter and axes.
-    `causal_yields`: the switch `causal_by` is left out of calls with a mask, for it does not bear one.
+    `axes` are the axes of the inputs, without "batch" if each call takes one sequence; `output` and `pattern` give path and
+    axes. `idle` are required masks, with the form of an open mask (None: pass None). `spread` lists padding masks, by parameter
+    and axes, that must be repeated for each query. `causal_yields`: calls with a mask omit the switch `causal_by`, because it
+    excludes a mask.
     """
 
     slots: tuple[RowArgument, ...]
@@ -104,18 +104,17 @@ class CallConvention:
 
     @property
     def canonical(self) -> AxisNames:
-        """Our own order of axes for what this takes."""
+        """Our order of axes for these inputs."""
         return HEAD_AXES if self.is_function else ROW_AXES
 
     @property
     def batched(self) -> bool:
-        """Whether it takes all sequences at once."""
+        """Whether one call takes all sequences."""
         return "batch" in self.axes
 
 
 class CallResult(NamedTuple):
-    """What a call returned, before the output is searched in it: a result for each sequence where it takes one at a
-    time, else one; with the sizes that each call had."""
+    """The raw results of a call, one or one for each sequence, with the sizes of each call."""
 
     results: tuple[Any, ...]
     sides: AxisSizes
@@ -123,7 +122,7 @@ class CallResult(NamedTuple):
 
 @contextmanager
 def quietly(call: Callable[..., Any], training: bool) -> Iterator[None]:
-    """Runs a call without gradients and warnings, with the module in `eval` or `train` mode, which is restored afterwards."""
+    """Disables gradients and warnings, sets `train` or `eval` mode, and restores the mode afterwards."""
     module = call if isinstance(call, nn.Module) else None
     states = [(part, part.training) for part in module.modules()] if module is not None else []
     with warnings.catch_warnings(), torch.no_grad():
@@ -144,81 +143,82 @@ def call_with(
     setting: CallSetting,
     forms: CallMasks = CallMasks(),  # noqa: B008
 ) -> CallResult:
-    """What the call returns. `setting.sides` is not read: the sizes are those of the inputs. Raises what the call raises."""
+    """The raw results of the call. The sizes are those of `inputs`, not `setting.sides`. Raises what the call raises."""
     sides = sides_of(inputs, convention)
     if convention.batched:
-        return CallResult((_once(call, convention, inputs, setting._replace(sides=sides), forms),), sides)
-    single = sides._replace(batch=1)
+        return CallResult((_call_once(call, convention, inputs, setting._replace(sides=sides), forms),), sides)
+    single_sides = sides._replace(batch=1)
     parts = [_sequence(inputs, number) for number in range(sides.batch)]
     return CallResult(
-        tuple(_once(call, convention, part, setting._replace(sides=single), forms) for part in parts), single
+        tuple(_call_once(call, convention, part, setting._replace(sides=single_sides), forms) for part in parts),
+        single_sides,
     )
 
 
 def sides_of(inputs: Inputs, convention: CallConvention) -> AxisSizes:
-    """The sizes of one call."""
+    """The axis sizes of a call with these inputs."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
     n_heads = inputs.queries.shape[1] if convention.is_function else convention.n_heads
     return AxisSizes(inputs.queries.shape[0], n_heads, inputs.queries.shape[-2], keys.shape[-2])
 
 
 def _sequence(inputs: Inputs, number: int) -> Inputs:
-    def one(tensor: Tensor | None) -> Tensor | None:
+    def select(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[number : number + 1] if tensor.shape[0] > 1 else tensor
 
-    return Inputs(inputs.queries[number : number + 1], *(one(tensor) for tensor in inputs[1:]))
+    return Inputs(inputs.queries[number : number + 1], *(select(tensor) for tensor in inputs[1:]))
 
 
-def _once(
+def _call_once(
     call: Callable[..., Any], convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
 ) -> Any:
-    places, names = _arguments(convention, inputs, setting, forms)
+    positional, keywords = _arguments(convention, inputs, setting, forms)
     with quietly(call, setting.training):
-        return call(*places, **names)
+        return call(*positional, **keywords)
 
 
 def _arguments(
     convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks
 ) -> tuple[list[Any], dict[str, Any]]:
-    places: list[Any] = []
-    names: dict[str, Any] = dict(convention.fixed)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = dict(convention.fixed)
     masks = _masks(convention, inputs, setting, forms)
     for slot in convention.slots:
         rows = _rows(inputs, slot)
         if rows is None:
             continue
-        theirs = (
+        argument = (
             rearranged(rows.to(setting.device, setting.dtype), convention.canonical, convention.axes)
             .contiguous()
             .clone()
         )
         if slot.by_place:
-            places.append(theirs)
+            positional.append(argument)
         else:
-            names[slot.parameter] = theirs
-    asks = (
+            keywords[slot.parameter] = argument
+    has_mask = (
         any(name not in dict(convention.idle) for name in masks)
         or inputs.allowed is not None
         or inputs.real is not None
     )
     for recipe in convention.extras:
-        if not (asks and convention.causal_yields and recipe.parameter == convention.causal_by):
-            names[recipe.parameter] = make_argument(recipe, setting)
-    return places, names | masks
+        if not (has_mask and convention.causal_yields and recipe.parameter == convention.causal_by):
+            keywords[recipe.parameter] = make_argument(recipe, setting)
+    return positional, keywords | masks
 
 
 def _rows(inputs: Inputs, slot: RowArgument) -> Tensor | None:
-    """The rows of a slot; None where the call makes them itself, from the queries."""
+    """The tensor for a parameter; None if self-attention omits it."""
     if slot.part == "queries":
         return inputs.queries
-    own = inputs.keys if slot.part == "keys" or inputs.values is None else inputs.values
-    if own is None and slot.required:
+    tensor = inputs.keys if slot.part == "keys" or inputs.values is None else inputs.values
+    if tensor is None and slot.required:
         return inputs.queries
-    return own
+    return tensor
 
 
 def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, forms: CallMasks) -> dict[str, Any]:
-    """The masks of a call by name, each written anew."""
+    """The mask arguments of a call, by name."""
     masks: dict[str, Any] = {}
     sides, device, dtype = setting.sides, setting.device, setting.dtype
     for name, form in convention.idle:
@@ -236,29 +236,31 @@ def _masks(convention: CallConvention, inputs: Inputs, setting: CallSetting, for
     if allowed is not None and mask is not None:
         masks[mask.parameter] = write_mask(mask, allowed, None, sides, dtype)
     if real is not None and padding is not None:
-        everywhere = None
+        all_allowed = None
         if (padding.parameter, padding.axes) in convention.spread:
-            everywhere = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
-        masks[padding.parameter] = write_mask(padding, everywhere, real, sides, dtype)
+            all_allowed = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
+        masks[padding.parameter] = write_mask(padding, all_allowed, real, sides, dtype)
     return masks
 
 
-def read_answer(asked: CallResult, convention: CallConvention) -> AttentionOutput:
-    """The output and the pattern of what came back, in our order of axes, as copies."""
+def read_output(call_result: CallResult, convention: CallConvention) -> AttentionOutput:
+    """Copies of the output and the pattern in a result, in our order of axes."""
     outs, patterns = [], []
-    for result in asked.results:
+    for result in call_result.results:
         tensor = tensor_at(result, convention.output.path)
         if tensor is None:
             tensor = next((leaf for _, leaf in leaves(result) if leaf.ndim == len(convention.output.axes)), None)
         if tensor is None:
-            where = path_text(convention.output.path) or "its top"
-            raise ValueError(f"the result must hold the output at {where}, got {type(result).__name__}")
-        outs.append(output_of(tensor.detach(), convention.output.axes, convention.canonical, asked.sides.head))
+            location = path_text(convention.output.path) or "its top"
+            raise ValueError(f"the result must hold the output at {location}, got {type(result).__name__}")
+        outs.append(output_of(tensor.detach(), convention.output.axes, convention.canonical, call_result.sides.head))
         pattern = None if convention.pattern is None else tensor_at(result, convention.pattern.path)
         if pattern is not None and convention.pattern is not None and pattern.ndim == len(convention.pattern.axes):
-            patterns.append(pattern_of(pattern.detach(), convention.pattern.axes, asked.sides.batch))
-    whole = torch.cat(patterns) if len(patterns) == len(outs) else None
-    return AttentionOutput(torch.cat(outs).contiguous().clone(), None if whole is None else whole.contiguous().clone())
+            patterns.append(pattern_of(pattern.detach(), convention.pattern.axes, call_result.sides.batch))
+    pattern_found = torch.cat(patterns) if len(patterns) == len(outs) else None
+    return AttentionOutput(
+        torch.cat(outs).contiguous().clone(), None if pattern_found is None else pattern_found.contiguous().clone()
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ other arguments
@@ -270,7 +272,7 @@ N_VARIANTS = 5
 
 
 class ArgumentRecipe(NamedTuple):
-    """How an argument is made for each call: its `kind`, what that needs to know, and which of several usual shapes."""
+    """How to make an argument for each call: its `kind`, a `value` for that kind, and the `variant` of its shape."""
 
     parameter: str
     kind: str
@@ -279,7 +281,7 @@ class ArgumentRecipe(NamedTuple):
 
 
 class CallSetting(NamedTuple):
-    """What arguments are made for: the sizes of a call, its dtype and device, whether it trains, and the weights by name."""
+    """The facts that arguments depend on: sizes, dtype, device, training mode, and weights by name."""
 
     sides: AxisSizes
     dtype: torch.dtype
@@ -291,7 +293,7 @@ class CallSetting(NamedTuple):
 def recipe_for(
     parameter: CallParameter, *, n_heads: int, d_head: int, d_model: int, causal: bool, variant: int
 ) -> ArgumentRecipe | None:
-    """How to make an argument that is required; None where its meaning is unknown."""
+    """The recipe for a required argument; None for an unknown role."""
     name, role = parameter.name, parameter.role
     numbers = {"heads": n_heads, "d_head": d_head, "d_model": d_model, "scale": d_head**-0.5, "dropout": 0.0}
     if role in numbers:
@@ -310,9 +312,9 @@ def recipe_for(
 
 
 def make_argument(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
-    """The argument itself."""
+    """The argument for one call."""
     sides = setting.sides
-    simple: dict[str, Callable[[], Any]] = {
+    makers: dict[str, Callable[[], Any]] = {
         "literal": lambda: recipe.value,
         "training": lambda: setting.training,
         "batch": lambda: sides.batch,
@@ -325,7 +327,7 @@ def make_argument(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
         "weight": lambda: setting.tensors[recipe.parameter].clone(),
         "weight bias": lambda: setting.tensors[recipe.parameter].clone(),
     }
-    return simple[recipe.kind]()
+    return makers[recipe.kind]()
 
 
 def _positions(variant: int, setting: CallSetting) -> Tensor:
@@ -334,9 +336,9 @@ def _positions(variant: int, setting: CallSetting) -> Tensor:
 
 
 def angles(q_len: int, d_head: int, device: torch.device) -> Tensor:
-    """`[row, d_head / 2]`: the angle of each position and pair of columns, in float64."""
-    place = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=device)
-    return torch.outer(torch.arange(q_len, dtype=torch.float64, device=device), ROPE_BASE ** (-place / d_head))
+    """The rotation angles `[row, d_head / 2]` in float64."""
+    column = torch.arange(0, d_head - 1, 2, dtype=torch.float64, device=device)
+    return torch.outer(torch.arange(q_len, dtype=torch.float64, device=device), ROPE_BASE ** (-column / d_head))
 
 
 def _rotation(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
@@ -359,22 +361,22 @@ def _rotation(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
 
 
 def rotation_text(recipe: ArgumentRecipe, setting: CallSetting) -> str:
-    """What a rotation was made of, for the line that says how it is called."""
+    """A description of a rotation argument."""
     value = make_argument(recipe, setting)
-    one = value[0] if isinstance(value, tuple) else value
-    kind = "complex" if one.is_complex() else "(cos, sin)" if isinstance(value, tuple) else "half rotation"
-    return f"{recipe.parameter}: {kind} {list(one.shape)}, base {ROPE_BASE:g}"
+    tensor = value[0] if isinstance(value, tuple) else value
+    kind = "complex" if tensor.is_complex() else "(cos, sin)" if isinstance(value, tuple) else "half rotation"
+    return f"{recipe.parameter}: {kind} {list(tensor.shape)}, base {ROPE_BASE:g}"
 
 
 def weights_for(
     parameters: tuple[CallParameter, ...], *, n_heads: int, d_model: int, variant: int, seed: int
 ) -> dict[str, Tensor]:
-    """A weight for each parameter of a function that wants them, `[d_model, d_model]` by preference, in float64.
+    """Random float64 weights for a function's weight parameters, `[d_model, d_model]` for variant 0.
 
     Further variants have fused weights `[d_model, 3·d_model]`, and a matrix for each head.
     """
     generator = torch.Generator().manual_seed(seed)
-    d_head, made_tensors = d_model // n_heads, {}
+    d_head, tensors = d_model // n_heads, {}
     for parameter in parameters:
         name = parameter.name.lower()
         n_fused = 3 if "qkv" in name or "in" in name.split("_") else 2 if "kv" in name else 1
@@ -389,8 +391,8 @@ def weights_for(
         else:
             shape = (n_heads, d_head, d_model) if "o" in name.replace("proj", "") else (d_model, n_heads, d_head)
         scale = 0.3 if parameter.role == "weight bias" else d_model**-0.5
-        made_tensors[parameter.name] = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
-    return made_tensors
+        tensors[parameter.name] = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    return tensors
 
 
 # ---------------------------------------------------------------------------------------------------------------- masks
@@ -399,10 +401,11 @@ def weights_for(
 def write_mask(
     form: MaskForm, allowed: Tensor | None, real: Tensor | None, sides: AxisSizes, dtype: torch.dtype
 ) -> Tensor:
-    """A mask in that form. `allowed` bool `[batch or 1, 1, query, key]`, `real` bool `[batch, key]`, or both, True = keep.
+    """The mask in the given form, from `allowed`, bool `[batch or 1, 1, query, key]`, `real`, bool `[batch, key]`, or both;
+    True = keep.
 
-    Axes of the form that the mask does not tell apart are of one, but batch, which is whole. Raises ValueError where the mask
-    tells apart what the form has no axis for.
+    The batch axis has full size; other axes have size 1 if the mask is constant along them. Raises ValueError for a mask that
+    varies along an axis that the form lacks.
     """
     if form.kind == "lengths":
         return _lengths(real, sides)
@@ -411,9 +414,9 @@ def write_mask(
         keep = allowed
     if real is not None:
         keep = keep.to(real.device) & real[:, None, None, :]
-    for place, axis in enumerate(PATTERN_AXES):
-        if axis not in form.axes and keep.shape[place] > 1:
-            first = keep.narrow(place, 0, 1)
+    for dim, axis in enumerate(PATTERN_AXES):
+        if axis not in form.axes and keep.shape[dim] > 1:
+            first = keep.narrow(dim, 0, 1)
             if not torch.equal(first.expand_as(keep), keep):
                 raise ValueError(f"a mask for {form.parameter} must be the same for each {axis}, got different ones")
             keep = first
@@ -426,10 +429,10 @@ def write_mask(
 def _of_kind(keep: Tensor, form: MaskForm, dtype: torch.dtype) -> Tensor:
     if form.kind == "additive":
         return torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill(~keep, -torch.inf)
-    true = keep if form.true_means == "keep" else ~keep
+    marked = keep if form.true_means == "keep" else ~keep
     if form.kind == "bool":
-        return true
-    return true.to(dtype if form.kind == "01" else torch.int64)
+        return marked
+    return marked.to(dtype if form.kind == "01" else torch.int64)
 
 
 def _lengths(real: Tensor | None, sides: AxisSizes) -> Tensor:
@@ -442,18 +445,18 @@ def _lengths(real: Tensor | None, sides: AxisSizes) -> Tensor:
 
 
 def open_mask(form: MaskForm, sides: AxisSizes, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The mask in that form that lets every query attend to every key."""
-    everything = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
+    """A mask in the given form that hides nothing."""
+    allowed = torch.ones(1, 1, sides.q_len, sides.k_len, dtype=torch.bool, device=device)
     if form.kind == "lengths":
         return _lengths(None, sides).to(device)
-    return write_mask(form, everything, None, sides, dtype)
+    return write_mask(form, allowed, None, sides, dtype)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
 
 
 def leaves(result: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor of a result of tuples, lists, dicts and dataclasses, in order, with the path to it."""
+    """Every tensor in nested tuples, lists, dicts and dataclasses, in order, with its path."""
     if isinstance(result, Tensor):
         yield path, result
     elif len(path) < _DEEPEST:
@@ -475,32 +478,32 @@ def _parts(result: Any) -> Iterator[tuple[Key, Any]]:
 
 
 def parts_of(result: Any) -> list[tuple[Path, Any]]:
-    """What a result is made of at its top, with the path to each; nothing of a tensor."""
+    """The top-level parts of a result with their paths; empty for a tensor."""
     return [] if isinstance(result, Tensor) else [((key,), part) for key, part in _parts(result)]
 
 
 def part_at(result: Any, path: Path) -> Any:
-    """What stands at a path. Raises ValueError where nothing does."""
+    """The part at a path. Raises ValueError if there is none."""
     for step in path:
-        found = dict(_parts(result))
-        if step not in found:
+        parts = dict(_parts(result))
+        if step not in parts:
             raise ValueError(f"the result must hold something at {path_text(path)}")
-        result = found[step]
+        result = parts[step]
     return result
 
 
 def tensor_at(result: Any, path: Path) -> Tensor | None:
-    """The tensor at a path, None where there is none."""
-    return next((tensor for found, tensor in leaves(result) if found == path), None)
+    """The tensor at a path, None if there is none."""
+    return next((tensor for leaf_path, tensor in leaves(result) if leaf_path == path), None)
 
 
 def path_text(path: Path) -> str:
-    """A path as Python writes it: `[0]`, `["out"]`, `.context`."""
+    """A path in Python syntax: `[0]`, `["out"]`, `.context`."""
     return "".join(f".{key[0]}" if isinstance(key, tuple) else f"[{key!r}]".replace("'", '"') for key in path)
 
 
 def fits(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bool:
-    """Whether a tensor of that shape may have those axes; a width may be anything but nothing."""
+    """Whether a tensor of this shape may have these axes. A width may have any size but 0."""
     if len(shape) != len(axes) or 0 in shape:
         return False
     for size, axis in zip(shape, axes, strict=True):
@@ -508,25 +511,25 @@ def fits(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bool:
             return False
         if axis == "batch·head" and (size % sides.batch or size == sides.batch):
             return False
-        wanted = 1 if axis == "1" else sides.of(axis)
-        if wanted is not None and size != wanted:
+        expected = 1 if axis == "1" else sides.of(axis)
+        if expected is not None and size != expected:
             return False
     return True
 
 
-def output_in(result: Any, wanted: Sequence[AxisNames], sides: AxisSizes) -> ResultPath | None:
-    """The output: of the floating tensors whose shape fits any of the wanted axes one that is named like an output, or else that
-    is not as wide as there are keys, as a pattern is, or else the first; of axes that fit the first."""
-    found = [
-        (_strangeness(path, tensor, sides.k_len), number, ResultPath(path, axes))
+def output_in(result: Any, axes_to_try: Sequence[AxisNames], sides: AxisSizes) -> ResultPath | None:
+    """The path of the output among the floating-point tensors that fit one of the axes. It prefers names of outputs, then
+    tensors not as wide as a pattern, then earlier axes."""
+    candidates = [
+        (_output_rank(path, tensor, sides.k_len), number, ResultPath(path, axes))
         for path, tensor in leaves(result)
-        for number, axes in enumerate(wanted)
+        for number, axes in enumerate(axes_to_try)
         if tensor.is_floating_point() and fits(tensor.shape, axes, sides)
     ]
-    return min(found, key=lambda one: one[:2])[2] if found else None
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
-def _strangeness(path: Path, tensor: Tensor, k_len: int) -> tuple[bool, bool]:
+def _output_rank(path: Path, tensor: Tensor, k_len: int) -> tuple[bool, bool]:
     name = _last_name(path)
     named = name is None or _OUTPUT_NAMES.fullmatch(name) is not None
     return not named, tensor.shape[-1] == k_len
@@ -538,26 +541,26 @@ def _last_name(path: Path) -> str | None:
 
 
 def pattern_in(result: Any, output: Path, sides: AxisSizes, *, batched: bool) -> ResultPath | None:
-    """The pattern: of the other tensors whose last axes are query × key, the one whose rows sum to one, or else the one that is
-    named so, or else the first."""
-    wanted: list[AxisNames] = (
+    """The path of the pattern among the other tensors with axes query and key. It prefers rows that sum to 1, then names of
+    patterns, then earlier axes."""
+    axes_to_try: list[AxisNames] = (
         [PATTERN_AXES, ("batch", "query", "key"), ("batch·head", "query", "key")] if batched else []
     )
-    wanted += [("query", "key")] if sides.batch == 1 or not batched else []
-    wanted += (
+    axes_to_try += [("query", "key")] if sides.batch == 1 or not batched else []
+    axes_to_try += (
         [("query", "key", "batch", "head")] if batched else [("1", "head", "query", "key"), ("head", "query", "key")]
     )
     any_heads = sides._replace(head=-1)
-    found: list[tuple[tuple[bool, bool, int], ResultPath]] = []
+    candidates: list[tuple[tuple[bool, bool, int], ResultPath]] = []
     for path, tensor in leaves(result):
-        for axes in wanted if path != output and tensor.is_floating_point() else ():
+        for axes in axes_to_try if path != output and tensor.is_floating_point() else ():
             if _fits_pattern(tensor.shape, axes, any_heads):
-                sums = bool((tensor.double().sum(axes.index("key")) - 1).abs().max() < _EVEN)
+                sums = bool((tensor.double().sum(axes.index("key")) - 1).abs().max() < _SUM_TOLERANCE)
                 name = _last_name(path)
                 named = name is not None and _PATTERN_NAMES.fullmatch(name) is not None
-                found.append(((not sums, not named, wanted.index(axes)), ResultPath(path, axes)))
+                candidates.append(((not sums, not named, axes_to_try.index(axes)), ResultPath(path, axes)))
                 break
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def _fits_pattern(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bool:
@@ -566,29 +569,29 @@ def _fits_pattern(shape: Sequence[int], axes: AxisNames, sides: AxisSizes) -> bo
 
 
 def rearranged(tensor: Tensor, have: AxisNames, want: AxisNames) -> Tensor:
-    """A tensor with its axes in another order: an axis that is not wanted must be of one and goes, one that is missing is made
-    of one. Raises ValueError where an axis that goes holds more."""
+    """The tensor with its axes in another order. Extra axes are squeezed, missing ones are added with size 1. Raises ValueError
+    for an extra axis of another size."""
     for axis in [axis for axis in have if axis not in want]:
-        place = have.index(axis)
-        if tensor.shape[place] != 1:
-            raise ValueError(f"{axis} must be 1 for a call without that axis, got {tensor.shape[place]}")
-        tensor, have = tensor.squeeze(place), have[:place] + have[place + 1 :]
+        dim = have.index(axis)
+        if tensor.shape[dim] != 1:
+            raise ValueError(f"{axis} must be 1 for a call without that axis, got {tensor.shape[dim]}")
+        tensor, have = tensor.squeeze(dim), have[:dim] + have[dim + 1 :]
     for axis in [axis for axis in want if axis not in have]:
         tensor, have = tensor.unsqueeze(0), (axis, *have)
     return tensor.permute([have.index(axis) for axis in want])
 
 
 def output_of(tensor: Tensor, axes: AxisNames, canonical: AxisNames, n_heads: int) -> Tensor:
-    """An output of the user's axes in ours."""
+    """The output in our order of axes."""
     if MERGED in axes:
-        place = axes.index(MERGED)
-        tensor = tensor.unflatten(place, (n_heads, -1))
-        axes = (*axes[:place], "head", "width", *axes[place + 1 :])
+        dim = axes.index(MERGED)
+        tensor = tensor.unflatten(dim, (n_heads, -1))
+        axes = (*axes[:dim], "head", "width", *axes[dim + 1 :])
     return rearranged(tensor, axes, canonical)
 
 
 def pattern_of(tensor: Tensor, axes: AxisNames, batch: int) -> Tensor:
-    """A pattern of the user's axes as `[batch, head, query, key]`."""
+    """The pattern as `[batch, head, query, key]`."""
     if axes[0] == "batch·head":
         return tensor.reshape(batch, -1, *tensor.shape[1:])
     if axes[0] == "1":

@@ -1,4 +1,4 @@
-"""Finds out how a user's attention is called: by its signature, names and documentation, and by experiment."""
+"""Finds out how to call a user's attention: from its signature, names and documentation, and by trial calls."""
 
 from __future__ import annotations
 
@@ -45,31 +45,34 @@ from mhacli.errors import MhaError
 from mhacli.requests.user_code import TargetRequest
 from mhacli.results.check import Mode
 
-_MOST_TOLD, _MOST_SAID, _MOST_SOURCE = 4, 110, 50
+_MOST_GUESSES, _MOST_CHARACTERS, _MOST_SOURCE = 4, 110, 50
 _NUDGE, _ROUGH = 1e-9, 1e-11
 
 
 def find_user_attention(built: Built, request: TargetRequest) -> UserAttention:
-    """How `built` is called, found with a few dozen calls of copies of it: with a context where it takes one.
+    """The target with its call convention, with a context if it takes one. Takes a few dozen calls of copies of the target.
 
-    Raises MhaError where no way of calling works.
+    Raises MhaError if no convention works.
     """
     call, runner, trial = _first_call(built, request)
     trial = _with_pattern(call, runner, _with_causal(call, runner, trial))
-    return _caller(call, runner, with_masks(call, runner, trial), None)
+    return _user_attention(call, runner, with_masks(call, runner, trial), None)
 
 
 def find_modes(built: Built, request: TargetRequest) -> tuple[UserAttention, ...]:
-    """How `built` is called in each of its modes, one or two: over its own rows, and over a context, each with the masks that
-    belong to it. Raises MhaError where no way of calling works."""
+    """The target with the convention and the masks of each mode: self-attention, cross-attention, or both. Raises MhaError if
+    no convention works."""
     call, runner, trial = _first_call(built, request)
-    runners, found = {}, {}
-    for mode, one in modes_of(runner, trial):
+    runners, trials = {}, {}
+    for mode, mode_trial in modes_of(runner, trial):
         runners[mode] = TrialRunner(built, runner.device, runner.seed)
-        found[mode] = with_masks(
-            call, runners[mode], _with_pattern(call, runners[mode], _with_causal(call, runners[mode], one))
+        trials[mode] = with_masks(
+            call, runners[mode], _with_pattern(call, runners[mode], _with_causal(call, runners[mode], mode_trial))
         )
-    return tuple(_caller(call, runners[mode], one, mode) for mode, one in masks_by_mode(call, found, runners).items())
+    return tuple(
+        _user_attention(call, runners[mode], mode_trial, mode)
+        for mode, mode_trial in masks_by_mode(call, trials, runners).items()
+    )
 
 
 def _first_call(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialRunner, Trial]:
@@ -80,42 +83,42 @@ def _first_call(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialR
     call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
     runner = TrialRunner(built, device, request.seed)
     refuse_unknown(call)
-    found = find_trial(call, runner)
-    if found is None:
-        raise _refusal(call, device, runner.failures)
-    trial = _refined(call, runner, found)
+    trial = find_trial(call, runner)
+    if trial is None:
+        raise _call_error(call, device, runner.failures)
+    trial = _verified_axes(call, runner, trial)
     return call, TrialRunner(built, device, request.seed) if is_lazy(built.module) else runner, trial
 
 
-def _caller(call: CallFacts, runner: TrialRunner, found: MaskedTrial, mode: Mode | None) -> UserAttention:
-    trial, device = found.trial, runner.device
-    asked, dtype = _in_float64(runner, trial)
+def _user_attention(call: CallFacts, runner: TrialRunner, masked: MaskedTrial, mode: Mode | None) -> UserAttention:
+    trial, device = masked.trial, runner.device
+    built, dtype = _in_float64(runner, trial)
     convention, lengths = trial.convention, trial.lengths
     tensors = {name: tensor.to(device, dtype) for name, tensor in trial.tensors.items()}
     setting = CallSetting(trial.axis_sizes, dtype, device, False, tensors)
     return UserAttention(
-        built=asked,
+        built=built,
         sizes=trial.sizes,
         is_function=convention.is_function,
         n_heads=convention.n_heads if convention.is_function else 1,
         takes_context=trial.takes_keys and lengths.q_len != lengths.k_len,
         n_rows=len({slot.part for slot in convention.slots}),
         causal_by=convention.causal_by,
-        mask_forms=found.masks,
-        padding_forms=found.paddings,
+        mask_forms=masked.masks,
+        padding_forms=masked.paddings,
         dtype=dtype,
         device=device,
-        described=_described(call, found, setting),
+        described=_described(call, masked, setting),
         convention=convention,
         tensors=tensors,
-        untried=untried(call.signature, runner, trial, (*found.masks, *found.paddings)),
+        untried=untried(call.signature, runner, trial, (*masked.masks, *masked.paddings)),
         unread=_unread(call),
         mode=mode,
     )
 
 
-def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial, after what experiment tells of it: whether sequences come second, and whether a context has any influence."""
+def _verified_axes(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
+    """The trial, corrected by experiment: the sequence axis may come first, and a context may have no influence."""
     if trial.convention.is_function:
         return trial
     batch_first: AxisNames = ("batch", "row", "width")
@@ -125,23 +128,23 @@ def _refined(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
         and not runner.is_slow
         and not keeps_sequences_apart(runner, trial)
     ):
-        turned = trial.changed(axes=("row", "batch", "width"))
-        found = runner.with_output(turned)
-        if found is not None and keeps_sequences_apart(runner, found):
-            trial = found
+        transposed = trial.changed(axes=("row", "batch", "width"))
+        working = runner.with_output(transposed)
+        if working is not None and keeps_sequences_apart(runner, working):
+            trial = working
     optional = [slot for slot in trial.convention.slots if slot.part != "queries" and not slot.required]
     if optional and not runner.is_slow and not context_matters(runner, trial):
         alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in optional))
-        same = alone.lengths._replace(k_len=alone.lengths.q_len)
-        trial = runner.with_output(replace(alone, lengths=same)) or trial
+        lengths = alone.lengths._replace(k_len=alone.lengths.q_len)
+        trial = runner.with_output(replace(alone, lengths=lengths)) or trial
     return trial
 
 
 def keeps_sequences_apart(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether changing one sequence changes its own output and no other."""
+    """Whether changing one sequence changes only its own output."""
     inputs = runner.rows(trial)
-    changed = map_rows(inputs, _first_changed)
-    before, after = runner.answer(trial, inputs), runner.answer(trial, changed)
+    changed_inputs = map_rows(inputs, _first_changed)
+    before, after = runner.output(trial, inputs), runner.output(trial, changed_inputs)
     if before is None or after is None:
         return False
     return [close(x, y) for x, y in zip(before.out, after.out, strict=True)] == [False] + [True] * (
@@ -156,41 +159,45 @@ def _first_changed(tensor: Tensor) -> Tensor:
 
 
 def context_matters(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether the rows of the context have any influence."""
+    """Whether the context influences the output."""
     inputs = runner.rows(trial)
     assert inputs.keys is not None
     other = inputs._replace(keys=inputs.keys + 1.0, values=None if inputs.values is None else inputs.values.flip(-1))
-    before, after = runner.answer(trial, inputs), runner.answer(trial, other)
+    before, after = runner.output(trial, inputs), runner.output(trial, other)
     return before is not None and after is not None and not close(before.out, after.out)
 
 
 def _with_causal(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial with the switch that makes it causal, where that is asked for and the call bears it."""
+    """The trial with its causal switch on, if requested and accepted."""
     if not call.causal:
         return trial
     for parameter in call.free(*call.signature.of_role("causal")):
         switched = trial.with_values({parameter.name: True})
-        found = runner.with_output(switched.changed(causal_by=parameter.name))
-        if found is not None:
-            return found
+        working = runner.with_output(switched.changed(causal_by=parameter.name))
+        if working is not None:
+            return working
     return trial
 
 
 def _with_pattern(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
-    """The trial with the switches that bring the pattern, of each head by preference, where the output stays what it was."""
+    """The trial with switches that return the pattern, preferably of each head, if the output stays the same."""
     switches = {parameter.name: True for parameter in call.free(*call.signature.of_role("pattern"))}
     means = {parameter.name: False for parameter in call.free(*call.signature.of_role("mean"))}
-    before = runner.answer(trial, runner.rows(trial)) if switches or means else None
+    before = runner.output(trial, runner.rows(trial)) if switches or means else None
     for values in filter(None, ({**switches, **means}, switches, means)):
-        found = None if before is None else runner.with_output(trial.with_values(values))
-        after = None if found is None or found.convention.pattern is None else runner.answer(found, runner.rows(found))
-        if found is not None and before is not None and after is not None and close(before.out, after.out):
-            return found
+        working = None if before is None else runner.with_output(trial.with_values(values))
+        after = (
+            None
+            if working is None or working.convention.pattern is None
+            else runner.output(working, runner.rows(working))
+        )
+        if working is not None and before is not None and after is not None and close(before.out, after.out):
+            return working
     return trial
 
 
 def _in_float64(runner: TrialRunner, trial: Trial) -> tuple[Built, torch.dtype]:
-    """A copy in float64 where it computes in float64 throughout, else what was built and its own dtype."""
+    """A float64 copy, if it computes in float64 throughout; else the original and its dtype."""
     built = runner.built
     if is_lazy(built.module):
         return built, runner.dtype
@@ -198,40 +205,40 @@ def _in_float64(runner: TrialRunner, trial: Trial) -> tuple[Built, torch.dtype]:
         call = float64_copy(built.call)
     except Exception:
         return built, runner.dtype
-    whole = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
-    other = TrialRunner(whole, runner.device, runner.seed)
-    other.dtype = torch.float64
-    inputs = other.rows(trial)
-    asked = other.ask(trial, inputs)
-    out = None if asked is None else tensor_at(asked.results[0], trial.convention.output.path)
-    if out is None or out.dtype != torch.float64 or _is_rough(other, trial, inputs):
+    float64_built = replace(built, call=call, module=call if isinstance(call, nn.Module) else None)
+    float64_runner = TrialRunner(float64_built, runner.device, runner.seed)
+    float64_runner.dtype = torch.float64
+    inputs = float64_runner.rows(trial)
+    result = float64_runner.call(trial, inputs)
+    out = None if result is None else tensor_at(result.results[0], trial.convention.output.path)
+    if out is None or out.dtype != torch.float64 or _rounds_inside(float64_runner, trial, inputs):
         return built, runner.dtype
-    return whole, torch.float64
+    return float64_built, torch.float64
 
 
-def _is_rough(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
-    """Whether the output moves in steps, as it does where something inside is rounded to float32: twice the nudge must move it
-    twice as far."""
+def _rounds_inside(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
+    """Whether the output is rounded somewhere inside, such as to float32. If not, a perturbation twice as large changes it
+    twice as much."""
     if runner.is_slow:
         return False
-    answers = [runner.answer(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    answers = [runner.output(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
     if any(answer is None for answer in answers):
         return False
-    still, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
-    bend = (twice - 2 * once + still).abs().max()
-    return bool(bend > _ROUGH * still.abs().max())
+    base, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
+    deviation = (twice - 2 * once + base).abs().max()
+    return bool(deviation > _ROUGH * base.abs().max())
 
 
-def _described(call: CallFacts, found: MaskedTrial, setting: CallSetting) -> str:
-    """The call in one line of Python, and behind it what the line does not show."""
-    convention = found.trial.convention
+def _described(call: CallFacts, masked: MaskedTrial, setting: CallSetting) -> str:
+    """The call as one line of Python, with a comment on layouts."""
+    convention = masked.trial.convention
     shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in convention.slots]
     shown += [f"{name}={value!r}" for name, value in convention.fixed.items()]
     shown += [
         f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
         for recipe in convention.extras
     ]  # fmt: skip
-    named = [*(name for name, _ in convention.idle), *(form.parameter for form in (*found.masks, *found.paddings))]
+    named = [*(name for name, _ in convention.idle), *(form.parameter for form in (*masked.masks, *masked.paddings))]
     shown += [f"{name}=…" for name in dict.fromkeys(named)]
     name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
     words = {"row": "seq", "width": "d", "head": "1" if not convention.is_function else "head"}
@@ -242,8 +249,8 @@ def _described(call: CallFacts, found: MaskedTrial, setting: CallSetting) -> str
     ) and convention.is_function == ("head" in convention.axes)
     if not usual:
         notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in convention.axes)}]")
-    if found.trial.fails_with is not None:
-        others = ", ".join(words.get(axis, axis) for axis in found.trial.fails_with)
+    if masked.trial.fails_with is not None:
+        others = ", ".join(words.get(axis, axis) for axis in masked.trial.fails_with)
         notes.append(f"with [{others}] it is no attention")
     if convention.output.axes != convention.axes:
         notes.append(f"result [{', '.join(words.get(axis, axis) for axis in convention.output.axes)}]")
@@ -256,7 +263,7 @@ _SHAPES = re.compile(r"shape|size|dimension|unpack|divisible|must match|mat1|ein
 
 
 def refuse_unknown(call: CallFacts) -> None:
-    """Raises MhaError for required parameters whose meaning is unknown, and for a given one that does not exist."""
+    """Raises MhaError for required parameters of unknown role, and for a given parameter that does not exist."""
     names = [parameter.name for parameter in call.signature.parameters]
     for name in call.fixed:
         if name not in names and not call.signature.takes_any and call.signature.known:
@@ -267,16 +274,16 @@ def refuse_unknown(call: CallFacts) -> None:
     free = call.free(*call.signature.parameters)
     unknown = [parameter.name for parameter in free if parameter.required and parameter.role == "unknown"]
     if unknown:
-        it = "it" if len(unknown) == 1 else "them"
+        pronoun = "it" if len(unknown) == 1 else "them"
         raise MhaError(
             f"{call.built.name} needs a value for {' and '.join(unknown)}, which mha cannot guess from the name",
-            hint=f"give {it}, for example {' '.join(f'--call-arg {name}=1' for name in unknown)}",
+            hint=f"give {pronoun}, for example {' '.join(f'--call-arg {name}=1' for name in unknown)}",
             code="cannot-examine", path=call.built.file,
         )  # fmt: skip
 
 
-def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial]) -> MhaError:
-    """The error that says why no trial works: a known cause, or else the most frequent exception."""
+def _call_error(call: CallFacts, device: torch.device, failures: list[FailedTrial]) -> MhaError:
+    """The error if no trial works: a known cause, or the most frequent exception."""
     built, failures = call.built, failures or [FailedTrial("no rows", "no rows of a size that fits")]
     for failure in failures:
         if lacks_cuda(failure.message):
@@ -285,56 +292,56 @@ def _refusal(call: CallFacts, device: torch.device, failures: list[FailedTrial])
         if device.type == "cpu" and is_on_cuda(failure.message):
             message = f"{built.name} puts some tensors on another device than its input, cpu: {_short(failure)}"
             return MhaError(message, hint="--device cuda", code="cannot-examine", path=built.file)
-    message, hint = _ended(built, failures) or _indivisible(built, failures) or _commonest(built, failures)
+    message, hint = _exit_cause(built, failures) or _size_cause(built, failures) or _common_cause(built, failures)
     return MhaError(message, hint=hint, code="cannot-examine", path=built.file)
 
 
 def _short(failure: FailedTrial) -> str:
-    """The exception and its line, no longer than some two lines of a terminal."""
+    """The exception and its line, cut to about two terminal lines."""
     where = f" (line {failure.at.line}: {shortened(failure.at.source, _MOST_SOURCE)})" if failure.at else ""
-    return shortened(failure.message, _MOST_SAID) + where
+    return shortened(failure.message, _MOST_CHARACTERS) + where
 
 
-def _ended(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
-    """What to say of a call, the likeliest one, that ends the program or waits for input from the keyboard."""
+def _exit_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
+    """The message if the likeliest call exits the program or reads the keyboard."""
     causes = {"SystemExit": "ends the program when it is called", "EOFError": "waits for input from the keyboard"}
     cause = causes.get(failures[0].message.partition(":")[0])
     return None if cause is None else (f"{built.name} {cause}: {_short(failures[0])}", None)
 
 
-def _indivisible(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
-    """What to say where every call fails for its shapes, and the sizes that it was built with do not divide each other."""
+def _size_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None] | None:
+    """The message if every call fails on shapes and the constructor's sizes do not divide each other."""
     sized: dict[str | None, tuple[str, int]] = {}
     for name, value in built.arguments.items():
         if type(value) is int and value > 0:
             sized.setdefault(role_of(name.rpartition(".")[2]), (name, value))
-    whole = "d_out" if "d_out" in sized else "d_model"
-    pairs = [("n_heads", "n_kv_heads"), *([(whole, "n_heads")] if "d_head" not in sized else [])]
+    width = "d_out" if "d_out" in sized else "d_model"
+    pairs = [("n_heads", "n_kv_heads"), *([(width, "n_heads")] if "d_head" not in sized else [])]
     if not all(_SHAPES.search(failure.message) for failure in failures):
         return None
     for large, small in pairs:
         if large in sized and small in sized and sized[large][1] % sized[small][1]:
-            (name, size), (of, part) = sized[large], sized[small]
-            fits = [f"--arg {name}={n}" for n in (size // part * part, size // part * part + part) if n]
+            (name, size), (divisor_name, part) = sized[large], sized[small]
+            suggestions = [f"--arg {name}={n}" for n in (size // part * part, size // part * part + part) if n]
             divisors = [n for n in range(1, size + 1) if size % n == 0]
-            below = [n for n in divisors if n < part][-1:]
-            fits += [f"--arg {of}={n}" for n in (*below, *[n for n in divisors if n > part][:1])]
-            rule = f"{built.name}: {name} {size} is not a multiple of {of} {part}"
-            return f"{rule}: {_short(failures[0])}", f"{' or '.join(fits)} would fit"
+            smaller = [n for n in divisors if n < part][-1:]
+            suggestions += [f"--arg {divisor_name}={n}" for n in (*smaller, *[n for n in divisors if n > part][:1])]
+            rule = f"{built.name}: {name} {size} is not a multiple of {divisor_name} {part}"
+            return f"{rule}: {_short(failures[0])}", f"{' or '.join(suggestions)} would fit"
     return None
 
 
-def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None]:
-    """What to say where nothing better is known: one of the errors that come most often but for the numbers in them."""
-    alike: dict[object, list[FailedTrial]] = {}
+def _common_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str | None]:
+    """The message for the most frequent error, with numbers ignored."""
+    groups: dict[object, list[FailedTrial]] = {}
     for failure in failures:
-        alike.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_SAID], failure.at), []).append(failure)
-    most = max(alike.values(), key=len)
-    ways = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
+        groups.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_CHARACTERS], failure.at), []).append(failure)
+    most = max(groups.values(), key=len)
+    calls = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
     rule = f"{built.name} could not be called in any of {len(failures)} usual ways"
-    more = f"; and {len(alike) - 1} other error{'s' * (len(alike) > 2)}" if len(alike) > 1 else ""
-    message = f"{rule}: {ways}: {_short(most[0])}{more}"
-    guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_TOLD]]
+    others = f"; and {len(groups) - 1} other error{'s' * (len(groups) > 2)}" if len(groups) > 1 else ""
+    message = f"{rule}: {calls}: {_short(most[0])}{others}"
+    guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_GUESSES]]
     options = " ".join(f"--arg {guess}" for guess in guessed)
     hints = [f"mha guessed {', '.join(guessed)}; give others, in the form {options}"] if guessed else []
     if any("scalar types: Long" in failure.message for failure in failures):
@@ -342,42 +349,42 @@ def _commonest(built: Built, failures: list[FailedTrial]) -> tuple[str, str | No
     return message, "; ".join(hints) or None
 
 
-# ----------------------------------------------------------------------------------------------- what is not examined
+# ------------------------------------------------------------------------------------------------- untried arguments
 
-_OF_SHAPE: tuple[CallRole, ...] = (
+_WITHOUT_EFFECT: tuple[CallRole, ...] = (
     "rest", "training", "pattern", "mean", "batch", "q_len", "k_len", "heads", "d_head", "d_model",
 )  # fmt: skip
-"""Arguments for sizes and for further results: none of them changes the output."""
-_OF_RESULT = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
-"""Names of switches that change what is returned, or printed, and not what is computed."""
-_STILL: tuple[CallRole, ...] = ("offset", "cache", "other mask")
-"""Arguments that a call without a past gives as if they were not there: 0 or None."""
+"""Arguments for sizes and extra results, which never change the output."""
+_RESULT_SWITCH = re.compile(r"(return|output|use_return|need|get|ret)_.*|return|verbose|debug|is_?debug|logger")
+"""Switches that change the returned or printed results, not the computation."""
+_EMPTY_WITHOUT_PAST: tuple[CallRole, ...] = ("offset", "cache", "other mask")
+"""Arguments that are 0 or None in a call without a past."""
 
 
 def _unread(call: CallFacts) -> tuple[str, ...]:
-    """The arguments that the code takes and never reads, in the order of the call."""
+    """The arguments that the source never reads, in order."""
     names = never_read(call.built.call)
     return tuple(p.name for p in call.signature.parameters if p.name in names and _may_change_output(p))
 
 
 def _may_change_output(parameter: CallParameter) -> bool:
-    return parameter.role not in _OF_SHAPE and not _OF_RESULT.fullmatch(parameter.name.lower())
+    return parameter.role not in _WITHOUT_EFFECT and not _RESULT_SWITCH.fullmatch(parameter.name.lower())
 
 
 def untried(signature: Signature, runner: TrialRunner, trial: Trial, forms: tuple[MaskForm, ...]) -> tuple[str, ...]:
-    """The names, in the order of the call. A switch whose other position gives the same output is not among them."""
+    """The names of untried arguments, in order. A switch that never changes the output does not count."""
     used = _used(trial.convention, forms)
     return tuple(
         parameter.name
         for parameter in signature.parameters
         if _may_change_output(parameter)
-        and (parameter.name not in used or _is_still(parameter, trial.convention))
+        and (parameter.name not in used or _has_no_effect(parameter, trial.convention))
         and not _is_idle_switch(parameter, runner, trial)
     )
 
 
 def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
-    """The arguments that some call gives a value."""
+    """The arguments that some call sets."""
     extras = {recipe.parameter for recipe in convention.extras}
     return (
         {slot.parameter for slot in convention.slots}
@@ -387,21 +394,21 @@ def _used(convention: CallConvention, forms: tuple[MaskForm, ...]) -> set[str]:
     )
 
 
-def _is_still(parameter: CallParameter, convention: CallConvention) -> bool:
-    """Whether it is given with a value that means none."""
-    given = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
-    if given is None:
+def _has_no_effect(parameter: CallParameter, convention: CallConvention) -> bool:
+    """Whether the argument's value means "none" or is the default."""
+    recipe = next((recipe for recipe in convention.extras if recipe.parameter == parameter.name), None)
+    if recipe is None:
         return False
-    return parameter.role in _STILL or (given.kind == "literal" and given.value is parameter.default)
+    return parameter.role in _EMPTY_WITHOUT_PAST or (recipe.kind == "literal" and recipe.value is parameter.default)
 
 
 def _is_idle_switch(parameter: CallParameter, runner: TrialRunner, trial: Trial) -> bool:
-    """Whether it is a switch without influence on the output."""
+    """Whether the argument is a switch without influence on the output."""
     if not isinstance(parameter.default, bool) or runner.is_slow:
         return False
-    found = runner.with_output(trial.with_values({parameter.name: not parameter.default}))
-    if found is None:
+    working = runner.with_output(trial.with_values({parameter.name: not parameter.default}))
+    if working is None:
         return False
     rows = runner.rows(trial)
-    before, after = runner.answer(trial, rows), runner.answer(found, rows)
+    before, after = runner.output(trial, rows), runner.output(working, rows)
     return before is not None and after is not None and close(before.out, after.out)

@@ -1,4 +1,4 @@
-"""The masks that a user's attention accepts, in each of its modes: over its own rows, and over a context that may be left out."""
+"""The masks that a user's attention accepts in each mode: self-attention, and attention to an optional context."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from mhacli.results.check import Mode
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output
     outputs out embeds layer extended valid bool is non"""
-"""Words that do not say to which rows a mask or an argument belongs."""
-_OF_CONTEXT = "context ctx encoder enc memory mem cross source src xa cond other kv"
-_OF_OWN = "x q query queries self own tgt trg target decoder dec"
+"""Words that do not identify queries or context."""
+_CONTEXT_WORDS = "context ctx encoder enc memory mem cross source src xa cond other kv"
+_SELF_WORDS = "x q query queries self own tgt trg target decoder dec"
 _QUERIES_BY_KEYS: tuple[tuple[str, ...], ...] = (("batch", "query"), ("batch", "key"), PATTERN_AXES, ("query", "key"))
 
 
 @dataclass(frozen=True)
 class MaskedTrial:
-    """A way to call it, with the forms of masks and of padding masks that it accepts; `acting` are the parameters that were seen
-    to change the output."""
+    """A trial with the mask and padding forms that it accepts. `acting` are the parameters observed to change the output."""
 
     trial: Trial
     masks: tuple[MaskForm, ...]
@@ -37,11 +36,11 @@ class MaskedTrial:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """The parameters that have a form."""
+        """The parameters with an accepted form."""
         return frozenset(form.parameter for form in (*self.masks, *self.paddings))
 
     def only(self, names: frozenset[str]) -> MaskedTrial:
-        """The same with the masks of these parameters alone."""
+        """The trial with the masks of these parameters only."""
         masks, paddings = (
             tuple(form for form in forms if form.parameter in names) for forms in (self.masks, self.paddings)
         )
@@ -52,30 +51,30 @@ class MaskedTrial:
 
 
 def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Trial], ...]:
-    """The ways to call it that differ in whose rows the keys are: one, None, where a context is not both taken and optional."""
-    others = [slot for slot in trial.convention.slots if slot.part != "queries"]
-    if not others or any(slot.required for slot in others):
+    """The trials of each mode: self and cross if a context is optional and used, else one with mode None."""
+    key_slots = [slot for slot in trial.convention.slots if slot.part != "queries"]
+    if not key_slots or any(slot.required for slot in key_slots):
         return ((None, trial),)
-    always = tuple(slot._replace(required=True) for slot in trial.convention.slots)
-    crossed = trial.changed(slots=always)
-    alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in others))
-    found = runner.with_output(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
-    if found is None or not _looks_at_others(runner, found):
+    required = tuple(slot._replace(required=True) for slot in trial.convention.slots)
+    crossed = trial.changed(slots=required)
+    alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in key_slots))
+    working = runner.with_output(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
+    if working is None or not _mixes_positions(runner, working):
         return ((None, crossed),)
-    return (("self", found), ("cross", crossed))
+    return (("self", working), ("cross", crossed))
 
 
-def _looks_at_others(runner: TrialRunner, trial: Trial) -> bool:
-    """Whether a row influences the output of another."""
+def _mixes_positions(runner: TrialRunner, trial: Trial) -> bool:
+    """Whether a position influences the output at another one."""
     rows = runner.rows(trial)
-    before = runner.answer(trial, rows)
-    for place in (0, trial.lengths.q_len - 1):
+    before = runner.output(trial, rows)
+    for position in (0, trial.lengths.q_len - 1):
         queries = rows.queries.clone()
-        queries[..., place, :] = queries[..., place, :].flip(-1) + 0.5
-        after = runner.answer(trial, rows._replace(queries=queries))
+        queries[..., position, :] = queries[..., position, :].flip(-1) + 0.5
+        after = runner.output(trial, rows._replace(queries=queries))
         if before is None or after is None:
             return False
-        others = [row for row in range(trial.lengths.q_len) if row != place]
+        others = [other for other in range(trial.lengths.q_len) if other != position]
         if not close(before.out[..., others, :], after.out[..., others, :]):
             return True
     return False
@@ -85,7 +84,7 @@ def _looks_at_others(runner: TrialRunner, trial: Trial) -> bool:
 
 
 def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTrial:
-    """The accepted forms of masks and of padding masks; and the trial with the likeliest form of each mask that it requires."""
+    """The trial with its accepted mask and padding forms, and with the likeliest form of each required mask."""
     search = MaskSearch(runner, trial, call.built.documentation)
     masks, paddings = _forms(call, search, padding=False), _forms(call, search, padding=True)
     any_masks = call.free(*call.signature.of_role(*MASKS))
@@ -102,59 +101,67 @@ def with_masks(call: CallFacts, runner: TrialRunner, trial: Trial) -> MaskedTria
 
 
 def _forms(call: CallFacts, search: MaskSearch, *, padding: bool) -> tuple[MaskForm, ...]:
-    def of(parameter: CallParameter) -> tuple[MaskForm, ...]:
+    def accepted(parameter: CallParameter) -> tuple[MaskForm, ...]:
         return search.paddings(parameter) if padding else search.masks(parameter)
 
     roles = (("padding", "lengths"), ("mask",)) if padding else (("mask",), ("bias",))
-    parameters = [parameter for some in roles for parameter in call.free(*call.signature.of_role(*some))]
-    return tuple(form for parameter in parameters for form in of(parameter))
+    parameters = [parameter for group in roles for parameter in call.free(*call.signature.of_role(*group))]
+    return tuple(form for parameter in parameters for form in accepted(parameter))
 
 
 def masks_by_mode(
-    call: CallFacts, found: Mapping[Mode | None, MaskedTrial], runners: Mapping[Mode | None, TrialRunner]
+    call: CallFacts, trials: Mapping[Mode | None, MaskedTrial], runners: Mapping[Mode | None, TrialRunner]
 ) -> dict[Mode | None, MaskedTrial]:
-    """The masks of each mode: those that act in it, and those that act in no mode and are of its rows.
+    """The masks of each mode: those that act in it, and idle ones that belong to its inputs.
 
-    A mask that changes nothing may want another argument beside it, so it is tried with the other masks given, open, and with
-    the switches on that speak of masks, before it counts as idle.
+    A mask may act only together with another argument. Before it counts as idle, it is tried together with the other masks
+    (open) and with mask switches on.
     """
-    found = dict(found)
-    acting = frozenset().union(*(one.acting for one in found.values()))
-    for name in sorted(frozenset().union(*(one.parameters for one in found.values())) - acting):
-        helped = {mode: one for mode in found if (one := _helped(call, runners[mode], found[mode], name)) is not None}
-        found |= helped
-        acting |= {name} if helped else frozenset()
-    whose = _whose(call)
+    trials = dict(trials)
+    acting = frozenset().union(*(masked.acting for masked in trials.values()))
+    for name in sorted(frozenset().union(*(masked.parameters for masked in trials.values())) - acting):
+        now_acting = {
+            mode: masked
+            for mode in trials
+            if (masked := _acting_with_companions(call, runners[mode], trials[mode], name)) is not None
+        }
+        trials |= now_acting
+        acting |= {name} if now_acting else frozenset()
+    modes = _mask_modes(call)
     result = {}
-    for mode, one in found.items():
-        own = mode or ("cross" if one.trial.takes_keys else "self")
-        beside = {kind for name, kind in whose.items() if name in one.parameters}
-        idle = {name for name in one.parameters - acting if whose[name] in (None, own) or not {own, *found} & beside}
-        result[mode] = one.only(frozenset(one.acting | idle) - _biases(call, idle))
+    for mode, masked in trials.items():
+        own_mode = mode or ("cross" if masked.trial.takes_keys else "self")
+        kinds = {kind for name, kind in modes.items() if name in masked.parameters}
+        idle = {
+            name
+            for name in masked.parameters - acting
+            if modes[name] in (None, own_mode) or not {own_mode, *trials} & kinds
+        }
+        result[mode] = masked.only(frozenset(masked.acting | idle) - _biases(call, idle))
     return result
 
 
 def _biases(call: CallFacts, names: set[str]) -> set[str]:
-    """Those of some parameters that hold a bias, which need not hide anything."""
+    """The biases among the named parameters; they need not hide anything."""
     return names & {parameter.name for parameter in call.signature.of_role("bias")}
 
 
-def _whose(call: CallFacts) -> dict[str, Mode | None]:
-    """Whose rows each mask is of, by its name and those of the arguments for rows; None where its name does not say it. Beside
-    a mask of the context, a mask whose name says nothing is of its own rows."""
-    context, own = frozenset(_OF_CONTEXT.split()), frozenset(_OF_OWN.split())
+def _mask_modes(call: CallFacts) -> dict[str, Mode | None]:
+    """The mode of each mask, by its name and the names of the inputs; None if the name does not show it. Beside a context mask,
+    an unspecific mask belongs to self-attention."""
+    context_words, self_words = frozenset(_CONTEXT_WORDS.split()), frozenset(_SELF_WORDS.split())
     for parameter in call.signature.of_role("x", "query"):
-        own = own | _words(parameter.name)
+        self_words = self_words | _words(parameter.name)
     for parameter in call.signature.of_role("key", "value", "kv", "context"):
-        context = context | _words(parameter.name)
-    context = context - own
-    whose: dict[str, Mode | None] = {}
+        context_words = context_words | _words(parameter.name)
+    context_words = context_words - self_words
+    modes: dict[str, Mode | None] = {}
     for parameter in call.signature.of_role(*MASKS):
         words = _words(parameter.name)
-        whose[parameter.name] = "cross" if words & context else "self" if words & own else None
-    if "cross" in whose.values():
-        whose = {name: kind or "self" for name, kind in whose.items()}
-    return whose
+        modes[parameter.name] = "cross" if words & context_words else "self" if words & self_words else None
+    if "cross" in modes.values():
+        modes = {name: kind or "self" for name, kind in modes.items()}
+    return modes
 
 
 def _words(name: str) -> frozenset[str]:
@@ -162,20 +169,20 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.split(r"_+", plain)).difference(_GENERIC.split(), [""])
 
 
-def _helped(call: CallFacts, runner: TrialRunner, one: MaskedTrial, name: str) -> MaskedTrial | None:
-    """The same in a way of calling in which that mask acts, None where none was found."""
+def _acting_with_companions(call: CallFacts, runner: TrialRunner, masked: MaskedTrial, name: str) -> MaskedTrial | None:
+    """The trial with a companion argument that makes this mask act, None if there is none."""
     parameter = next((p for p in call.signature.of_role(*MASKS) if p.name == name), None)
     if parameter is None or runner.is_slow:
         return None
-    for trial in _with_companions(call, runner, one.trial, name):
+    for trial in _with_companions(call, runner, masked.trial, name):
         other = with_masks(call, runner, trial)
         if name in other.acting:
-            return replace(other, acting=other.acting | one.acting)
+            return replace(other, acting=other.acting | masked.acting)
     return None
 
 
 def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: str) -> Iterator[Trial]:
-    """The trial with each other mask given, open, and with each switch of masks on, as far as it bears that."""
+    """The trial with each other mask, open, and with each mask switch on, as far as it accepts them."""
     switches = [p for p in call.free(*call.signature.of_role("off", "causal")) if "mask" in p.name.lower()]
     for switch in switches:
         found = runner.with_output(trial.with_values({switch.name: True}))
@@ -191,7 +198,7 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
 
 
 def _open_forms(parameter: CallParameter, *, batched: bool) -> Sequence[MaskForm]:
-    """The forms in which a mask that hides nothing is tried."""
+    """The forms to try for a mask that hides nothing."""
     if not batched:
         return [form for form in required_forms(parameter, batched=False) if form is not None]
     return [MaskForm(parameter.name, axes, "bool") for axes in _QUERIES_BY_KEYS]
@@ -204,7 +211,7 @@ SEEN_KEY, HIDDEN_KEY = 0, 1
 
 
 class MaskSearch:
-    """The forms of the masks of one call. `acting` are the parameters whose mask has changed the output so far."""
+    """Finds the mask forms of a call. `acting` are the parameters whose mask has changed the output so far."""
 
     def __init__(self, runner: TrialRunner, trial: Trial, documentation: str) -> None:
         self.runner, self.trial, self.documentation = runner, trial, documentation
@@ -213,7 +220,7 @@ class MaskSearch:
         self.batch_second = trial.convention.axes[:2] == ("row", "batch")
 
     def masks(self, parameter: CallParameter) -> tuple[MaskForm, ...]:
-        """The accepted forms of a mask of queries by keys, the likeliest first."""
+        """The accepted forms of a query-by-key mask, the likeliest first."""
         convention = self.trial.convention
         axes = mask_axes(
             batched=convention.batched,
@@ -225,13 +232,13 @@ class MaskSearch:
         return self._ordered(parameter, axes, kinds, padding=False)
 
     def paddings(self, parameter: CallParameter) -> tuple[MaskForm, ...]:
-        """The accepted forms of a mask of keys, or of lengths, the likeliest first."""
+        """The accepted forms of a padding mask or of lengths, the likeliest first."""
         convention = self.trial.convention
-        found: tuple[MaskForm, ...] = ()
+        forms: tuple[MaskForm, ...] = ()
         if parameter.role == "lengths" and convention.batched:
-            found = self._ordered(parameter, (LENGTHS,), ("lengths",), padding=True)
-        if found or parameter.role == "bias":
-            return found
+            forms = self._ordered(parameter, (LENGTHS,), ("lengths",), padding=True)
+        if forms or parameter.role == "bias":
+            return forms
         axes = padding_axes(batched=convention.batched, batch_second=self.batch_second)
         return self._ordered(parameter, axes, KINDS, padding=True)
 
@@ -244,81 +251,86 @@ class MaskSearch:
     def _tried(
         self, name: str, axes: Iterable[AxisNames], kinds: tuple[MaskKind, ...], *, padding: bool
     ) -> list[TriedForm]:
-        """Every form that is accepted. Once some kinds are known to be accepted, others are not tried any more; both meanings of
-        True are tried with the first axes alone."""
+        """Every accepted form. Kinds that the first axes reject are not tried with further axes, and both meanings of True are
+        tried only with the first axes."""
         tried: list[TriedForm] = []
-        for some in axes:
+        for axis_names in axes:
             accepted = list(
-                dict.fromkeys(one.form.kind for one in tried if one.form.kind != "additive" or "additive" in kinds)
+                dict.fromkeys(
+                    result.form.kind for result in tried if result.form.kind != "additive" or "additive" in kinds
+                )
             )
-            here = accepted or list(kinds)
+            kinds_to_try = accepted or list(kinds)
             if accepted and self.runner.is_slow:
                 break
             first = not accepted
-            for kind in here:
-                one = self._experiment(MaskForm(name, some, kind), padding=padding)
-                if one is None:
-                    if not first and kind == here[0]:
+            for kind in kinds_to_try:
+                result = self._experiment(MaskForm(name, axis_names, kind), padding=padding)
+                if result is None:
+                    if not first and kind == kinds_to_try[0]:
                         break
                     continue
-                tried.append(one)
+                tried.append(result)
                 if first and kind in ("bool", "01", "whole") and not self.runner.is_slow:
-                    other = self._experiment(MaskForm(name, some, kind, "hide"), padding=padding)
-                    tried += [other] if other is not None else []
+                    hiding = self._experiment(MaskForm(name, axis_names, kind, "hide"), padding=padding)
+                    tried += [hiding] if hiding is not None else []
                 if kind == "01":
-                    added = self._experiment(MaskForm(name, some, "additive"), padding=padding) if first else None
-                    tried.append(added or TriedForm(MaskForm(name, some, "additive"), False, False))
+                    additive = (
+                        self._experiment(MaskForm(name, axis_names, "additive"), padding=padding) if first else None
+                    )
+                    tried.append(additive or TriedForm(MaskForm(name, axis_names, "additive"), False, False))
         return tried
 
     def _experiment(self, form: MaskForm, *, padding: bool) -> TriedForm | None:
-        """One call: all sequences are the same but for one key in two of them, hidden in the one and seen in the other."""
+        """One trial call. All sequences are equal, except that two have one changed key: one at the hidden position, one at a
+        visible one."""
         hidden = self.trial.lengths.k_len - 2 if form.kind == "lengths" else HIDDEN_KEY
         inputs = self._inputs(hidden, form, padding=padding)
         forms = CallMasks(None, form) if padding else CallMasks(form, None)
-        answer = self.runner.answer(self.trial, inputs, forms)
+        output = self.runner.output(self.trial, inputs, forms)
         if (
-            answer is None
+            output is None
             and padding
             and form.kind != "lengths"
             and "query" in form.axes
             and self.trial.convention.batched
         ):
-            answer = self._spread_answer(form, inputs, forms)
-        if answer is None:
+            output = self._spread_output(form, inputs, forms)
+        if output is None:
             return None
-        self._note(form.parameter, inputs, hidden, answer.out)
-        rows = self._rows_that_tell(answer.out, hidden)
+        self._note(form.parameter, inputs, hidden, output.out)
+        rows = self._unchanged_queries(output.out, hidden)
         base, without_hidden, without_seen = rows[0], rows[1], rows[2]
         finite = bool(torch.isfinite(rows).all())
         hides = finite and close(base, without_hidden) and not close(base, without_seen)
         return TriedForm(form, hides, finite)
 
     def _note(self, name: str, inputs: Inputs, hidden: int, out: Tensor) -> None:
-        """Records a mask that changes the output."""
+        """Records the parameter if its mask changes the output."""
         if name in self.acting:
             return
         if hidden not in self._open:
-            answer = self.runner.answer(self.trial, inputs._replace(allowed=None, real=None))
-            self._open[hidden] = None if answer is None else answer.out
-        bare = self._open[hidden]
-        if bare is None or bare.shape != out.shape or not close(bare, out):
+            output = self.runner.output(self.trial, inputs._replace(allowed=None, real=None))
+            self._open[hidden] = None if output is None else output.out
+        unmasked = self._open[hidden]
+        if unmasked is None or unmasked.shape != out.shape or not close(unmasked, out):
             self.acting.add(name)
 
-    def _spread_answer(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> AttentionOutput | None:
-        """The answer with the mask of keys written for each query; the convention keeps it where that is accepted."""
+    def _spread_output(self, form: MaskForm, inputs: Inputs, forms: CallMasks) -> AttentionOutput | None:
+        """The output with a padding mask repeated for each query. The convention keeps this if it is accepted."""
         convention = self.trial.convention
         spread = replace(
             self.trial, convention=replace(convention, spread=convention.spread | {(form.parameter, form.axes)})
         )
-        answer = self.runner.answer(spread, inputs, forms)
-        if answer is not None:
+        output = self.runner.output(spread, inputs, forms)
+        if output is not None:
             self.trial = spread
-        return answer
+        return output
 
-    def _rows_that_tell(self, out: Tensor, hidden: int) -> Tensor:
-        """The outputs of queries that are not themselves the changed tokens."""
-        mine = [n for n in range(out.shape[-2]) if self.trial.takes_keys or n not in (SEEN_KEY, hidden)]
-        return out[..., mine, :]
+    def _unchanged_queries(self, out: Tensor, hidden: int) -> Tensor:
+        """The outputs of the queries that are not changed tokens themselves."""
+        unchanged = [n for n in range(out.shape[-2]) if self.trial.takes_keys or n not in (SEEN_KEY, hidden)]
+        return out[..., unchanged, :]
 
     def _inputs(self, hidden: int, form: MaskForm, *, padding: bool) -> Inputs:
         rows = self.runner.rows(self.trial)
@@ -342,14 +354,14 @@ class MaskSearch:
 
 
 KINDS: tuple[MaskKind, ...] = ("bool", "01", "whole")
-"""The kinds that are tried for each choice of axes; additive is accepted where 01 is, for both are numbers of the dtype."""
+"""The kinds to try for each choice of axes. Additive needs no trial: it is accepted if 01 is."""
 _BATCH_LAST: AxisNames = ("query", "key", "batch")
 _LIKELY: tuple[MaskKind, ...] = ("lengths", "bool", "01", "whole", "additive")
 
 
 class TriedForm(NamedTuple):
-    """What an experiment showed of a form: whether it was accepted, whether what it hides had no influence while the rest had
-    (`hides`), and whether the output was finite."""
+    """The result of a trial with a mask form: `hides` if only the hidden key had no influence, `finite` if the output was
+    finite."""
 
     form: MaskForm
     hides: bool
@@ -357,7 +369,7 @@ class TriedForm(NamedTuple):
 
 
 def mask_axes(*, batched: bool, is_function: bool, n_axes: int, batch_second: bool) -> tuple[AxisNames, ...]:
-    """The axes that are tried for a mask of queries by keys, the most telling first."""
+    """The axes to try for a query-by-key mask, the most specific first."""
     if not batched:
         return (("query", "key"), ("head", "query", "key"))
     if is_function and n_axes == 3:
@@ -367,7 +379,7 @@ def mask_axes(*, batched: bool, is_function: bool, n_axes: int, batch_second: bo
 
 
 def padding_axes(*, batched: bool, batch_second: bool) -> tuple[AxisNames, ...]:
-    """The axes that are tried for a mask of keys; axes that a padding mask does not need are of one."""
+    """The axes to try for a padding mask; axes that it does not need have size 1."""
     if not batched:
         return (("key",), ("query", "key"))
     plain: tuple[AxisNames, ...] = (("batch", "key"), PATTERN_AXES, ("batch", "query", "key"))
@@ -375,32 +387,32 @@ def padding_axes(*, batched: bool, batch_second: bool) -> tuple[AxisNames, ...]:
 
 
 def usual_meaning(parameter: str, role: str) -> MaskMeaning:
-    """What True most often stands for in a mask of that name, unless stated: torch's padding masks hide, others keep."""
+    """The usual meaning of True in an undocumented mask: torch's padding masks hide, others keep."""
     name = parameter.lower()
     hides = role == "padding" and "pad" in name and "non" not in name
     return "hide" if hides or "ignore" in name or "is_masked" in name or name.startswith("block") else "keep"
 
 
 def rank_forms(tried: list[TriedForm], parameter: CallParameter, documentation: str) -> tuple[MaskForm, ...]:
-    """The accepted forms with both meanings of True, the likeliest first: what the documentation states, then what was seen to
-    hide what it should, then what is the custom; and of equals the most telling axes first."""
+    """The accepted forms with both meanings of True, the likeliest first: by documentation, then by experiment, then by custom;
+    ties go to the most specific axes."""
     stated = documented_meaning(documentation, parameter.name)
-    seen = {(one.form.kind, one.form.true_means) for one in tried if one.hides}
-    finite = {(one.form.kind, one.form.true_means) for one in tried if one.finite}
-    axes_found = list(dict.fromkeys(one.form.axes for one in tried))
-    pairs = dict.fromkeys((one.form.axes, one.form.kind) for one in tried)
+    seen = {(result.form.kind, result.form.true_means) for result in tried if result.hides}
+    finite = {(result.form.kind, result.form.true_means) for result in tried if result.finite}
+    axes_order = list(dict.fromkeys(result.form.axes for result in tried))
+    pairs = dict.fromkeys((result.form.axes, result.form.kind) for result in tried)
     stated_fails = stated is not None and not any(kind in KINDS for kind, _ in seen)
     custom = usual_meaning(parameter.name, parameter.role)
 
     def rank(form: MaskForm) -> tuple[object, ...]:
-        written_so = (form.kind, form.true_means)
-        agrees = form.true_means == stated if stated else written_so in seen
+        kind_and_meaning = (form.kind, form.true_means)
+        agrees = form.true_means == stated if stated else kind_and_meaning in seen
         return (
             form.kind not in KINDS if stated_fails else not any(kind == form.kind for kind, _ in seen),
-            axes_found.index(form.axes),
+            axes_order.index(form.axes),
             _LIKELY.index(form.kind),
             not agrees,
-            written_so not in finite,
+            kind_and_meaning not in finite,
             form.true_means != custom,
         )
 

@@ -1,4 +1,4 @@
-"""What is known of a call before it is tried: its parameters by their names, what its author states, and the sizes it takes."""
+"""The facts about a call that need no trial: its parameters, its documentation, and the sizes of its module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CallRole = Literal[
     "rope", "weight", "weight bias", "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "other mask",
     "rest", "unknown",
 ]  # fmt: skip
-"""What a parameter is for. The first line are rows. `pattern` asks for the pattern besides, `mean` for its mean over heads,
+"""The purpose of a parameter. The first line are token vectors. `pattern` also returns the pattern, `mean` its mean over heads,
 `off` is a switch that stays off, `rest` are `*args`."""
 ROWS: tuple[CallRole, ...] = ("x", "query", "key", "value", "kv", "context")
 MASKS: tuple[CallRole, ...] = ("mask", "padding", "lengths", "bias")
@@ -78,7 +78,7 @@ _NAMES: dict[CallRole, str] = {
     "k_len": "k_?len|key_?len|kv_?len|kv_?seq_?len|s",
 }  # fmt: skip
 _PATTERNS = {role: re.compile(names) for role, names in _NAMES.items()}
-"""In the order in which they are tried."""
+"""Tried in this order."""
 _OF_NUMBERS: tuple[CallRole, ...] = (
     "heads", "d_head", "d_model", "scale", "dropout", "batch", "q_len", "k_len", "offset", "lengths",
 )  # fmt: skip
@@ -90,7 +90,7 @@ _WEIGHT_BIAS = re.compile(rf"(b|bias)_?({_LETTERS})(_?proj)?|({_LETTERS})(_?proj
 
 
 class CallParameter(NamedTuple):
-    """One parameter of a call. `by_place`: it cannot be given by its name. `default` is None where it has none, too."""
+    """One parameter of a call. `by_place`: it is positional only. `default` is also None without a default."""
 
     name: str
     role: CallRole
@@ -100,15 +100,15 @@ class CallParameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a call takes: its `parameters` in order, those that its source reads from `**kwargs` last. `known` is False where
-    torch or the author tell no signature at all, `takes_any` says that there is a `**kwargs`."""
+    """The `parameters` of a call in order, then those that its source reads from `**kwargs`. `known` is False without any
+    signature; `takes_any`: the call has `**kwargs`."""
 
     parameters: tuple[CallParameter, ...]
     known: bool = True
     takes_any: bool = False
 
     def of_role(self, *roles: CallRole) -> tuple[CallParameter, ...]:
-        """The parameters of these roles, in the order of the call."""
+        """The parameters with these roles, in order."""
         return tuple(parameter for parameter in self.parameters if parameter.role in roles)
 
 
@@ -118,34 +118,36 @@ def signature_of(call: Callable[..., Any]) -> Signature:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        parameters = _parameters_of_document(function)
+        parameters = _parameters_in_docstring(function)
         if not parameters:
             return Signature((CallParameter("args", "rest", True, True),), known=False)
-    found = [_parameter(parameter) for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    call_parameters = [
+        _parameter(parameter) for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     open_name = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
-    names = {parameter.name for parameter in found}
+    names = {parameter.name for parameter in call_parameters}
     for name, required in _read_from(open_name, source_of(function)) if open_name else ():
         if name not in names:
             names.add(name)
-            found.append(CallParameter(name, call_role(name), required))
-    if not any(parameter.role in ROWS for parameter in found):
-        found = _rows_by_place(found)
-    return Signature(tuple(_distinguish(found)), takes_any=open_name is not None)
+            call_parameters.append(CallParameter(name, call_role(name), required))
+    if not any(parameter.role in ROWS for parameter in call_parameters):
+        call_parameters = _rows_by_place(call_parameters)
+    return Signature(tuple(_distinguish(call_parameters)), takes_any=open_name is not None)
 
 
 def called_function(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The function whose parameters are those of the call."""
+    """The function that holds the parameters of the call."""
     if inspect.isroutine(call):
         return call
     forward = getattr(call, "forward", None)
     if callable(forward):
         return forward  # type: ignore[no-any-return]
-    own = vars(type(call)).get("__call__") or getattr(type(call), "__call__")  # noqa: B004, B009
-    return call.__call__ if inspect.isfunction(own) else call  # type: ignore[operator]
+    method = vars(type(call)).get("__call__") or getattr(type(call), "__call__")  # noqa: B004, B009
+    return call.__call__ if inspect.isfunction(method) else call  # type: ignore[operator]
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The author's lines, empty where there are none to read."""
+    """The source of a function, empty if unavailable."""
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError, SyntaxError):
@@ -153,15 +155,15 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 def never_read(call: Callable[..., Any]) -> frozenset[str]:
-    """The parameters of a call that its lines never read; none where no lines can be parsed, or they read all by `locals()`."""
+    """The parameters that the source never reads; none if the source cannot be parsed or uses `locals()`."""
     try:
         definition = ast.parse(source_of(called_function(call))).body[0]
     except (SyntaxError, ValueError, RecursionError, IndexError):
         return frozenset()
     if not isinstance(definition, ast.FunctionDef):
         return frozenset()
-    given = definition.args
-    names = {argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    signature = definition.args
+    names = {argument.arg for argument in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
     read = {
         node.id
         for line in definition.body
@@ -172,7 +174,7 @@ def never_read(call: Callable[..., Any]) -> frozenset[str]:
 
 
 def call_role(name: str, default: object = inspect.Parameter.empty, annotation: object = None) -> CallRole:
-    """What a parameter is for, by its name; a default or an annotation that is a number or bool rules rows and masks out."""
+    """The role of a parameter by its name. A number or bool, as default or annotation, excludes inputs and masks."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     switch = isinstance(default, bool) or annotation in (bool, "bool")
     number = not switch and (isinstance(default, int | float) or annotation in (int, float, "int", "float"))
@@ -200,8 +202,8 @@ def _parameter(parameter: inspect.Parameter) -> CallParameter:
     return CallParameter(parameter.name, role, required, by_place, None if required else parameter.default)
 
 
-def _parameters_of_document(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Of a function made in C: its parameters as the first line of its docstring that shows a call tells them."""
+def _parameters_in_docstring(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a C function, from the call in its docstring."""
     name = getattr(function, "__name__", "")
     document = getattr(function, "__doc__", None) or ""
     match = re.search(rf"^\s*{re.escape(name)}\((.*?)\)\s*(->[^\n]*)?:?\s*$", document, re.M | re.S)
@@ -230,7 +232,7 @@ def _constant(default: ast.expr | None) -> object:
 
 
 def _read_from(open_name: str, source: str) -> list[tuple[str, bool]]:
-    """The names that the author's lines read from `**kwargs`, and whether they do it without a default."""
+    """The names that the source reads from `**kwargs`, and whether each is required."""
     pattern = rf"""\b{open_name}(\.get\(|\.pop\(|\[)\s*["'](\w+)["']\s*([,\])])"""
     return [
         (match[2], match[1] == "[" or (match[1] == ".pop(" and match[3] != ","))
@@ -238,29 +240,31 @@ def _read_from(open_name: str, source: str) -> list[tuple[str, bool]]:
     ]
 
 
-def _rows_by_place(found: list[CallParameter]) -> list[CallParameter]:
-    """Where no name is known, up to three required parameters of unknown names that come first are rows, by their place."""
-    first: list[int] = []
-    for number, parameter in enumerate(found):
-        unsure = parameter.role == "unknown" or (len(parameter.name) == 1 and parameter.role != "weight")
-        if not (unsure and parameter.required) or parameter.role == "mask":
+def _rows_by_place(parameters: list[CallParameter]) -> list[CallParameter]:
+    """Without any known name, up to three leading required parameters become inputs by position."""
+    candidates: list[int] = []
+    for number, parameter in enumerate(parameters):
+        is_candidate = parameter.role == "unknown" or (len(parameter.name) == 1 and parameter.role != "weight")
+        if not (is_candidate and parameter.required) or parameter.role == "mask":
             break
-        first.append(number)
+        candidates.append(number)
     roles: dict[int, tuple[CallRole, ...]] = {1: ("x",), 2: ("x", "context"), 3: ("query", "key", "value")}
-    named = dict(zip(first, roles.get(len(first), ()), strict=False))
-    return [parameter._replace(role=named.get(number, parameter.role)) for number, parameter in enumerate(found)]
+    assigned = dict(zip(candidates, roles.get(len(candidates), ()), strict=False))
+    return [
+        parameter._replace(role=assigned.get(number, parameter.role)) for number, parameter in enumerate(parameters)
+    ]
 
 
-def _distinguish(found: list[CallParameter]) -> list[CallParameter]:
-    """Names that mean one thing alone and another beside others: of two like `x` the second is context; `x` beside a key is
-    the query; a source beside a target is context; a value without a key is both."""
-    roles = [parameter.role for parameter in found]
-    targets = [n for n, parameter in enumerate(found) if re.match(r"tgt|trg|target|dec", parameter.name.lower())]
-    likes = [n for n, role in enumerate(roles) if role == "x"]
-    first = next((n for n in likes if n in targets), likes[0] if likes else None)
-    for n in likes:
+def _distinguish(parameters: list[CallParameter]) -> list[CallParameter]:
+    """Resolves names that depend on the other parameters: of two like `x` the second is the context; `x` beside a key is the
+    query; a source beside a target is the context; a value without a key serves as both."""
+    roles = [parameter.role for parameter in parameters]
+    targets = [n for n, parameter in enumerate(parameters) if re.match(r"tgt|trg|target|dec", parameter.name.lower())]
+    inputs = [n for n, role in enumerate(roles) if role == "x"]
+    first = next((n for n in inputs if n in targets), inputs[0] if inputs else None)
+    for n in inputs:
         if n != first:
-            roles[n] = "context" if found[n].required or "context" not in roles else "unknown"
+            roles[n] = "context" if parameters[n].required or "context" not in roles else "unknown"
     if first is None and "query" not in roles and "context" in roles:
         first = roles.index("context")
         roles[first] = "x"
@@ -268,10 +272,10 @@ def _distinguish(found: list[CallParameter]) -> list[CallParameter]:
         roles[first] = "query"
     if "key" not in roles and "value" in roles and "query" in roles:
         roles[roles.index("value")] = "kv"
-    return [parameter._replace(role=role) for parameter, role in zip(found, roles, strict=True)]
+    return [parameter._replace(role=role) for parameter, role in zip(parameters, roles, strict=True)]
 
 
-# ---------------------------------------------------------------------------------------- what the documentation states
+# ------------------------------------------------------------------------------------------------------- documentation
 
 
 _VALUE = re.compile(
@@ -293,22 +297,22 @@ _UNCLEAR = re.compile(
     r"|n't\b|!=|(?<!-)>|<",
     re.I,
 )
-"""Negations, exceptions and sizes: a clause with one of them says nothing."""
+"""Negations, exceptions and sizes, which make a clause ambiguous."""
 _ADDITIVE = re.compile(r"\b(?:add(?:s|ed)?|additive|bias|negative|inf|finfo)\b|\de\d|[-−]\d", re.I)
-"""Words about masks that are added to scores: there 0 keeps, and 1 says nothing."""
+"""Words about masks added to scores, where 0 keeps and 1 has no meaning."""
 _CLAUSES = re.compile(r"[,;()]|\b(?:and|while|whereas|else|otherwise|or)\b|\bbut(?=\s+(?:True|False|[01])\b)", re.I)
 _ENTRY = re.compile(r"\s*(?:[-*]\s+|:param\s+|@param\s+)?[`*]*(\w+)[`*]*\s*(?:\([^)]*\)|\[[^\]]*\])?\s*(?::|--?\s|=\s)")
 
 
 def documented_meaning(documentation: str, parameter: str) -> MaskMeaning | None:
-    """What True, or 1, in the mask `parameter` stands for, where the documentation states it in so many words.
+    """The documented meaning of True, or 1, in the mask `parameter`.
 
-    Only plain clauses count, such as `True = hidden`, `1 for real tokens`, `positions to be masked are True`. Statements in the
-    parameter's own entry or by its name count first, then those about a mask without a name. None where they contradict.
+    Only plain clauses count, such as `True = hidden`, `1 for real tokens`, `positions to be masked are True`. Statements about
+    this parameter have priority over statements about an unnamed mask. None if they contradict each other.
     """
     is_padding = call_role(parameter) == "padding"
     unnamed = re.compile(r"\bpad\w*[\s_-]+mask" if is_padding else r"(?<!padding )\bmasks?\b", re.I)
-    own, general = set[MaskMeaning](), set[MaskMeaning]()
+    specific, general = set[MaskMeaning](), set[MaskMeaning]()
     for entry, sentence, numbers in _sentences(documentation):
         if entry != parameter and entry is not None and call_role(entry) in ("mask", "padding"):
             continue
@@ -319,15 +323,15 @@ def documented_meaning(documentation: str, parameter: str) -> MaskMeaning | None
         }
         others = {name for name in re.findall(r"\w*mask\w*", sentence, re.I) if "_" in name} - {parameter}
         if entry == parameter or re.search(rf"\b{re.escape(parameter)}\b", sentence):
-            own |= meanings
+            specific |= meanings
         elif unnamed.search(sentence) and not others:
             general |= meanings
-    found = own or general
-    return found.pop() if len(found) == 1 else None
+    meanings_found = specific or general
+    return meanings_found.pop() if len(meanings_found) == 1 else None
 
 
 def _sentences(documentation: str) -> Iterator[tuple[str | None, str, bool]]:
-    """Each sentence, with the parameter in whose entry, `name: …`, it stands; an entry ends with the next or a blank line."""
+    """Each sentence, the parameter whose entry `name: …` contains it, and whether numbers have a meaning there."""
     blocks = re.split(rf"\n\s*\n|\n(?={_ENTRY.pattern})", documentation)
     for block in blocks[:: _ENTRY.groups + 1]:
         entry = _ENTRY.match(block)
@@ -336,7 +340,7 @@ def _sentences(documentation: str) -> Iterator[tuple[str | None, str, bool]]:
 
 
 def _plain(sentence: str) -> str:
-    """The sentence without shapes and marks of emphasis, and with padding masks as masks."""
+    """The sentence without shapes and emphasis, and with "padding mask" as "mask"."""
     text = re.sub(r"\[[^\]]*\]|\((?:\s*[\w*]+\s*,)+\s*[\w*]*\s*\)|[`*]+", " ", sentence)
     return re.sub(r"\bpad(?:ding|ded)?[\s-]+masks?\b", "mask", text, flags=re.I)
 
@@ -344,7 +348,7 @@ def _plain(sentence: str) -> str:
 def _meaning(clause: str, *, numbers: bool) -> MaskMeaning | None:
     words = [(first or second).lower() for first, second in _VALUE.findall(clause)]
     values = {word not in ("false", "0") for word in words if numbers or word in ("true", "false")}
-    verdicts = {(found["keep"] is None) == (found["not"] is None) for found in _VERDICT.finditer(clause)}
+    verdicts = {(match["keep"] is None) == (match["not"] is None) for match in _VERDICT.finditer(clause)}
     if len(values) != 1 or len(verdicts) != 1 or _UNCLEAR.search(_VERDICT.sub("", _VALUE.sub("", clause))):
         return None
     return "hide" if values == verdicts else "keep"
@@ -362,18 +366,18 @@ _AXIS = {word: axis for axis, words in _AXIS_WORDS.items() for word in words.spl
 
 
 def stated_axes(source: str, documentation: str, names: Iterable[str]) -> AxisNames | None:
-    """The axes of the rows that the lines of a call unpack from the shape of a parameter, such as `B, T, C = x.shape`, or that an
-    annotation or the documentation states beside its name, such as `x: [batch, seq, d_model]`."""
+    """The stated axes of the inputs: unpacked from a parameter's shape, such as `B, T, C = x.shape`, or written beside its name
+    in an annotation or the documentation, such as `x: [batch, seq, d_model]`."""
     annotated = re.sub(r"\w+\[(?:torch\.)?Tensor,\s*\"", '"', f"{source}\n{documentation}")
     for name in names:
         word = re.escape(name)
-        anew = re.search(rf"^[ \t]+(?:[\w, ]*\b)?{word}\b[\w, ]*=(?!=)", source, re.M)
-        untouched = source if anew is None else source[: anew.start()]
-        listed = rf"\b{word}\b[^\n\[(\"]{{0,40}}[\[(\"]([^\])\"\n]+)[\])\"]"
+        reassignment = re.search(rf"^[ \t]+(?:[\w, ]*\b)?{word}\b[\w, ]*=(?!=)", source, re.M)
+        source_before = source if reassignment is None else source[: reassignment.start()]
+        in_brackets = rf"\b{word}\b[^\n\[(\"]{{0,40}}[\[(\"]([^\])\"\n]+)[\])\"]"
         matches = (
-            *re.finditer(rf"^[ \t]*([\w, ]+?)\s*=\s*{word}\.(?:shape|size\(\))\s*(?:#.*)?$", untouched, re.M),
+            *re.finditer(rf"^[ \t]*([\w, ]+?)\s*=\s*{word}\.(?:shape|size\(\))\s*(?:#.*)?$", source_before, re.M),
             *re.finditer(rf"\b{word}:\s*\"([^\"\n]+)\"", annotated),
-            *re.finditer(listed, documentation),
+            *re.finditer(in_brackets, documentation),
         )
         axes = next((axes for match in matches if (axes := _axes_of(match[1]))), None)
         if axes is not None:
@@ -406,20 +410,20 @@ _WIDTHS = {
     "context": """d_context context_dim cross_attention_dim kdim d_ctx kv_dim encoder_dim dim_context d_kv_in key_dim_in
         memory_dim d_memory d_cross encoder_hidden_size dim_kv key_size cross_dim context_width d_encoder d_cond""",
 }
-"""What the widths of rows are called, the surest name first."""
+"""The names of input widths, the most specific first."""
 _HEADS, _D_HEAD, _LIMITS = (
     frozenset(name.replace("_", "") for name in SPELLINGS[role].split())
     for role in ("n_heads", "d_head", "context_length")
 )
 _LONGEST = 4096
-"""The longest sequence that a fixed length is tried with."""
+"""The longest fixed length to try."""
 FREE_WIDTH, FREE_HEADS, FREE_HEAD_WIDTH = 32, 4, 8
-"""The widths and heads of what has none of its own, such as a plain function."""
+"""The width, heads and head width for a target without sizes of its own, such as a plain function."""
 
 
 class KnownSizes(NamedTuple):
-    """What is known before any call. `widths` and `context_widths` are the likely ones, the likeliest first; `limits` the
-    lengths that it may not bear more than, or nothing but; `taken` numbers that lengths had better not be."""
+    """The sizes known before any call. `widths` and `context_widths` are candidates, the likeliest first. `limits` are maximal
+    or exact lengths. `taken` are numbers with another meaning, which lengths should avoid."""
 
     widths: tuple[int, ...]
     context_widths: tuple[int, ...]
@@ -430,7 +434,7 @@ class KnownSizes(NamedTuple):
 
 
 class TrialLengths(NamedTuple):
-    """The lengths of an experiment."""
+    """The lengths of a trial."""
 
     batch: int
     q_len: int
@@ -438,10 +442,10 @@ class TrialLengths(NamedTuple):
 
 
 def known_sizes(built: Built) -> KnownSizes:
-    """What the arguments and the parameters tell."""
+    """The sizes that the constructor's arguments and the parameters' shapes show."""
     numbers = dict(_numbers(built.arguments))
     shapes = _shapes(built.module)
-    n_heads = _spelled(built, numbers, _HEADS)
+    n_heads = _size_named(built, numbers, _HEADS)
     widths = list(_values(numbers, _WIDTHS["in"].split()))
     linear = _linear_widths(built.module, r"(^|[._])(w?_?q|to_?q|query|queries|qkv|c_attn|in_proj|w?qkv)")
     context = [
@@ -450,19 +454,19 @@ def known_sizes(built: Built) -> KnownSizes:
     ]
     sides = [size for _, shape in shapes for size in shape[-2:]] if not widths and not linear else []
     first = _unique([*widths, *linear, *_linear_widths(built.module, ""), *(side for side in sides if side > 1)])
-    d_head = _spelled(built, numbers, _D_HEAD)
+    d_head = _size_named(built, numbers, _D_HEAD)
     if d_head is None and n_heads and first and first[0] % n_heads == 0:
         d_head = first[0] // n_heads
     if n_heads is None and d_head and first and first[0] % d_head == 0:
         n_heads = first[0] // d_head
     taken = {*numbers.values(), *(size for _, shape in shapes for size in shape), d_head or 0, n_heads or 0}
-    limit = _spelled(built, numbers, _LIMITS)
+    limit = _size_named(built, numbers, _LIMITS)
     limits = [*([limit] if limit else []), *_square_buffers(built.module), *_position_rows(shapes)]
     return KnownSizes(tuple(first), tuple(_unique(context)), n_heads, d_head, tuple(_unique(limits)), frozenset(taken))
 
 
 def _numbers(arguments: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, int]]:
-    """Whole numbers among the arguments, and in those that are configurations, by name."""
+    """Integers among the arguments, by name, config fields included."""
     for name, value in arguments.items():
         if isinstance(value, int) and not isinstance(value, bool):
             yield name.lower(), value
@@ -482,12 +486,18 @@ def _values(numbers: Mapping[str, int], names: Iterable[str]) -> Iterator[int]:
     return (numbers[name] for name in names if numbers.get(name, 0) > 0)
 
 
-def _spelled(built: Built, numbers: Mapping[str, int], names: frozenset[str]) -> int | None:
-    """The first number of one of these names, without underscores, among the arguments or the attributes of a module."""
-    own = {} if built.module is None else vars(built.module)
-    held = {name: value for name, value in own.items() if isinstance(value, int) and not isinstance(value, bool)}
-    found = (value for name, value in [*numbers.items(), *held.items()] if name.lower().replace("_", "") in names)
-    return next((value for value in found if value > 0), None)
+def _size_named(built: Built, numbers: Mapping[str, int], names: frozenset[str]) -> int | None:
+    """The first positive integer with one of these names among arguments and module attributes."""
+    attributes = {} if built.module is None else vars(built.module)
+    numeric_attributes = {
+        name: value for name, value in attributes.items() if isinstance(value, int) and not isinstance(value, bool)
+    }
+    sizes = (
+        value
+        for name, value in [*numbers.items(), *numeric_attributes.items()]
+        if name.lower().replace("_", "") in names
+    )
+    return next((size for size in sizes if size > 0), None)
 
 
 def _shapes(module: nn.Module | None) -> list[tuple[str, tuple[int, ...]]]:
@@ -499,12 +509,12 @@ def _shapes(module: nn.Module | None) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _linear_widths(module: nn.Module | None, pattern: str) -> list[int]:
-    """How many columns the linear layers take whose name matches, in the order in which they were made."""
+    """The input widths of the linear layers with a matching name, in order of creation."""
     if module is None:
         return []
-    found = [(name, part) for name, part in module.named_modules() if re.search(pattern, name, re.I)]
+    layers = [(name, part) for name, part in module.named_modules() if re.search(pattern, name, re.I)]
     widths = []
-    for _, part in found:
+    for _, part in layers:
         if isinstance(part, nn.Linear):
             widths.append(part.in_features)
         elif type(part).__name__ == "Conv1D" and isinstance(getattr(part, "weight", None), Tensor):
@@ -515,7 +525,7 @@ def _linear_widths(module: nn.Module | None, pattern: str) -> list[int]:
 
 
 def _square_buffers(module: nn.Module | None) -> list[int]:
-    """Sides of square buffers: most often a causal mask of the longest sequence."""
+    """The sides of square buffers, usually causal masks of the maximal length."""
     buffers = [] if module is None else [buffer for buffer in module.buffers() if buffer.ndim > 1]
     return [buffer.shape[-1] for buffer in buffers if buffer.shape[-1] == buffer.shape[-2] and buffer.shape[-1] > 1]
 
@@ -529,21 +539,21 @@ def _unique(numbers: Iterable[int]) -> list[int]:
 
 
 def lengths_to_try(known: KnownSizes, *, separate_keys: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
-    """The sizes of experiments, the most telling first: with keys of another number than queries where keys may be other rows
-    (`separate_keys`), then of the same, then those that the limits say, then even ones."""
+    """The lengths of trials, the most informative first: with `separate_keys` a different number of keys than queries, then
+    equal numbers, then the known limits, then even numbers."""
     limit = min(known.limits, default=None)
     batch = _pick((3, 4, 6), known.taken, None)
     q_len = _pick((5, 7, 9, 6), known.taken | {batch}, limit)
     k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), known.taken | {batch, q_len}, limit)
     same = _pick((7, 5, 9, 6, 4, 3, 2), known.taken | {batch}, limit)
-    found = [TrialLengths(batch, q_len, k_len)] if separate_keys and q_len != k_len else []
-    found.append(TrialLengths(batch, same, same))
+    candidates = [TrialLengths(batch, q_len, k_len)] if separate_keys and q_len != k_len else []
+    candidates.append(TrialLengths(batch, same, same))
     for exact in _unique(
         [*hinted, *sorted(known.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
     ):
         if 1 < exact <= _LONGEST:
-            found += [TrialLengths(batch if batch != exact else batch + 1, exact, exact)]
-    return list(dict.fromkeys(found))
+            candidates += [TrialLengths(batch if batch != exact else batch + 1, exact, exact)]
+    return list(dict.fromkeys(candidates))
 
 
 def _pick(preferred: tuple[int, ...], taken: frozenset[int], limit: int | None) -> int:
@@ -559,12 +569,12 @@ _WIDTH_ERRORS = (
 
 
 def widths_in_errors(errors: Iterable[str]) -> list[int]:
-    """The widths that errors of torch ask for."""
+    """The widths that torch's error messages request."""
     return _numbers_in(errors, _WIDTH_ERRORS)
 
 
 def lengths_in_errors(errors: Iterable[str]) -> list[int]:
-    """Numbers in errors that may be the length that is wanted: sizes that were there, and those that an author names."""
+    """The numbers in error messages that may be a required length."""
     return [number for number in _numbers_in(errors, (r"(?<![\w.])(\d+)(?![\w.])",)) if 3 < number <= _LONGEST][
         :_MOST_HINTS
     ]

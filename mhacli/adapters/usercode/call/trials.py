@@ -1,4 +1,4 @@
-"""The search for a way to call a user's attention: candidates, the cheapest first, tried until one gives an output."""
+"""Searches for a convention to call a user's attention: tries candidates, the cheapest first, until one gives an output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mhacli.adapters.usercode.call.convention import (
     leaves,
     output_in,
     pattern_in,
-    read_answer,
+    read_output,
     recipe_for,
     weights_for,
 )
@@ -54,7 +54,7 @@ from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, Input
 from mhacli.errors import MhaError
 
 MAX_TRIALS = 40
-"""Calls in the search for a first way that works, before hints of errors are followed."""
+"""The most calls in the first search, before hints from errors are followed."""
 _ROW_LAYOUTS: tuple[AxisNames, ...] = (
     ("batch", "row", "width"), ("row", "batch", "width"), ("row", "width"), ("batch", "head", "row", "width"),
     ("batch", "width", "row"),
@@ -69,7 +69,7 @@ _OPTIONAL_EXTRAS = ("rope", "positions", "offset")
 
 @dataclass(frozen=True)
 class CallFacts:
-    """The facts about a call that need no experiment."""
+    """The facts about a call that need no trial."""
 
     built: Built
     signature: Signature
@@ -80,16 +80,18 @@ class CallFacts:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it projects: by parameters of its own, or by weights that are passed."""
+        """Whether the target projects, with parameters of its own or with weights passed to it."""
         module = self.built.module
-        held: list[Any] = list(getattr(self.built.call, "__dict__", {}).values())
-        own = [*held, *([] if module is None else module.parameters())]
-        matrices = any(isinstance(part, Tensor) and (nn.parameter.is_lazy(part) or part.ndim in (2, 3)) for part in own)
-        modules = module is None and any(isinstance(part, nn.Module) for part in held)
+        attributes: list[Any] = list(getattr(self.built.call, "__dict__", {}).values())
+        candidates = [*attributes, *([] if module is None else module.parameters())]
+        matrices = any(
+            isinstance(part, Tensor) and (nn.parameter.is_lazy(part) or part.ndim in (2, 3)) for part in candidates
+        )
+        modules = module is None and any(isinstance(part, nn.Module) for part in attributes)
         return matrices or modules or bool(self.free(*self.signature.of_role("weight")))
 
     def free(self, *parameters: CallParameter) -> tuple[CallParameter, ...]:
-        """The parameters for which the user gave no value."""
+        """The parameters without a value from the user."""
         return tuple(parameter for parameter in parameters if parameter.name not in self.fixed)
 
     @property
@@ -101,39 +103,39 @@ class CallFacts:
 
 
 def find_trial(call: CallFacts, runner: TrialRunner) -> Trial | None:
-    """A trial that works, with the places of its output and pattern; None where none does: the runner has the failures."""
-    arities = _arities(call)
-    three = len(arities[0]) == 3 and {slot.part for slot in arities[0]} == {"queries", "keys", "values"}
-    may_be_cut = three and not call.has_weights
-    cuts_itself = bool(call.free(*call.signature.of_role("heads"))) and "head" not in (stated_rows(call) or ())
-    trial = _of_heads(call, runner, arities[0]) if may_be_cut and not cuts_itself else None
+    """A trial that works, with the paths of output and pattern; None if there is none. The runner holds the failures."""
+    arities = _input_slots(call)
+    takes_qkv = len(arities[0]) == 3 and {slot.part for slot in arities[0]} == {"queries", "keys", "values"}
+    may_take_heads = takes_qkv and not call.has_weights
+    splits_heads = bool(call.free(*call.signature.of_role("heads"))) and "head" not in (stated_rows(call) or ())
+    trial = _trial_with_heads(call, runner, arities[0]) if may_take_heads and not splits_heads else None
     if trial is not None:
         return trial
-    trial = _of_rows(call, runner, arities, ErrorHints())
-    if trial is None and may_be_cut and cuts_itself:
-        return _of_heads(call, runner, arities[0])
+    trial = _trial_with_rows(call, runner, arities, ErrorHints())
+    if trial is None and may_take_heads and splits_heads:
+        return _trial_with_heads(call, runner, arities[0])
     if trial is None:
         errors = list(dict.fromkeys(failure.fault for failure in runner.failures))
         hints = ErrorHints(tuple(widths_in_errors(errors)), tuple(lengths_in_errors(errors)))
-        trial = _of_rows(call, runner, arities, hints) if hints != ErrorHints() else None
+        trial = _trial_with_rows(call, runner, arities, hints) if hints != ErrorHints() else None
     return trial
 
 
 @dataclass(frozen=True)
 class ErrorHints:
-    """Widths and lengths that errors name."""
+    """Widths and lengths from error messages."""
 
     widths: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
 
-def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
-    """Which rows may be passed in which arguments, the likeliest first."""
+def _input_slots(call: CallFacts) -> list[tuple[RowArgument, ...]]:
+    """The candidate assignments of queries, keys and values to parameters, the likeliest first."""
     rows = call.free(*call.signature.of_role("x", "query", "key", "value", "kv", "context"))
     if not rows:
         if any(parameter.role == "rest" for parameter in call.signature.parameters):
             parts = (("queries",), ("queries", "keys", "values"), ("queries", "keys"))
-            return [tuple(RowArgument(f"args[{n}]", part, True, True) for n, part in enumerate(some)) for some in parts]  # type: ignore[arg-type]
+            return [tuple(RowArgument(f"args[{n}]", part, True, True) for n, part in enumerate(row)) for row in parts]  # type: ignore[arg-type]
         raise MhaError(
             f"{call.built.name} has no parameter for token vectors, such as x, or query, key and value",
             hint="name a class or function that computes attention", code="cannot-examine", path=call.built.file,
@@ -141,11 +143,11 @@ def _arities(call: CallFacts) -> list[tuple[RowArgument, ...]]:
     if any(parameter.role == "query" for parameter in rows) and any(parameter.role == "key" for parameter in rows):
         rows = tuple(parameter for parameter in rows if parameter.role != "context" or parameter.required)
     slots = [_slot(parameter) for parameter in rows]
-    own = [slot for slot in slots if slot.part == "queries" or slot.required]
-    found = [tuple(slots), tuple(own)] if len(own) < len(slots) else [tuple(slots)]
+    needed = [slot for slot in slots if slot.part == "queries" or slot.required]
+    choices = [tuple(slots), tuple(needed)] if len(needed) < len(slots) else [tuple(slots)]
     if len(slots) == 2 and all(slot.required for slot in slots) and all(p.role in ("x", "context") for p in rows):
-        found.append((slots[0]._replace(part=slots[1].part), slots[1]._replace(part=slots[0].part)))
-    return found
+        choices.append((slots[0]._replace(part=slots[1].part), slots[1]._replace(part=slots[0].part)))
+    return choices
 
 
 def _slot(parameter: CallParameter) -> RowArgument:
@@ -156,46 +158,52 @@ def _slot(parameter: CallParameter) -> RowArgument:
 def _extras(
     call: CallFacts, slots: Iterable[RowArgument], width: int, variant: int, *, optional: bool, is_function: bool
 ) -> tuple[ArgumentRecipe, ...]:
-    """How the arguments are made that are neither rows nor masks: those that are required, and with `optional` positions too."""
+    """Recipes for the arguments besides inputs and masks: the required ones, and optional positions with `optional`."""
     taken = {slot.parameter for slot in slots}
     n_heads = call.n_heads
     d_head = width if is_function else call.known.d_head or max(1, width // n_heads)
     d_model = n_heads * width if is_function else width
-    found = []
+    recipes = []
     for parameter in call.free(*call.signature.parameters):
-        wanted = parameter.required or parameter.role == "training" or (optional and parameter.role in _OPTIONAL_EXTRAS)
-        if wanted and parameter.name not in taken and parameter.role not in (*MASKS, "rest"):
+        is_wanted = (
+            parameter.required or parameter.role == "training" or (optional and parameter.role in _OPTIONAL_EXTRAS)
+        )
+        if is_wanted and parameter.name not in taken and parameter.role not in (*MASKS, "rest"):
             recipe = recipe_for(
                 parameter, n_heads=n_heads, d_head=d_head, d_model=d_model, causal=call.causal, variant=variant
             )  # fmt: skip
-            found += [recipe] if recipe is not None else []
-    return tuple(found)
+            recipes += [recipe] if recipe is not None else []
+    return tuple(recipes)
 
 
 def _variants(call: CallFacts) -> list[tuple[float, tuple[int, bool]]]:
-    """Which shapes of extra arguments to try, `(cost, (variant, with optional ones))`."""
+    """The shape variants of extra arguments, as `(cost, (variant, with optional ones))`."""
     parameters = call.free(*call.signature.parameters)
     shaped = [
         p for p in parameters if p.required and p.role in ("rope", "positions", "offset", "weight", "weight bias")
     ]
     optional = [p for p in parameters if not p.required and p.role in _OPTIONAL_EXTRAS]
-    found = [(1.5 * n, (n, False)) for n in range(N_VARIANTS if shaped else 1)]
-    return [*found, *((3 + 1.5 * n, (n, True)) for n in range(N_VARIANTS if optional else 0))]
+    required = [(1.5 * n, (n, False)) for n in range(N_VARIANTS if shaped else 1)]
+    return [*required, *((3 + 1.5 * n, (n, True)) for n in range(N_VARIANTS if optional else 0))]
 
 
-def _idles(call: CallFacts, *, batched: bool) -> list[tuple[float, tuple[tuple[str, MaskForm | None], ...]]]:
-    """What is given for masks that are required, `(cost, (name, form) of each)`: all of them advance together, or one alone."""
+def _required_masks(call: CallFacts, *, batched: bool) -> list[tuple[float, tuple[tuple[str, MaskForm | None], ...]]]:
+    """Values for the required masks, as `(cost, (name, form) of each)`: all masks take their next form together, or one mask
+    alone."""
     required = [parameter for parameter in call.free(*call.signature.of_role(*MASKS)) if parameter.required]
     forms = {parameter.name: required_forms(parameter, batched=batched) for parameter in required}
     if not required:
         return [(0.0, ())]
-    most = max(len(some) for some in forms.values())
-    together = [tuple((name, some[min(n, len(some) - 1)]) for name, some in forms.items()) for n in range(most)]
+    most = max(len(candidates) for candidates in forms.values())
+    together = [
+        tuple((name, candidates[min(n, len(candidates) - 1)]) for name, candidates in forms.items())
+        for n in range(most)
+    ]
     alone = [
         tuple((other, form if other == name else None) for other in forms)
-        for name, some in forms.items() if len(forms) > 1 for form in some[1:5]
+        for name, candidates in forms.items() if len(forms) > 1 for form in candidates[1:5]
     ]  # fmt: skip
-    return [(float(n), idle) for n, idle in enumerate(dict.fromkeys([*together, *alone]))]
+    return [(float(n), choice) for n, choice in enumerate(dict.fromkeys([*together, *alone]))]
 
 
 def _trials(
@@ -207,30 +215,31 @@ def _trials(
     *,
     is_function: bool,
 ) -> Iterator[Trial]:
-    """Every candidate, the likeliest first. Those of one sequence at a time have masks of their own, which come with them."""
-    numbered = [(_cost_of(slots, arities[0]), slots) for slots in arities]
-    sized = [(4.0 + 0.5 * n if n else 0.0, some) for n, some in enumerate(lengths)]
-    wide = [(4.0 * n, width) for n, width in enumerate(widths)]
-    masks = [(cost, n) for n, (cost, _) in enumerate(_idles(call, batched=True))]
-    single = _idles(call, batched=False)
-    whole = _idles(call, batched=True)
-    for slots, axes, width, some, (variant, optional), n in cheapest(
-        numbered, layouts, wide, sized, _variants(call), masks
+    """Every candidate, the likeliest first. Calls with one sequence have their own mask forms."""
+    costed_slots = [(_cost_of(slots, arities[0]), slots) for slots in arities]
+    costed_lengths = [(4.0 + 0.5 * n if n else 0.0, trial_lengths) for n, trial_lengths in enumerate(lengths)]
+    costed_widths = [(4.0 * n, width) for n, width in enumerate(widths)]
+    single_masks, batched_masks = _required_masks(call, batched=False), _required_masks(call, batched=True)
+    costed_masks = [(cost, n) for n, (cost, _) in enumerate(batched_masks)]
+    for slots, axes, width, trial_lengths, (variant, optional), mask_idx in cheapest(
+        costed_slots, layouts, costed_widths, costed_lengths, _variants(call), costed_masks
     ):
-        idles = whole if "batch" in axes else single
-        keys = any(slot.part != "queries" for slot in slots)
-        if n >= len(idles) or (some.q_len != some.k_len and not keys):
+        mask_choices = batched_masks if "batch" in axes else single_masks
+        has_keys = any(slot.part != "queries" for slot in slots)
+        if mask_idx >= len(mask_choices) or (trial_lengths.q_len != trial_lengths.k_len and not has_keys):
             continue
         tensors = _weights(call, width, variant)
         extras = _extras(call, slots, width, variant, optional=optional, is_function=is_function)
         n_heads = call.n_heads if is_function and "head" in axes else 1
-        convention = CallConvention(slots, axes, is_function, extras, idles[n][1], n_heads=n_heads, fixed=call.fixed)
-        for context in _context_widths(call, width, keys=keys, is_function=is_function):
-            yield Trial(convention, some, width, context, tensors)
+        convention = CallConvention(
+            slots, axes, is_function, extras, mask_choices[mask_idx][1], n_heads=n_heads, fixed=call.fixed
+        )
+        for context in _context_widths(call, width, keys=has_keys, is_function=is_function):
+            yield Trial(convention, trial_lengths, width, context, tensors)
 
 
 def _cost_of(slots: tuple[RowArgument, ...], first: tuple[RowArgument, ...]) -> float:
-    """The likeliest choice of rows costs nothing; the same parameters the other way round less than other sizes."""
+    """The cost of an assignment: none for the likeliest, less for swapped parameters than for others."""
     if slots == first:
         return 0.0
     return 2.0 if len(slots) == len(first) else 5.0
@@ -243,19 +252,19 @@ def _context_widths(call: CallFacts, width: int, *, keys: bool, is_function: boo
 
 
 def _weights(call: CallFacts, width: int, variant: int) -> dict[str, Tensor]:
-    wanted = call.free(*call.signature.of_role("weight", "weight bias"))
-    wanted = tuple(parameter for parameter in wanted if parameter.required)
-    return weights_for(wanted, n_heads=call.n_heads, d_model=width, variant=variant, seed=call.seed) if wanted else {}
+    parameters = call.free(*call.signature.of_role("weight", "weight bias"))
+    parameters = tuple(parameter for parameter in parameters if parameter.required)
+    return weights_for(parameters, n_heads=call.n_heads, d_model=width, variant=variant, seed=call.seed)
 
 
 def stated_rows(call: CallFacts) -> AxisNames | None:
-    """The axes of rows that the author states, with words of rows."""
+    """The axes of the inputs that the user's code states."""
     names = [parameter.name for parameter in call.signature.of_role("x", "query", "key")]
     return stated_axes(source_of(called_function(call.built.call)), call.built.documentation, names)
 
 
 def _layouts(call: CallFacts, choices: tuple[AxisNames, ...]) -> list[tuple[float, AxisNames]]:
-    """The orders of axes with their costs: one that is stated comes first."""
+    """The orders of axes with their costs; a stated order comes first."""
     stated = stated_rows(call)
     first = stated if stated in choices and (choices != _ROW_LAYOUTS or "head" not in (stated or ())) else None
     if first is None and choices == _ROW_LAYOUTS and getattr(call.built.module, "batch_first", None) is False:
@@ -264,15 +273,14 @@ def _layouts(call: CallFacts, choices: tuple[AxisNames, ...]) -> list[tuple[floa
     return [(0.0 if n == 0 else 6.5 + n, axes) for n, axes in enumerate(ordered)]
 
 
-def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...]) -> Trial | None:
-    """Queries, keys and values that come split into heads: the order of axes that is stated, or else the one in which one key
-    moves its own head alone and equal values come out as they are. One sequence of one head is asked only where nothing else is
-    accepted: a softmax over axis 1 runs over the keys there by chance."""
+def _trial_with_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...]) -> Trial | None:
+    """A trial with q, k and v split into heads, in the stated order of axes, or in the order that passes `layout_score`. A
+    single sequence of a single head comes last, because there a wrong softmax over axis 1 happens to run over the keys."""
     layouts = [axes for _, axes in _layouts(call, _HEAD_LAYOUTS)]
-    cuts_itself = (call.known.n_heads or 1) > 1
-    if cuts_itself:
+    splits_heads = (call.known.n_heads or 1) > 1
+    if splits_heads:
         layouts = [axes for axes in layouts if "head" in axes and "batch" in axes]
-    widths = [call.known.d_head, *(call.known.widths[:1] if not cuts_itself else ()), FREE_HEAD_WIDTH]
+    widths = [call.known.d_head, *(call.known.widths[:1] if not splits_heads else ()), FREE_HEAD_WIDTH]
     stated = stated_rows(call)
     groups = (
         [axes for axes in layouts if axes == stated],
@@ -286,13 +294,13 @@ def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ..
             if trial is None:
                 continue
             score = layout_score(runner, trial)
-            if axes == stated and (score or not cuts_itself):
+            if axes == stated and (score or not splits_heads):
                 return trial
             if score == 2:
-                fuller = None if best is None else best[1].convention.axes
-                return replace(trial, fails_with=fuller if len(fuller or ()) > len(axes) else None)
+                more_axes = None if best is None else best[1].convention.axes
+                return replace(trial, fails_with=more_axes if len(more_axes or ()) > len(axes) else None)
             rank = (score, trial.lengths.q_len != trial.lengths.k_len)
-            if (score or not cuts_itself) and (best is None or rank > best[0]):
+            if (score or not splits_heads) and (best is None or rank > best[0]):
                 best = (rank, trial)
         if best is not None:
             return best[1]
@@ -302,10 +310,10 @@ def _of_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ..
 def _in_layout(
     call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: AxisNames, widths: list[int | None]
 ) -> Trial | None:
-    """The first trial with rows in that order of axes that gives an output."""
+    """The first trial with this order of axes that gives an output."""
     lengths = lengths_to_try(call.known, separate_keys=True)[:2]
-    wide = list(dict.fromkeys(width for width in widths if width))
-    trials = _trials(call, [slots], [(0.0, axes)], wide, lengths, is_function=True)
+    known_widths = list(dict.fromkeys(width for width in widths if width))
+    trials = _trials(call, [slots], [(0.0, axes)], known_widths, lengths, is_function=True)
     return _first(runner, trials, 6 if not _has_required_mask(call) else 24)
 
 
@@ -313,7 +321,7 @@ def _has_required_mask(call: CallFacts) -> bool:
     return any(parameter.required for parameter in call.free(*call.signature.of_role(*MASKS)))
 
 
-def _of_rows(
+def _trial_with_rows(
     call: CallFacts, runner: TrialRunner, arities: list[tuple[RowArgument, ...]], hints: ErrorHints
 ) -> Trial | None:
     widths = list(dict.fromkeys([*hints.widths, *call.known.widths])) or [_free_width(call)]
@@ -327,14 +335,14 @@ def _free_width(call: CallFacts) -> int:
     return call.n_heads * FREE_HEAD_WIDTH if call.known.n_heads or call.n_heads != FREE_HEADS else FREE_WIDTH
 
 
-def _first(runner: TrialRunner, trials: Iterable[Trial], most: int) -> Trial | None:
-    """The first trial that gives an output; slow ones are given up earlier."""
+def _first(runner: TrialRunner, trials: Iterable[Trial], limit: int) -> Trial | None:
+    """The first trial that gives an output; slow targets get fewer trials."""
     for n, trial in enumerate(trials):
-        if n >= most or (runner.is_slow and n >= 12):
+        if n >= limit or (runner.is_slow and n >= 12):
             return None
-        found = runner.with_output(trial)
-        if found is not None:
-            return found
+        working = runner.with_output(trial)
+        if working is not None:
+            return working
     return None
 
 
@@ -345,7 +353,7 @@ LENGTHS: AxisNames = ("batch",)
 
 
 def required_forms(parameter: CallParameter, *, batched: bool) -> tuple[MaskForm | None, ...]:
-    """What is tried for a mask that is required while its form is unknown: nothing at all, then masks that allow everything."""
+    """The forms to try for a required mask of unknown form: None, then masks that hide nothing."""
     name = parameter.name
     wide: list[tuple[AxisNames, MaskKind]] = [
         (PATTERN_AXES, "bool"), (("query", "key"), "bool"), (PATTERN_AXES, "additive"), (("batch", "query", "key"), "bool"),
@@ -370,16 +378,16 @@ def required_forms(parameter: CallParameter, *, batched: bool) -> tuple[MaskForm
 
 
 SLOW_S = 0.5
-"""Calls that take longer are repeated only where nothing can be guessed."""
+"""The duration in seconds from which calls are repeated only if necessary."""
 MAX_CALLS = 90
-_SMALL = 0.3
-"""The size of random rows: small enough for a softmax without a scale to see more than one key."""
+_INPUT_SCALE = 0.3
+"""The scale of random inputs, small enough that a softmax without scaling sees more than one key."""
 _MAX_COPIED = 4_000_000
-"""Numbers in a module up to which each experiment has a copy of its own: what a call leaves behind does not reach the next."""
+"""The most elements in a module that is copied for each trial, so that no state passes to the next call."""
 
 
 class FailedTrial(NamedTuple):
-    """A failed trial: how it was called, the exception, and the line of the author's."""
+    """A failed trial: a description of the call, the exception, and the line of user code."""
 
     described: str
     message: str
@@ -393,8 +401,8 @@ class FailedTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A convention with the sizes to try it with, and the weights that it is given by name. `fails_with` are axes of rows, more
-    than those of the convention, that it accepts too, and with which it is no attention."""
+    """A convention, with trial sizes and weights by name. `fails_with` are larger axes that the call also accepts, but with
+    which it does not compute attention."""
 
     convention: CallConvention
     lengths: TrialLengths
@@ -405,20 +413,20 @@ class Trial:
 
     @property
     def sizes(self) -> InputSizes:
-        """The sizes of its calls."""
+        """The sizes of the inputs."""
         return InputSizes(*self.lengths, self.d_in, self.d_context)
 
     @property
     def axis_sizes(self) -> AxisSizes:
-        """The sizes of one call, with its heads."""
+        """The axis sizes of one call."""
         return AxisSizes(self.lengths.batch, self.convention.n_heads, self.lengths.q_len, self.lengths.k_len)
 
     def changed(self, **fields: Any) -> Trial:
-        """The same with other fields of its convention."""
+        """The trial with changed fields of its convention."""
         return replace(self, convention=replace(self.convention, **fields))
 
     def with_values(self, values: Mapping[str, object]) -> Trial:
-        """The same with these values for arguments that are neither rows nor masks."""
+        """The trial with other values for some arguments besides inputs and masks."""
         others = tuple(recipe for recipe in self.convention.extras if recipe.parameter not in values)
         return self.changed(
             extras=(*others, *(ArgumentRecipe(name, "literal", value) for name, value in values.items()))
@@ -426,12 +434,12 @@ class Trial:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether keys are given to it at all."""
+        """Whether the call takes keys at all."""
         return any(slot.part != "queries" for slot in self.convention.slots)
 
 
 class TrialRunner:
-    """Runs trials: counts the calls, keeps the failures, and knows the time of the fastest call."""
+    """Runs trials, counts calls, records failures, and measures the fastest call."""
 
     def __init__(self, built: Built, device: torch.device, seed: int) -> None:
         self.built, self.device, self.seed = built, device, seed
@@ -442,25 +450,27 @@ class TrialRunner:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the calls are so slow that only few can be made."""
+        """Whether only few further calls are affordable."""
         return self.fastest_s > SLOW_S or self.n_calls >= MAX_CALLS
 
     def rows(self, trial: Trial) -> Inputs:
-        """Random rows for a trial, the same in each call."""
+        """Random inputs for a trial, the same in each call."""
         n_heads = trial.convention.n_heads if trial.convention.is_function else None
-        values = any(slot.part == "values" for slot in trial.convention.slots)
-        draw = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=values)
-        inputs = draw.inputs(with_context=True) if trial.takes_keys else Inputs(draw.rows(trial.lengths.q_len))
-        return map_rows(inputs, lambda rows: _SMALL * rows)
+        has_values = any(slot.part == "values" for slot in trial.convention.slots)
+        generator = InputDrawer(trial.sizes, seed=self.seed, n_heads=n_heads, separate_values=has_values)
+        inputs = (
+            generator.inputs(with_context=True) if trial.takes_keys else Inputs(generator.rows(trial.lengths.q_len))
+        )
+        return map_rows(inputs, lambda rows: _INPUT_SCALE * rows)
 
     def setting(self, trial: Trial, dtype: torch.dtype | None = None, training: bool = False) -> CallSetting:
-        """What the arguments of a trial's calls are made for."""
+        """The call setting of a trial."""
         dtype = dtype or self.dtype
         tensors = {name: tensor.to(self.device, dtype) for name, tensor in trial.tensors.items()}
         return CallSetting(trial.axis_sizes, dtype, self.device, training, tensors)
 
-    def ask(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> CallResult | None:  # noqa: B008
-        """What one call returns, None where it raises."""
+    def call(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> CallResult | None:  # noqa: B008
+        """The raw results of one call, None if it raises."""
         self.n_calls += 1
         call = copied(self.built.call) if self._copies else self.built.call
         began = time.perf_counter()
@@ -475,21 +485,20 @@ class TrialRunner:
         self.fastest_s = min(taken, self.fastest_s or taken)
         return call_result
 
-    def answer(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> AttentionOutput | None:  # noqa: B008
-        """The output of one call in our order of axes, in float64, None where there is none of the right shape."""
-        call_result = self.ask(trial, inputs, forms)
-        if call_result is None or not all(
-            _has_output(result, trial.convention, call_result) for result in call_result.results
-        ):
+    def output(self, trial: Trial, inputs: Inputs, forms: CallMasks = CallMasks()) -> AttentionOutput | None:  # noqa: B008
+        """The output of one call, in our order of axes and in float64; None if it has no output of the right shape."""
+        call_result = self.call(trial, inputs, forms)
+        axes = [trial.convention.output.axes]
+        if call_result is None or any(output_in(r, axes, call_result.sides) is None for r in call_result.results):
             return None
-        answer = read_answer(call_result, trial.convention)
+        output = read_output(call_result, trial.convention)
         return AttentionOutput(
-            answer.out.double().cpu(), None if answer.pattern is None else answer.pattern.double().cpu()
+            output.out.double().cpu(), None if output.pattern is None else output.pattern.double().cpu()
         )
 
     def with_output(self, trial: Trial) -> Trial | None:
-        """The trial with the places of output and pattern in what it returns, None where it raises or returns no output."""
-        call_result = self.ask(trial, self.rows(trial))
+        """The trial with the paths of output and pattern, None if it raises or returns no output."""
+        call_result = self.call(trial, self.rows(trial))
         if call_result is None:
             return None
         convention, first = trial.convention, call_result.results[0]
@@ -506,13 +515,13 @@ class TrialRunner:
 
 
 def native_dtype(module: nn.Module | None) -> torch.dtype:
-    """The dtype of a module's parameters, the default one where it has none."""
-    found = [] if module is None else [p.dtype for p in module.parameters() if p.is_floating_point()]
-    return found[0] if found else torch.get_default_dtype()
+    """The dtype of a module's floating parameters, or torch's default."""
+    dtypes = [] if module is None else [p.dtype for p in module.parameters() if p.is_floating_point()]
+    return dtypes[0] if dtypes else torch.get_default_dtype()
 
 
 def is_lazy(module: nn.Module | None) -> bool:
-    """Whether parameters get their shape by the first call only."""
+    """Whether parameters get their shape in the first call."""
     return module is not None and any(nn.parameter.is_lazy(parameter) for parameter in module.parameters())
 
 
@@ -523,7 +532,7 @@ def _is_small(module: nn.Module | None) -> bool:
 
 
 def _axes_of_output(convention: CallConvention) -> list[AxisNames]:
-    """The axes that an output may have: those of the rows; of heads cut already also their other order, or side by side."""
+    """The possible axes of the output: those of the inputs; for split heads also the other order and merged heads."""
     if convention.is_function and "head" in convention.axes and convention.batched:
         others: list[AxisNames] = [
             ("batch", "head", "row", "width"),
@@ -534,24 +543,19 @@ def _axes_of_output(convention: CallConvention) -> list[AxisNames]:
     return [convention.axes]
 
 
-def _has_output(result: Any, convention: CallConvention, call_result: CallResult) -> bool:
-    found = output_in(result, [convention.output.axes], call_result.sides)
-    return found is not None
-
-
 def _misfit(result: Any, convention: CallConvention, call_result: CallResult) -> str:
     shapes = [str(list(tensor.shape)) for _, tensor in leaves(result) if tensor.is_floating_point()]
-    wanted = ", ".join("·" if (size := call_result.sides.of(axis)) is None else str(size) for axis in convention.axes)
-    return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{wanted}] was to come"
+    expected = ", ".join("·" if (size := call_result.sides.of(axis)) is None else str(size) for axis in convention.axes)
+    return f"returned {', '.join(shapes[:4]) or type(result).__name__}, where [{expected}] was to come"
 
 
 def describe_trial(trial: Trial) -> str:
-    """The trial as a call, with the shapes of its rows as they were passed."""
+    """The trial as a call, with the shapes of its inputs."""
     sizes = {"batch": trial.lengths.batch, "head": trial.convention.n_heads if trial.convention.is_function else 1}
     shown = []
     for slot in trial.convention.slots:
-        own = slot.part == "queries"
-        length, width = (trial.lengths.q_len, trial.d_in) if own else (trial.lengths.k_len, trial.d_context)
+        is_query = slot.part == "queries"
+        length, width = (trial.lengths.q_len, trial.d_in) if is_query else (trial.lengths.k_len, trial.d_context)
         shape = [sizes.get(axis, length if axis == "row" else width) for axis in trial.convention.axes]
         shown.append(f"{slot.parameter} {shape}")
     masks = [f"{name} {form.kind} [{', '.join(form.axes)}]" for name, form in trial.convention.idle if form is not None]
@@ -559,7 +563,7 @@ def describe_trial(trial: Trial) -> str:
 
 
 def cheapest(*options: Iterable[tuple[float, Any]]) -> Iterator[tuple[Any, ...]]:
-    """Every combination of one of each of the options, `(cost, option)`, in the order of the sum of the costs."""
+    """Every combination of the options, each `(cost, option)`, in order of total cost."""
     lists = [list(option) for option in options]
     scored = [
         (sum(cost for cost, _ in combination), n, combination)
@@ -571,27 +575,26 @@ def cheapest(*options: Iterable[tuple[float, Any]]) -> Iterator[tuple[Any, ...]]
         yield tuple(option for _, option in combination)
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs are the same but for rounding in float32; a NaN is the same as a NaN."""
-    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True))
+def close(left: Tensor, right: Tensor) -> bool:
+    """Whether two outputs are equal within float32 rounding; NaN equals NaN."""
+    return bool(torch.allclose(left, right, rtol=1e-4, atol=1e-6, equal_nan=True))
 
 
 def layout_score(runner: TrialRunner, trial: Trial) -> int:
-    """Of queries, keys and values split into heads: whether one key moves several queries of its own head and nothing else, which
-    the right axes make it do; and whether values that are all the same come out as they are, which any softmax over the keys
-    does. 0, 1 or 2."""
+    """A score from 0 to 2 for a layout with heads: 1 if a changed key moves several queries of its own head only; 2 if moreover
+    equal values pass through unchanged, as any softmax over the keys ensures."""
     inputs = runner.rows(trial)
     assert inputs.keys is not None
     keys = inputs.keys.clone()
     keys[0, 0, 0] = keys[0, 0, 0].flip(-1) + 1.0
-    before, after = runner.answer(trial, inputs), runner.answer(trial, inputs._replace(keys=keys))
+    before, after = runner.output(trial, inputs), runner.output(trial, inputs._replace(keys=keys))
     if before is None or after is None:
         return 0
     moved = ~torch.isclose(before.out, after.out, rtol=1e-4, atol=1e-6, equal_nan=True).all(-1)
-    own = int(moved[0, 0].sum())
-    if int(moved.sum()) != own or own < min(2, trial.lengths.q_len):
+    own_head = int(moved[0, 0].sum())
+    if int(moved.sum()) != own_head or own_head < min(2, trial.lengths.q_len):
         return 0
-    even = runner.answer(
+    constant = runner.output(
         trial, inputs._replace(values=torch.ones_like(inputs.keys if inputs.values is None else inputs.values))
     )
-    return 2 if even is not None and close(even.out, torch.ones_like(even.out)) else 1
+    return 2 if constant is not None and close(constant.out, torch.ones_like(constant.out)) else 1

@@ -1,4 +1,4 @@
-"""A user's attention behind one interface: rows in, output out, in one layout whatever its own layout is."""
+"""A user's attention behind one interface, with one layout for inputs and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mhacli.adapters.usercode.call.convention import (
     CallMasks,
     CallSetting,
     call_with,
-    read_answer,
+    read_output,
     sides_of,
 )
 from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
@@ -26,21 +26,19 @@ from mhacli.results.check import Mode
 
 @dataclass(frozen=True)
 class UserAttention:
-    """A user's attention that can be asked.
+    """A user's attention, ready to be called.
 
-    `sizes` are those that it can be called with; `k_len` is `q_len` where keys must be the queries' own rows. `is_function`:
-    q, k and v come split into heads, nothing is projected; `n_heads` is how many it can then be called with, 1 where it knows
-    none. `takes_context`: keys may be other rows than the queries, and of another number; `n_rows` counts the arguments for
-    queries, keys and values. `causal_by` is the argument that was set to make it causal. `mask_forms` are the ways to write a
-    mask that it accepts without raising, both meanings of True of each, the likeliest first, `padding_forms` the same for
-    padding. It computes in `dtype` on `device`. `described` is how it is called, in one line of Python, `convention` the same
-    as data; `untried` are the arguments that are never given another value than their default, `unread` those that its lines
-    never read; `mode` is which of its two modes this is, None where it has one. `tensors` are the weights that a function is
-    given, by the names of its parameters. `is_forgetful`: each call goes to a new copy of the module, so that nothing of it
-    is left for the next.
+    `sizes` are valid input sizes; `k_len` equals `q_len` for attention over the queries only. `is_function`: q, k and v come
+    split into heads and nothing is projected; `n_heads` is then the number of heads, 1 if the function has none.
+    `takes_context`: keys may be a separate sequence of another length; `n_rows` counts the arguments for queries, keys and
+    values. `causal_by` is the argument that makes it causal. `mask_forms` are the accepted mask forms, with both meanings of
+    True, the likeliest first; `padding_forms` the same for padding. It computes in `dtype` on `device`. `described` is the call
+    as one line of Python, `convention` the same as data. `untried` are the arguments that always keep their defaults, `unread`
+    those that its source never reads. `mode` is self or cross, None for an attention with one mode. `tensors` are the weights
+    passed to a function, by parameter. `is_forgetful`: each call uses a new copy of the module, so that no state remains.
 
-    Where `convention.causal_yields`, a call with a mask leaves out the switch `causal_by`, because the two exclude each other:
-    such a mask must be causal itself.
+    With `convention.causal_yields`, a call with a mask omits the switch `causal_by`, because the two exclude each other. The
+    mask must then be causal itself.
     """
 
     built: Built
@@ -65,14 +63,14 @@ class UserAttention:
     def __call__(
         self, inputs: Inputs, *, mask: MaskForm | None = None, padding: MaskForm | None = None, training: bool = False
     ) -> AttentionOutput:
-        """The output and the pattern, detached copies. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what
-        it raises, and ValueError where a mask tells apart what its form has no axis for."""
+        """Copies of the output and the pattern. `inputs.allowed` needs a `mask`, `inputs.real` a `padding`. Raises what the
+        call raises, and ValueError for a mask that its form cannot express."""
         call = copy.deepcopy(self.built.call) if self.is_forgetful else self.built.call
         setting = CallSetting(sides_of(inputs, self.convention), self.dtype, self.device, training, self.tensors)
-        return read_answer(call_with(call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention)
+        return read_output(call_with(call, self.convention, inputs, setting, CallMasks(mask, padding)), self.convention)
 
     def of(self, call: Callable[..., Any], dtype: torch.dtype) -> UserAttention:
-        """The same convention for another copy of it."""
+        """The same convention for another copy of the callable."""
         module = call if isinstance(call, nn.Module) else None
         tensors = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
         built = replace(self.built, call=call, module=module)
@@ -80,7 +78,7 @@ class UserAttention:
 
 
 def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
-    """Inputs for this attention, in float64 on the CPU, with separate values where it takes them."""
+    """Random inputs for this attention, in float64 on the CPU, with separate values if it takes them."""
     n_heads = attention.n_heads if attention.is_function else None
     return InputDrawer(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
 
@@ -94,15 +92,17 @@ def ask(
     training: bool = False,
     seed: int | None = None,
 ) -> AttentionOutput:
-    """The answer to inputs of any dtype and device, without gradients; what is random begins with `seed` where one is given.
-    Raises what the attention raises."""
-    given = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
+    """The output for inputs of any dtype and device, without gradients; `seed` seeds torch's generators. Raises what the
+    attention raises."""
+    cast_inputs = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
     allowed, real = (None if t is None else t.to(attention.device) for t in (inputs.allowed, inputs.real))
     with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
-        return attention(given._replace(allowed=allowed, real=real), mask=mask, padding=padding, training=training)
+        return attention(
+            cast_inputs._replace(allowed=allowed, real=real), mask=mask, padding=padding, training=training
+        )
 
 
 def fresh_copy(attention: UserAttention) -> UserAttention:
-    """The attention over a copy of what it calls, so that its calls change nothing in the first; itself where it has no copy."""
+    """The attention over a copy of its callable, so that calls leave the original unchanged; itself if it cannot be copied."""
     call = copied(attention.built.call)
     return attention if call is attention.built.call else attention.of(call, attention.dtype)
