@@ -1461,9 +1461,9 @@ def test_the_search_makes_no_more_than_sixty_calls(monkeypatch: pytest.MonkeyPat
     import mhacli.adapters.usercode.call.trials as trials
 
     calls: list[int] = []
-    before = trials.TrialRunner.ask
+    before = trials.TrialRunner.call
     monkeypatch.setattr(
-        trials.TrialRunner, "ask", lambda self, *some, **named: (calls.append(1), before(self, *some, **named))[1]
+        trials.TrialRunner, "call", lambda self, *some, **named: (calls.append(1), before(self, *some, **named))[1]
     )
     for thing, arguments in STYLES[::3]:
         calls.clear()
