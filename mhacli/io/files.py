@@ -1,4 +1,4 @@
-"""Files come in with a limit, and go out whole or not at all."""
+"""Reads files up to a size limit and writes files atomically."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mhacli.errors import MhaError, UsageError
 
 READ_CHUNK_BYTES = 1 << 20
 _UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
-"""Opens a file without a name, where the system has such; elsewhere it fails as on a file system that has none."""
+"""Opens a file without a name on Linux. Elsewhere `open` fails as on a file system that has no unnamed files."""
 _temporary: set[str] = set()
-"""Folders of this process, while they are in use: `remove_temporary_folders` must find them from another thread."""
+"""The temporary folders in use. They are global so that `remove_temporary_folders` finds them from another thread."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes meant by `512`, `64M`, `1.5GiB` (powers of 1024). Raises `UsageError` with the forms that work."""
+    """The number of bytes in `512`, `64M` or `1.5GiB` (powers of 1024). Raises `UsageError` with the accepted forms."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
     if size < 1:
@@ -32,7 +32,7 @@ def parse_size(text: str, name: str) -> int:
 
 
 def format_size(n_bytes: float) -> str:
-    """A size to read: `0 B`, `1.5 KiB`, `12.8 GiB`."""
+    """A size in readable form: `0 B`, `1.5 KiB`, `12.8 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(n_bytes) < (1023.5 if unit == "B" else 1023.95):
             return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -44,9 +44,9 @@ def format_size(n_bytes: float) -> str:
 
 
 def read_whole(path: str, limit: int) -> bytes:
-    """All bytes of a regular file, read into memory (a map would die if the file were cut while in use).
+    """All bytes of a regular file, read into memory: a memory map would crash if the file were truncated meanwhile.
 
-    Raises `MhaError` when it cannot be read or has more than `limit` bytes.
+    Raises `MhaError` if the file cannot be read or has more than `limit` bytes.
     """
     chunks, total = [], 0
     with opened(path) as read:
@@ -59,7 +59,7 @@ def read_whole(path: str, limit: int) -> bytes:
 
 
 def read_up_to(read: Callable[[int], bytes], n: int) -> bytes:
-    """The next `n` bytes of an open input, fewer only where it ends. Memory grows with what comes, not with `n`."""
+    """The next `n` bytes of an open input, fewer only at its end. Memory grows with the bytes read, not with `n`."""
     chunks = []
     while n > 0 and (chunk := read(min(n, READ_CHUNK_BYTES))):
         chunks.append(chunk)
@@ -68,10 +68,9 @@ def read_up_to(read: Callable[[int], bytes], n: int) -> bytes:
 
 
 def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
-    """The bytes of a file, a pipe or (`-`) stdin, in chunks, so that memory does not grow with the input.
+    """The bytes of a file, a pipe or (`-`) stdin in chunks, so that memory does not grow with the input.
 
-    Raises `MhaError` when it cannot be read, or once more than `limit` bytes have come, naming the `option` that raises
-    the limit.
+    Raises `MhaError` if the input cannot be read or has more than `limit` bytes; the hint names `option`.
     """
     total = 0
     with opened(path) as read:
@@ -88,13 +87,13 @@ def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
 
 
 def describe(path: str) -> str:
-    """How messages name an input."""
+    """The name of an input in messages."""
     return "stdin" if path == "-" else path
 
 
 @contextmanager
 def opened(path: str) -> Iterator[Callable[[int], bytes]]:
-    """`read(n)` of a file, a pipe or (`-`) stdin, open meanwhile. Faults become an `MhaError` that says which."""
+    """The `read(n)` of a file, a pipe or (`-`) stdin, open within the context. Faults become `MhaError` with the path."""
     try:
         if path == "-":
             if sys.stdin is None:
@@ -116,7 +115,7 @@ def _read_after(first: bytes, read: Callable[[int], bytes]) -> Callable[[int], b
 
 
 def _descriptor(path: str) -> tuple[int, bytes]:
-    """An open regular file or pipe, and what was read of it on the way; anything that could hang is refused."""
+    """An open regular file or pipe, and the bytes already read from it. Refuses everything that could block."""
     fd, first = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), b""
     try:
         mode = os.fstat(fd).st_mode
@@ -134,9 +133,9 @@ def _descriptor(path: str) -> tuple[int, bytes]:
 
 
 def _first_byte(fd: int, path: str) -> bytes:
-    """What a pipe gives without waiting: nothing yet from a living writer, or a byte that came meanwhile.
+    """The first byte of a pipe if one arrives without waiting, else nothing.
 
-    Only a read tells a pipe whose writer is slow (try again) from one that has none and never had (end of file).
+    Only `read` distinguishes a pipe whose writer is slow (try again) from a pipe that never had a writer (end of file).
     """
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)
@@ -173,7 +172,7 @@ def _reason(fault: OSError) -> str:
 
 
 def _followed(path: str) -> str:
-    """The absolute path that the links of `path` lead to. Raises `MhaError` where it begins at a folder that is gone."""
+    """The absolute path with all links resolved. Raises `MhaError` if the working directory was deleted."""
     try:
         return os.path.realpath(path)
     except FileNotFoundError as fault:
@@ -183,7 +182,7 @@ def _followed(path: str) -> str:
 
 
 def check_target(path: str, *, force: bool) -> None:
-    """Refuses, before any work is done, a path that `write_whole` would refuse. Raises `MhaError`."""
+    """Raises `MhaError`, before any work, for a path to which `write_whole` could not write."""
     if not path:
         raise MhaError("the name of the file to save to is empty", code="unwritable")
     target = _followed(path)
@@ -219,10 +218,10 @@ def _read_only(path: str, folder: str) -> MhaError:
 
 
 def write_whole(path: str, data: bytes, *, force: bool) -> None:
-    """Writes `data` so that the path holds either what it held before or all of `data`, whatever fails when.
+    """Writes a file atomically: after any failure the path holds either its old content or all of `data`.
 
-    The bytes go to an unnamed file in the same folder (a named one where the file system has no unnamed ones), are
-    synced, and take the name in one step. A symbolic link stays a link, the mode of an existing file stays, and without
+    The bytes go to an unnamed file in the same folder (a named one where the file system has no unnamed files), are
+    synced, and take the name in one step. A symbolic link stays a link, an existing file keeps its mode, and without
     `force` an existing file is never replaced. Raises `MhaError`; a failure leaves no temporary file.
     """
     check_target(path, force=force)
@@ -253,7 +252,7 @@ def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> Non
     try:
         _fill(fd, data, like=name, folder=folder)
         source = temporary if named else f"/proc/self/fd/{fd}"
-        if not force:  # a link fails where a name exists, so a file that came meanwhile is kept
+        if not force:  # unlike a rename, a link never replaces a file that was created meanwhile
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=not named)
             return
         if not named:
@@ -266,7 +265,7 @@ def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> Non
 
 
 def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
-    """All of `data`, on disk, with the mode and owner of the file that it will replace."""
+    """Writes and syncs `data`, with the mode and owner of the file `like`, which it will replace."""
     with suppress(FileNotFoundError):
         old = os.stat(like, dir_fd=folder)
         if os.geteuid() == 0:
@@ -280,7 +279,7 @@ def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder that goes with the context, or with `remove_temporary_folders` where there is no time to leave it."""
+    """A folder that is removed when the context ends, or by `remove_temporary_folders` if the process ends first."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="mha-", ignore_cleanup_errors=True) as folder:
@@ -292,7 +291,7 @@ def temporary_folder() -> Iterator[str]:
 
 
 def lasting_temporary_folder() -> str:
-    """A folder that goes with the process."""
+    """A folder that is removed when the process exits."""
     import atexit
     from tempfile import mkdtemp
 
@@ -303,7 +302,7 @@ def lasting_temporary_folder() -> str:
 
 
 def remove_temporary_folders() -> None:
-    """Takes away the temporary folders that are still there, when the process is about to end, with or without unwinding."""
+    """Removes all temporary folders of the process, for an exit that does not unwind the stack."""
     from shutil import rmtree
 
     for folder in tuple(_temporary):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end the process within a second, even in the middle of a long native call."""
+"""Ends the process within a second of Ctrl-C or SIGTERM, even during a long native call."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from types import FrameType
 from mhacli.io.files import remove_temporary_folders
 
 GRACE_S = 0.6
-"""How long the main thread has to clean up by itself before the process ends without it."""
+"""Seconds that the main thread has for its cleanup before the process is ended."""
 _not_before = 0.0
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Like KeyboardInterrupt, it is no error of the program."""
+    """SIGTERM was received. Like `KeyboardInterrupt`, it is not an error."""
 
 
 def install() -> None:
-    """Turns SIGINT and SIGTERM into exceptions, and into the end of the process where those are not raised in time.
+    """Turns SIGINT and SIGTERM into exceptions, and ends the process if the exception is not raised in time.
 
-    Python raises only between bytecodes, and a matrix product can take seconds. A thread that the signal's file
-    descriptor wakes waits a moment, then ends the process with the code that a shell reports, 128 + the signal's number.
-    Files are safe from that: they take their names when they are whole.
+    Python raises exceptions only between bytecodes, and a matrix product can take seconds. So a thread, woken through
+    the signal's file descriptor, waits for a moment and then ends the process with the exit code 128 + signal number.
+    Files stay whole because they take their names only when they are complete.
     """
-    reading, writing = os.pipe()
+    wakeup_fd, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job keeps ignoring it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a background job of a shell must go on ignoring it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    threading.Thread(target=_end_in_time, args=(reading,), daemon=True).start()
+    threading.Thread(target=_end_in_time, args=(wakeup_fd,), daemon=True).start()
 
 
 def more_time(seconds: float) -> None:
-    """Lets the main thread tell what is finished: the process is not ended from now on for so many seconds."""
+    """Gives the main thread `seconds` from now for its last output before the process is ended."""
     global _not_before
     _not_before = time.monotonic() + seconds
 
 
 @contextmanager
-def told_to_stop(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, for work that then ends by itself; a second one is an interrupt as ever.
+def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """A predicate that becomes true at the first Ctrl-C, so that work can end by itself. The second Ctrl-C interrupts
+    as usual.
 
-    `on_interrupt` is called at the first. Where interrupts are ignored they stay so. For the main thread alone.
+    The first Ctrl-C calls `on_interrupt`. Ignored interrupts stay ignored. For the main thread only.
     """
     stopped = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield stopped.is_set
         return
-    writing = signal.set_wakeup_fd(-1)  # the thread that ends the process hears nothing meanwhile
+    writing = signal.set_wakeup_fd(-1)  # the thread that ends the process must not be woken
 
     def leave() -> None:
         signal.signal(signal.SIGINT, before)
@@ -76,9 +77,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _end_in_time(reading: int) -> None:
+def _end_in_time(wakeup_fd: int) -> None:
     while True:
-        for number in os.read(reading, 64):
+        for number in os.read(wakeup_fd, 64):
             if number in (signal.SIGINT, signal.SIGTERM):
                 threading.Event().wait(GRACE_S)
                 threading.Event().wait(max(0.0, _not_before - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Frozen dataclasses to JSON and back.
+"""Converts frozen dataclasses to JSON and back.
 
-What comes in is untrusted: every field is checked against its annotation, and every fault is named by its place. Fields marked
-`metadata={"json": False}` are left out.
+Input is untrusted: every field is checked against its annotation, and every error names the path of the value. Fields
+marked `metadata={"json": False}` are left out.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_WHOLE = 2**64
 
 
 def finite(number: float | None) -> float | None:
-    """The number, or None where it is NaN or infinite, for which JSON has no word."""
+    """The number, or None for NaN and infinities, which JSON cannot express."""
     return number if number is not None and math.isfinite(number) else None
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as JSON values: null for a number that is not finite. A field marked
-    `metadata={"omit_empty": True}` is left out where it is empty."""
+    """Dataclasses, mappings and sequences as JSON values; non-finite numbers become null. A field marked
+    `metadata={"omit_empty": True}` is omitted if it is empty."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-        return {name: plain(held) for metadata, name, held in known if held or not metadata.get("omit_empty")}
+        fields = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: plain(content) for metadata, name, content in fields if content or not metadata.get("omit_empty")}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def load_json(text: str | bytes, source: str) -> Any:
-    """JSON as Python values. Raises `MhaError` for what is not JSON, nests too deeply or names a key twice."""
+    """JSON as Python values. Raises `MhaError` for invalid JSON, too deep nesting and duplicate names."""
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -68,10 +68,11 @@ def _no_constant(word: str) -> Any:
 
 
 def decode(kind: type[T], value: Any, place: str) -> T:
-    """`value` (parsed JSON) as the dataclass `kind`. Unknown fields are ignored: files of later versions add some. A field that
-    an earlier version did not write has the `absent` of its metadata, where it has one.
+    """`value` (parsed JSON) as the dataclass `kind`.
 
-    Raises `MhaError` that names the place, such as `run.safetensors: config.d_model`, and what was expected there.
+    Unknown fields are ignored, because later versions add fields. A field that is missing takes the `absent` of its
+    metadata, if it has one. Raises `MhaError` with the path of the value, such as `run.safetensors: config.d_model`,
+    and what was expected there.
     """
     annotation: Any = kind
     try:
@@ -81,9 +82,9 @@ def decode(kind: type[T], value: Any, place: str) -> T:
         raise MhaError(f"{where} {wrong.fault}", code="bad-file") from None
 
 
-class _Wrong(Exception):  # it never leaves this module
-    """A value with a `fault`, which follows its place in a sentence. On its way out it gathers the `steps` from the value to the
-    whole."""
+class _Wrong(Exception):
+    """A wrong value. `fault` completes a sentence that begins with its path; `steps` collects the path from the inside
+    out."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -100,7 +101,7 @@ _Decoder = Callable[[Any], Any]
 
 @cache
 def _decoder(kind: Any) -> _Decoder:
-    """What makes a value of an annotation, or raises `_Wrong`."""
+    """The function that decodes a value of the annotated type, or raises `_Wrong`."""
     if dataclasses.is_dataclass(kind):
         return _dataclass_decoder(kind)
     origin, arguments = get_origin(kind), get_args(kind)
@@ -112,7 +113,7 @@ def _decoder(kind: Any) -> _Decoder:
         return _mapping_decoder(_decoder(arguments[1]))
     if origin is tuple and arguments[-1] is Ellipsis:
         return _list_decoder(_decoder(arguments[0]))
-    if get_origin(base := getattr(kind, "__orig_bases__", (None,))[0]) is tuple:  # a tuple with methods
+    if get_origin(base := getattr(kind, "__orig_bases__", (None,))[0]) is tuple:  # a subclass of a tuple type
         inner = _decoder(base)
         return lambda value: kind(inner(value))
     if origin is tuple:
@@ -122,41 +123,41 @@ def _decoder(kind: Any) -> _Decoder:
 
 def _dataclass_decoder(kind: Any) -> _Decoder:
     names = [f.name for f in dataclasses.fields(kind) if f.metadata.get("json", True)]
-    known: dict[str, _Decoder] = {}
+    decoders: dict[str, _Decoder] = {}
     absent = {f.name: {f.name: f.metadata["absent"]} for f in dataclasses.fields(kind) if "absent" in f.metadata}
 
     def decode_fields(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _no("an object", value)
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name in names:
             if name not in value:
-                found |= absent.get(name, {})
+                fields |= absent.get(name, {})
                 continue
-            if name not in known:
-                known[name] = _decoder(_hint(kind, name))
+            if name not in decoders:
+                decoders[name] = _decoder(_hint(kind, name))
             try:
-                found[name] = known[name](value[name])
+                fields[name] = decoders[name](value[name])
             except _Wrong as wrong:
                 wrong.steps.append(f".{name}")
                 raise
         try:
-            return kind(**found)
+            return kind(**fields)
         except TypeError:
-            raise _missing(kind, found) from None
+            raise _missing(kind, fields) from None
 
     return decode_fields
 
 
-def _missing(kind: Any, found: Mapping[str, Any]) -> _Wrong:
+def _missing(kind: Any, fields: Mapping[str, Any]) -> _Wrong:
     required = {f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING}
-    missing = sorted(required - found.keys())
+    missing = sorted(required - fields.keys())
     return _Wrong(f"lacks the field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
 
 
 @cache
 def _hint(kind: Any, name: str) -> Any:
-    """The type of a field, with the names of the module of the class that declares it."""
+    """The resolved type of a field, in the namespace of the module whose class declares it."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
     declaring = next(base for base in kind.__mro__ if name in get_annotations(base))
     alone = types.SimpleNamespace(__annotations__={name: field.type})
@@ -182,14 +183,14 @@ def _mapping_decoder(inner: _Decoder) -> _Decoder:
     def decode_items(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _no("an object", value)
-        found = {}
+        decoded = {}
         for key, item in value.items():
             try:
-                found[key] = inner(item)
+                decoded[key] = inner(item)
             except _Wrong as wrong:
                 wrong.steps.append(f".{key:.80}")
                 raise
-        return found
+        return decoded
 
     return decode_items
 
@@ -217,14 +218,14 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _decoded_items(items: Sequence[Any], inners: Iterable[_Decoder]) -> list[Any]:
-    found: list[Any] = []
+    decoded: list[Any] = []
     try:
-        for item, inner in zip(items, inners, strict=False):  # one decoder for all never ends
-            found.append(inner(item))
+        for item, inner in zip(items, inners, strict=False):  # `inners` may be endless
+            decoded.append(inner(item))
     except _Wrong as wrong:
-        wrong.steps.append(f"[{len(found)}]")
+        wrong.steps.append(f"[{len(decoded)}]")
         raise
-    return found
+    return decoded
 
 
 def _float(value: Any) -> Any:

@@ -1,5 +1,7 @@
-"""How much memory a run may take, asked before it is taken (Linux grants too much and kills later), how many CPUs, and when
-garbage may wait."""
+"""Memory that a run may take, the number of CPUs, and pauses of the garbage collector.
+
+Memory is checked before it is allocated: Linux grants too much and kills the process later.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +13,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SHARE_OF_AVAILABLE = 0.8
+USABLE_FRACTION = 0.8
 
 
 def available_bytes() -> int:
-    """What this process may still allocate: the least of free memory, the control group's limit and the rlimit."""
+    """Bytes that this process may still allocate: the least of free memory, the control group's limit and the rlimit."""
     limits = [limit for limit in (_mem_available(), _cgroup_room(), _rlimit_room()) if limit is not None]
     return max(0, min(limits, default=1 << 62))
 
 
 def fits(needed: int, available: int) -> bool:
-    """Whether so many bytes may be taken: at most 80 % of what is available, so that the rest of the machine lives."""
-    return needed <= SHARE_OF_AVAILABLE * available
+    """Whether `needed` is at most 80 % of the available bytes."""
+    return needed <= USABLE_FRACTION * available
 
 
 def keep_what_is_loaded() -> None:
-    """Says that this process is ours alone: what `uncollected` leaves is kept for good."""
+    """Exempts all present objects from garbage collection, and those made within `uncollected` later on."""
     gc.freeze()
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """While it lasts no garbage is looked for, and in a process of ours later not among what it leaves. Loading torch makes many
-    objects and no garbage; looking through them again and again takes a quarter of its time."""
+    """Switches the garbage collector off within the context.
+
+    Importing torch creates many objects and no garbage; collections would take a quarter of its time. After
+    `keep_what_is_loaded`, the objects made within the context are exempt for good.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -55,7 +60,7 @@ def _mem_available() -> int | None:
 
 
 def _cgroup_room() -> int | None:
-    """Room left in the control group, version 2 or 1; None without a limit."""
+    """Bytes left in the control group, version 2 or 1; None without a limit."""
     for limit, usage in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -79,12 +84,12 @@ def _rlimit_room() -> int | None:
 
 
 def n_cpus() -> int:
-    """How many CPUs this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """What the processor calls itself, or else its kind."""
+    """The model name of the processor, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -94,5 +99,5 @@ def cpu_name() -> str:
 
 
 def nvidia_driver() -> bool:
-    """Whether a driver of NVIDIA is loaded."""
+    """Whether NVIDIA's driver is loaded."""
     return Path("/proc/driver/nvidia/version").exists()

@@ -1,12 +1,12 @@
-"""How long work reports how far it is."""
+"""The callback by which long work reports its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[float, str], None]
-"""Takes the finished part of the work, which grows from 0 to 1, and what is done next."""
+"""Takes the completed fraction of the work, from 0 to 1, and a description of the next step."""
 
 
 def no_progress(part: float, doing: str) -> None:
-    """Reports to nobody."""
+    """Discards progress."""

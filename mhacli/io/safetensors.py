@@ -1,7 +1,8 @@
-"""safetensors files from strangers: the header checked entry by entry, without torch, before any tensor is made.
+"""Reads safetensors files from untrusted sources: checks every entry of the header, without torch, before any tensor.
 
-The library checks too, but says less: here every fault names the tensor and the rule. Format: 8 bytes of header length,
-a JSON header, then the tensors without gaps. Source: https://github.com/huggingface/safetensors (README, "Format").
+The safetensors library checks too, but its errors say less: here each error names the tensor and the rule. Format: 8
+bytes of header length, a JSON header, then the tensors without gaps. Source: https://github.com/huggingface/safetensors
+(README, "Format").
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ITEM_BITS: Mapping[str, int] = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
-"""Bytes of plain text; as the length of a header, eight of them would mean more than any file has."""
+"""Bytes of plain text. Read as a header's length, eight of them give a number larger than any file."""
 PICKLE_ENDINGS = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the header says of one tensor: its dtype in the format's spelling, its shape, and where its bytes lie."""
+    """One tensor's entry in the header: its dtype as the format spells it, its shape, and its first and last byte."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +47,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A checked file: all its bytes, and its header. `metadata` is the JSON under our key, or None."""
+    """A checked file with all its bytes. `metadata` is the JSON under the key `mha`, or None."""
 
     path: str
     data: bytes
@@ -56,7 +57,7 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """A checked header without its tensors: their bytes begin at `body_start` of a file of `n_bytes`."""
+    """A checked header without its tensors, whose bytes begin at `body_start` of a file of `n_bytes`."""
 
     path: str
     tensors: Mapping[str, TensorInfo]
@@ -66,9 +67,9 @@ class TensorHeader:
 
 
 def read_tensor_header(path: str) -> TensorHeader:
-    """The header of a regular file, checked as `read_tensor_file` checks it, and the file's size against it.
+    """The checked header of a regular file, without reading any tensor.
 
-    No tensor is read, so a file of any size answers at once. Raises `MhaError` naming the rule that it breaks.
+    The offsets are checked against the size of the file. Raises `MhaError` that names the broken rule.
     """
     with _opened_tensors(path) as read:
         status = os.stat(path)
@@ -80,10 +81,10 @@ def read_tensor_header(path: str) -> TensorHeader:
 
 
 def read_tensor_file(path: str, limit: int) -> TensorFile:
-    """The whole file, checked; at most `limit` bytes, and no more than fit in memory three times.
+    """The whole file, checked. It may have at most `limit` bytes and must fit into memory three times.
 
-    No tensor is read before the header is found to be in order: a damaged file costs no memory, whatever its size.
-    Raises `MhaError` naming the rule, and the tensor, that it breaks.
+    The header is checked before any tensor is read, so a damaged file costs no memory. Raises `MhaError` that names the
+    broken rule and the tensor.
     """
     with _opened_tensors(path) as read:
         head, tensors, metadata = _checked(path, read)
@@ -95,7 +96,10 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
 
 
 def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
-    """The whole file whose header was read before. Raises `MhaError` as `read_tensor_file` does, and for another file by now."""
+    """The whole file of a header that was read before.
+
+    Raises `MhaError` as `read_tensor_file` does, and if the file was replaced meanwhile.
+    """
     file = read_tensor_file(header.path, limit)
     if (file.tensors, file.metadata) != (header.tensors, header.metadata):
         raise _bad(header.path, "the file was replaced while it was read")
@@ -103,7 +107,8 @@ def read_tensors_of(header: TensorHeader, limit: int) -> TensorFile:
 
 
 def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Mapping[str, T]:
-    """The tensors of a checked file, as a `load` of safetensors makes them. Raises `MhaError` where the library refuses them."""
+    """The tensors of a checked file, made by a `load` function of safetensors. Raises `MhaError` if the library refuses
+    them."""
     from safetensors import SafetensorError
 
     try:
@@ -113,26 +118,26 @@ def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Ma
 
 
 def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
-    """`opened`, but never of a file whose name says that it is a pickle."""
+    """As `opened`. Refuses names of pickles."""
     if path.lower().endswith(PICKLE_ENDINGS):
         raise _pickled(path, "its name is that of a pickle")
     return opened(path)
 
 
 def _checked(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, TensorInfo], Any]:
-    """The bytes before the first tensor, the entries of all tensors, and our metadata."""
+    """The bytes before the first tensor, the entries of all tensors, and the metadata of mha."""
     head, header = _header(path, read)
     metadata = _our_metadata(path, header.pop("__metadata__", {}))
     return head, {name: _tensor(path, name, entry) for name, entry in header.items()}, metadata
 
 
 def shown_name(name: str) -> str:
-    """A tensor name for a message: quoted, and shortened in the middle when it is long."""
+    """A tensor's name for a message: quoted, and shortened in the middle if it is long."""
     return repr(name if len(name) <= 80 else f"{name[:40]} … {name[-20:]}")
 
 
 def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, Any]]:
-    """The bytes before the first tensor, and the header in them."""
+    """The bytes before the first tensor, and the header parsed from them."""
     first = read_up_to(read, 8)
     if first[:2] == b"PK" or (first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")):
         raise _pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
@@ -154,7 +159,7 @@ def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, A
     header = load_json(text, f"{path}: header")
     if not isinstance(header, dict):
         raise _bad(path, f"the header is not a JSON object but {str(header)[:80]}")
-    if not text.startswith(b"{"):  # the format says so; neither a byte order mark nor spaces may come before it
+    if not text.startswith(b"{"):  # the format allows neither a byte order mark nor spaces before it
         raise _bad(path, f"the header begins with {text[:8]!r}, not with {{")
     return first + text, header
 
@@ -193,7 +198,7 @@ def _counts(value: Any) -> bool:
 
 
 def _ends(path: str, tensors: Mapping[str, TensorInfo]) -> Mapping[str, int]:
-    """Where each tensor ends, in the order of the body. Side by side from its first byte: no gap, no overlap."""
+    """The end of each tensor, in file order. Raises `MhaError` unless tensors lie side by side, without gap or overlap."""
     end_of: dict[str, int] = {}
     position = 0
     for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
@@ -205,7 +210,7 @@ def _ends(path: str, tensors: Mapping[str, TensorInfo]) -> Mapping[str, int]:
 
 
 def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: int) -> None:
-    room = int(min(limit, memory.SHARE_OF_AVAILABLE * memory.available_bytes() / 3))
+    room = int(min(limit, memory.USABLE_FRACTION * memory.available_bytes() / 3))
     for name, end in end_of.items():
         if head_len + end > room:
             raise MhaError(
@@ -217,7 +222,7 @@ def _require_room(path: str, head_len: int, end_of: Mapping[str, int], limit: in
 
 
 def _require_whole(path: str, body_len: int, end_of: Mapping[str, int]) -> None:
-    """The body ends where its last tensor does: nothing missing, nothing more."""
+    """Raises `MhaError` unless the file ends with its last tensor."""
     for name, end in end_of.items():
         if end > body_len:
             raise _bad(

@@ -1,4 +1,4 @@
-"""The folder of a scan as other commands see it: a folder with a manifest, whose summary is a record."""
+"""The folder of a scan for other commands: a manifest, and a summary that is a record."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MANIFEST, SUMMARY = "manifest.json", "summary.safetensors"
 
 
 def is_scan(path: str) -> bool:
-    """Whether a path is that of the folder of a scan, finished or not."""
+    """Whether `path` is the folder of a scan, finished or not."""
     return "\0" not in path and os.path.isfile(os.path.join(path, MANIFEST))
 
 
 def summary_of(path: str) -> str:
-    """The file of the record of a path: the path itself, or the summary in the folder of a scan. Raises `MhaError` where that is
-    not there yet."""
+    """The path of a record: `path` itself, or the summary if it is the folder of a scan. Raises `MhaError` if the
+    summary is missing."""
     if not is_scan(path):
         return path
     summary = os.path.join(path, SUMMARY)

@@ -32,7 +32,7 @@ from mhacli.cli.streams import flush, loading_torch, note
 from mhacli.cli.values import index_list, integer, size, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
-from mhacli.io.interrupts import told_to_stop
+from mhacli.io.interrupts import graceful_interrupt
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS
@@ -223,7 +223,7 @@ def scan(
 
 def _watched(study: ScanStudy, *, as_json: bool) -> Record | None:
     """Runs the study. The first Ctrl-C lets it finish what is in flight; then `KeyboardInterrupt` is raised."""
-    with ScanReport.on_stderr(as_json=as_json) as report, told_to_stop(report.stopping) as is_stopped:
+    with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
         study.tell, study.note, study.is_stopped = report.tell, report.note, is_stopped
         record = study.run()
     if record is None and is_stopped():

@@ -17,7 +17,7 @@ from mhacli.compute.effect.parts import find_parts
 from mhacli.compute.effect.removal import Removal, softmax_without
 from mhacli.compute.effect.run import EffectRun
 from mhacli.errors import MhaError
-from mhacli.io.memory import SHARE_OF_AVAILABLE
+from mhacli.io.memory import USABLE_FRACTION
 from mhacli.requests.memory import CheckpointFacts, EffectFacts
 
 N, HEADS, LAYERS, TARGET = 11, 4, 3, 5
@@ -268,7 +268,7 @@ def test_batches_have_as_many_rows_as_fit_in_memory() -> None:
     run = EffectRun(loaded_of(model), {"input_ids": ids_of(1, N)}, plan, N - 1, Target(TARGET))
     one = CheckpointFacts(1, N, 48, 192, HEADS, 8, holds_matrices=False, kept_matrices=0, keep_limit=0)
     facts = EffectFacts(one, LAYERS, 99, N)
-    room = int(facts.peak_bytes(4) / SHARE_OF_AVAILABLE) + 9
+    room = int(facts.peak_bytes(4) / USABLE_FRACTION) + 9
     cost = run.foresee(facts, room)
     run.run()
     assert (run.n_batches, cost.n_removals) == (2, HEADS)
