@@ -1,1 +1,1 @@
-"""Text: read with limits, cut into tokens, counted into a vocabulary, and made safe to show."""
+"""Reads texts within limits, cuts them into tokens, builds vocabularies, and escapes text for display."""

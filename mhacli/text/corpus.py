@@ -1,4 +1,4 @@
-"""A corpus: the documents of text files, JSON lines and Parquet files, one after the other."""
+"""The documents of a corpus: text files, JSON lines and Parquet files in order."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     import pyarrow
 
 DEFAULT_FIELD = "text"
-"""The field of JSON lines and the column of Parquet files that hold the text, where none is named."""
+"""The default for the field of JSON lines and the column of Parquet files that hold the text."""
 _JSON_SUFFIXES, _PARQUET_SUFFIX = (".jsonl", ".ndjson"), ".parquet"
 _ROWS_AT_ONCE = 64
 
 
 class Document(NamedTuple):
-    """The text of a document, and where it is from.
+    """The text of one document and its source.
 
-    `place` counts the lines or rows of `file` from 1; 0 is the whole file. CRLF in `text` has become LF.
+    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has become LF.
     """
 
     file: str
@@ -39,7 +39,7 @@ class Document(NamedTuple):
 
 
 class BadDocument(NamedTuple):
-    """A document that has no text, and why: a phrase such as `empty`. `file` and `place` as in `Document`."""
+    """A document without usable text. `reason` is a phrase such as `empty`; `file` and `place` are as in `Document`."""
 
     file: str
     place: int
@@ -48,12 +48,12 @@ class BadDocument(NamedTuple):
 
 @dataclass(frozen=True)
 class CorpusFormat:
-    """How files are divided into documents.
+    """How files are split into documents.
 
-    `lines`: each line that is not blank is a document. `field`: each line is a JSON object, whose field of this name is
-    the text. `column`: the files are Parquet files, and this column has the texts. With none of them the name of a file
-    decides: `.jsonl` and `.ndjson` are JSON lines, `.parquet` is Parquet, and any other file is one document.
-    `max_docs` ends the corpus, bad documents counted. A document, or line, of more than `max_bytes` is bad.
+    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field.
+    `column`: the files are Parquet files with the texts in this column. If none is set, the file name decides: `.jsonl`
+    and `.ndjson` are JSON lines, `.parquet` is Parquet, and any other file is one document. `max_docs` limits the
+    number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
     """
 
     field: str | None = None
@@ -64,18 +64,18 @@ class CorpusFormat:
 
     def __post_init__(self) -> None:
         """Raises `UsageError` for options that exclude each other."""
-        given = {"--lines": self.lines, "--field": self.field is not None, "--column": self.column is not None}
-        names = [name for name, is_given in given.items() if is_given]
+        options = {"--lines": self.lines, "--field": self.field is not None, "--column": self.column is not None}
+        names = [name for name, is_set in options.items() if is_set]
         if len(names) > 1:
             raise UsageError(f"{names[0]} and {names[1]} exclude each other: all files are read in the same way")
 
 
 def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document | BadDocument]:
-    """The documents of files, globs and (`-`) stdin, in the order given. A glob gives its files sorted, a file comes once.
+    """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
 
-    Memory grows with the largest document and not with the corpus. UTF-8 is read. Before the first document, raises
-    `MhaError` for a source that does not exist or cannot be read, a glob without a match, a Parquet file without the column
-    or with numbers in it, and a missing pyarrow; later for a file that fails while it is read.
+    Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the first document,
+    raises `MhaError` if a source does not exist or cannot be read, a glob has no match, a Parquet file lacks the column
+    or has numbers in it, or pyarrow is missing. Raises `MhaError` later if reading a file fails.
     """
     files = dict.fromkeys(file for source in sources for file in _matched(source))
     for file in files:
@@ -84,7 +84,7 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document |
 
 
 def _matched(source: str) -> list[str]:
-    """The files that a source names. A file whose name looks like a glob is a file."""
+    """The files that a source names. An existing file whose name looks like a glob is a file."""
     if source == "-" or os.path.lexists(source) or not glob.has_magic(source):
         return [source]
     files = sorted(file for file in glob.iglob(source, recursive=True) if not os.path.isdir(file))
@@ -94,7 +94,7 @@ def _matched(source: str) -> list[str]:
 
 
 def _require_readable(file: str, form: CorpusFormat) -> None:
-    """A pipe is not opened, for what it gives can be read once."""
+    """Raises `MhaError` unless the file can be read. A pipe is not opened, because it can be read only once."""
     if os.path.isdir(file):
         hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
         raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
@@ -125,11 +125,11 @@ def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document | BadDocum
 
 
 class _Bad(Exception):
-    """Why a document has no text."""
+    """The reason why a document has no usable text."""
 
 
 def _document(file: str, place: int, form: CorpusFormat, text: Callable[[], str]) -> Document | BadDocument:
-    """The document whose text is what `text` gives, unless it raises `_Bad`."""
+    """The document with the result of `text()`, or a `BadDocument` if the call raises `_Bad`."""
     try:
         return Document(file, place, _checked(text(), form))
     except _Bad as fault:
@@ -148,7 +148,7 @@ def _from_lines(file: str, form: CorpusFormat, text_of: Callable[[bytes], str]) 
 
 
 def _raw_lines(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not blank, with its number, cut where it is known to be too long. Only LF ends a line."""
+    """Each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
     most, place, line = form.max_bytes + 1, 1, b""
     with opened(file) as read:
         while chunk := read(READ_CHUNK_BYTES):
@@ -168,12 +168,12 @@ def _decoded(raw: bytes, form: CorpusFormat) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        offset = fault.start + len(raw) - len(fault.object)  # of the text after a byte order mark
+        offset = fault.start + len(raw) - len(fault.object)  # `fault.object` lacks the byte order mark
         raise _Bad(f"not UTF-8: the byte \\x{fault.object[fault.start]:02x} at offset {offset}") from None
 
 
 def _checked(text: str, form: CorpusFormat) -> str:
-    """The text of a document, whose line ends are LF."""
+    """The text with LF line ends. Raises `_Bad` for text that is empty, binary or too long."""
     text = text.replace("\r\n", "\n")
     if not text:
         raise _Bad("empty")
@@ -249,7 +249,7 @@ def _text_kinds() -> Sequence[Callable[[pyarrow.DataType], bool]]:
 
 
 def _parquet_file(file: str) -> pyarrow.parquet.ParquetFile:
-    """The file, read page by page: a group of rows may be larger than memory."""
+    """The file, read page by page, because a row group may be larger than memory."""
     import pyarrow.parquet
 
     return pyarrow.parquet.ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False)
@@ -257,7 +257,7 @@ def _parquet_file(file: str) -> pyarrow.parquet.ParquetFile:
 
 @contextmanager
 def _parquet_faults(file: str) -> Iterator[None]:
-    """Faults of pyarrow, and its absence, as `MhaError`."""
+    """Turns pyarrow's errors, and a missing pyarrow, into `MhaError`."""
     try:
         from pyarrow import ArrowException
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Texts: read within limits, and made into sequences of token ids under one vocabulary."""
+"""Reads texts within limits, and encodes them as sequences of token ids under one vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 
 @dataclass(frozen=True)
 class Limits:
-    """How much text a run takes. `max_tokens` None: a longer text is refused; a number: its first tokens are taken."""
+    """The most tokens of a text, and the most characters of a word.
+
+    `max_tokens` truncates texts; if it is None, a text with too many tokens is refused.
+    """
 
     max_tokens: int | None = None
     max_token_len: int = DEFAULT_MAX_TOKEN_LEN
@@ -29,9 +32,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The sequences, the context for each (None for self-attention), and the vocabulary that gave the ids.
+    """The token sequences, the context of each (None for self-attention), and the vocabulary of the ids.
 
-    `notes` says what was done to the text that a reader should know: cut to a length, unknown words.
+    `notes` are remarks for the user, such as a truncated text or unknown words.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -41,12 +44,12 @@ class Encoded:
 
     @property
     def q_len(self) -> int:
-        """The length that all sequences are padded to."""
+        """The length to which all sequences are padded."""
         return max(len(sequence.tokens) for sequence in self.sequences)
 
     @property
     def k_len(self) -> int:
-        """The length that all keys are padded to."""
+        """The length to which all keys are padded."""
         return max(len(sequence.tokens) for sequence in self.context or self.sequences)
 
 
@@ -59,18 +62,18 @@ def encode(
     vocabulary_source: str = "the vocabulary",
     limits: Limits = Limits(),
 ) -> Encoded:
-    """Tokens and ids for every text and context, or, where the config asks for random rows, places without a text.
+    """The tokens and ids of every text and context. With `config.random`, sequences of positions without text.
 
-    One context serves all texts; otherwise there must be one for each. The vocabulary is that of the tokenizer where it
-    brings its own, else the given one, else built from everything here. Raises `MhaError` for texts without tokens or
-    with too many, and `UsageError` for contexts that do not match.
+    One context serves all texts; otherwise each text needs its own. The vocabulary is the tokenizer's, else the given
+    one, else one built from all texts and contexts. Raises `MhaError` for texts with no tokens or too many, and
+    `UsageError` if the number of contexts does not match.
     """
     if config.random is not None:
         return _random_rows(texts, context, config)
     _require_texts(texts, context, config)
     tokenizer = make_tokenizer(config, limits.max_token_len)
-    own = tokenizer.vocabulary
-    if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
+    tokenizer_vocabulary = tokenizer.vocabulary
+    if tokenizer_vocabulary is not None and vocabulary is not None and tokenizer_vocabulary.tokens != vocabulary.tokens:
         raise UsageError(
             f"--vocab contradicts {config.tokenizer}, which has its own vocabulary", hint="leave out --vocab"
         )
@@ -78,24 +81,33 @@ def encode(
     cut_context = [
         _cut(tokenizer, text, config, limits, _name(i, len(context), "context")) for i, text in enumerate(context)
     ]
-    words = (token.text for made in (*cut, *cut_context) for token in made.tokens)
-    known = own or vocabulary or vocabularies.build(words)
-    sequences = [_sequence(text, made, known, vocabulary_source) for text, made in zip(texts, cut, strict=True)]
-    keys = [_sequence(text, made, known, vocabulary_source) for text, made in zip(context, cut_context, strict=True)]
+    words = (token.text for part in (*cut, *cut_context) for token in part.tokens)
+    used_vocabulary = tokenizer_vocabulary or vocabulary or vocabularies.build(words)
+    sequences = [
+        _sequence(text, part, used_vocabulary, vocabulary_source) for text, part in zip(texts, cut, strict=True)
+    ]
+    keys = [
+        _sequence(text, part, used_vocabulary, vocabulary_source)
+        for text, part in zip(context, cut_context, strict=True)
+    ]
     keys = keys * len(texts) if len(keys) == 1 else keys
     _require_places(sequences + keys, config)
     _require_same_documents(sequences, keys)
-    notes = [note for made in (*cut, *cut_context) for note in made.notes]
-    unknown = _count_unknown(sequences + keys, known) if own is None and vocabulary is not None else 0
+    notes = [note for part in (*cut, *cut_context) for note in part.notes]
+    unknown = (
+        _count_unknown(sequences + keys, used_vocabulary)
+        if tokenizer_vocabulary is None and vocabulary is not None
+        else 0
+    )
     if unknown:
         notes.append(
             f"{unknown} of {sum(len(s.tokens) for s in sequences + keys)} tokens are not in the vocabulary and became {UNKNOWN}"
         )
-    return Encoded(tuple(sequences), tuple(keys) or None, known, tuple(notes))
+    return Encoded(tuple(sequences), tuple(keys) or None, used_vocabulary, tuple(notes))
 
 
 def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -> Encoded:
-    """Places without words: the rows themselves are drawn where tensors are."""
+    """Sequences of positions without text. The random vectors are drawn later, where tensors are made."""
     batch, length = config.random or (1, 1)
     if texts or context:
         raise UsageError(
@@ -138,8 +150,8 @@ def _too_long(length: int, config: Config) -> MhaError:
 
 
 def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[TokenSequence]) -> None:
-    for i, (one, other) in enumerate(zip(sequences, keys, strict=False)):
-        counts = [max(side.documents, default=0) + 1 for side in (one, other)]
+    for i, (sequence, context) in enumerate(zip(sequences, keys, strict=False)):
+        counts = [max(side.documents, default=0) + 1 for side in (sequence, context)]
         if counts[0] != counts[1]:
             raise UsageError(
                 f"text {i} has {counts[0]} documents, but its context has {counts[1]}",
@@ -148,7 +160,7 @@ def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[T
 
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
-    """The tokenizer that a config names. Raises `MhaError` for a `tokenizer.json` that cannot be used."""
+    """The tokenizer that the config names. Raises `MhaError` for an unusable `tokenizer.json`."""
     if config.tokenizer == "word":
         return WordTokenizer(
             keep_case=config.keep_case,
@@ -169,7 +181,7 @@ def _name(i: int, count: int, kind: str) -> str:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The tokens of one text, the document of each where the text was cut into documents, and what to tell of it."""
+    """The tokens of one text, the document of each token if the text is split into documents, and notes for the user."""
 
     tokens: list[Token]
     documents: list[int]
@@ -197,19 +209,19 @@ def _cut(tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: 
 
 
 def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None) -> Iterator[tuple[int, Token]]:
-    """Each token with the number of its document. The separator is no token; pieces without tokens are no documents."""
+    """Each token with the number of its document. Separators give no tokens, and pieces without tokens are not counted."""
     document, start = 0, 0
     for piece in [text] if separator is None else text.split(separator):
-        found = False
+        has_tokens = False
         for token in tokenizer.tokens(piece):
-            found = True
+            has_tokens = True
             yield document, token._replace(start=token.start + start, end=token.end + start)
-        document += found
+        document += has_tokens
         start += len(piece) + len(separator or "")
 
 
 def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
-    """The error for a text of which no token is left, with the reason."""
+    """The error for a text without tokens, with the reason."""
     hint = None
     if is_blank:
         why = "it is only white space"
@@ -220,16 +232,18 @@ def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
     return MhaError(f"{name} has no tokens: {why}", hint=hint, code="no-tokens")
 
 
-def _sequence(text: str, made: _Cut, known: Vocabulary, source: str) -> TokenSequence:
-    tokens = made.tokens
-    own = [token.id for token in tokens if token.id is not None]
-    ids = tuple(own) if len(own) == len(tokens) else known.ids([token.text for token in tokens], source)
+def _sequence(text: str, cut: _Cut, vocabulary: Vocabulary, source: str) -> TokenSequence:
+    tokens = cut.tokens
+    token_ids = [token.id for token in tokens if token.id is not None]
+    ids = (
+        tuple(token_ids) if len(token_ids) == len(tokens) else vocabulary.ids([token.text for token in tokens], source)
+    )
     words = tuple(token.text for token in tokens)
-    return TokenSequence(text, words, ids, tuple((token.start, token.end) for token in tokens), tuple(made.documents))
+    return TokenSequence(text, words, ids, tuple((token.start, token.end) for token in tokens), tuple(cut.documents))
 
 
-def _count_unknown(sequences: Sequence[TokenSequence], known: Vocabulary) -> int:
-    return sum(token not in known.id_of for sequence in sequences for token in sequence.tokens)
+def _count_unknown(sequences: Sequence[TokenSequence], vocabulary: Vocabulary) -> int:
+    return sum(token not in vocabulary.id_of for sequence in sequences for token in sequence.tokens)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -240,19 +254,19 @@ _UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @dataclass(frozen=True)
 class Decoding:
-    """How bytes become text: the encoding, what to do with bad bytes, and the most bytes to take from one source."""
+    """How bytes become text: the encoding, the treatment of bad bytes, and the most bytes from one source."""
 
     encoding: str = "utf-8"
     errors: OnBadBytes = "strict"
     max_bytes: int = DEFAULT_MAX_BYTES
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for an encoding or error rule that does not exist."""
+        """Raises `UsageError` for an unknown encoding or error rule."""
         try:
-            known = codecs.lookup(self.encoding)
+            codec = codecs.lookup(self.encoding)
         except (LookupError, ValueError):
-            known = None
-        if known is None or not known._is_text_encoding:
+            codec = None
+        if codec is None or not codec._is_text_encoding:
             raise UsageError(
                 f"--encoding {shlex.quote(self.encoding)} is not a text encoding of Python such as utf-8, utf-16 or latin-1"
             )
@@ -261,17 +275,17 @@ class Decoding:
 
 
 def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
-    """The text of a file, pipe or (`-`) stdin, in pieces of about a megabyte, so that memory stays flat.
+    """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays constant.
 
-    A byte order mark is dropped, CRLF becomes LF, a lone CR stays. Raises `MhaError` for bytes that the encoding does not
-    have (with their offset), for text that looks binary, and beyond `max_bytes`.
+    A byte order mark is dropped, CRLF becomes LF, and a lone CR stays. Raises `MhaError` for bytes that the encoding
+    lacks (with their offset), for text that looks binary, and for more than `max_bytes`.
     """
     chunks = read_chunks(path, decoding.max_bytes, "--max-bytes")
     return _decode_pieces(chunks, decoding, describe(path), path)
 
 
 def read_text(path: str, decoding: Decoding) -> str:
-    """The whole text of a file, pipe or (`-`) stdin; as `stream_text`. Raises `MhaError` also when it is empty."""
+    """The whole text of a file, pipe or (`-`) stdin, read as by `stream_text`. Raises `MhaError` also if it is empty."""
     text = "".join(stream_text(path, decoding))
     if not text:
         raise empty(path)
@@ -279,12 +293,12 @@ def read_text(path: str, decoding: Decoding) -> str:
 
 
 def empty(path: str) -> MhaError:
-    """The error for a source that holds nothing at all."""
+    """The error for an empty source."""
     return MhaError(f"{describe(path)} is empty", code="no-tokens", path=path)
 
 
 def argument_text(argument: str, decoding: Decoding) -> str:
-    """A command-line argument as text. Bytes that were not UTF-8 (surrogates, to Python) obey `decoding.errors`."""
+    """A command-line argument as text. Its undecodable bytes (surrogates in Python) are treated by `decoding.errors`."""
     if not argument:
         raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
     if not any("\ud800" <= character <= "\udfff" for character in argument):
@@ -294,7 +308,7 @@ def argument_text(argument: str, decoding: Decoding) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines that hold something. Only LF ends a line here; other breaks are characters like any other."""
+    """The non-blank lines. Only LF ends a line."""
     return [line for line in text.split("\n") if line.strip()]
 
 
@@ -326,7 +340,7 @@ def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path:
 
 
 def _with_end(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Each chunk and whether it is the last; of at least two bytes, so that a byte order mark is never cut."""
+    """Each chunk and whether it is the last. Chunks have at least two bytes, so that no byte order mark is cut."""
     held = b""
     for chunk in chunks:
         held += chunk

@@ -1,4 +1,4 @@
-"""The one escaper: text from outside, made visible and harmless before it reaches a terminal or a page."""
+"""Escapes untrusted text before it reaches a terminal or a page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def visible(text: str) -> str:
-    """`text` with everything that a terminal obeys or hides turned into an escape such as `\\x1b` or `\\u202e`.
+    r"""`text` with control, bidi and zero-width characters as visible escapes such as `\x1b` or `\u202e`.
 
-    Different texts stay different (a backslash is doubled, no-break spaces are escaped), a byte that could not be
-    decoded shows as `\\xff`, and a combining mark that has nothing to combine with gets a dotted circle.
+    Different texts stay different: a backslash is doubled, and no-break spaces are escaped. An undecodable byte becomes
+    `\xff`, and a combining mark without a base character gets a dotted circle.
 
-    >>> visible("red\\x1b[31m")
-    'red\\\\x1b[31m'
+    >>> visible("red\x1b[31m")
+    'red\\x1b[31m'
     """
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
@@ -30,17 +30,18 @@ def visible(text: str) -> str:
 
 
 def message_text(text: str) -> str:
-    """A message as `visible`, but with its backslashes as they are: what it quotes is escaped by `repr` already."""
+    """A message escaped as by `visible`, but with single backslashes, because `repr` has escaped its quotations
+    already."""
     return visible(text).replace("\\\\", "\\")
 
 
 def token_label(token: str) -> str:
-    """A token as tables show it: `visible`, with each space as `␣`, so that no two tokens look alike."""
+    """A token for tables: as `visible`, with each space as `␣`, so that no two tokens look alike."""
     return visible(token).replace(" ", "␣")
 
 
 def without_surrogates(text: str) -> str:
-    """`text` with each byte that was no UTF-8 (a lone surrogate, to Python) as its escape: what strict JSON readers take."""
+    """`text` with each undecodable byte (a lone surrogate in Python) as an escape, for strict JSON readers."""
     return "".join(_visible_character(c) if "\ud800" <= c <= "\udfff" else c for c in text)
 
 
@@ -49,7 +50,7 @@ def _visible_character(character: str) -> str:
     if character in _SHORT:
         return _SHORT[character]
     point = ord(character)
-    if 0xDC80 <= point <= 0xDCFF:  # how Python carries a byte that was not UTF-8
+    if 0xDC80 <= point <= 0xDCFF:  # Python's encoding of an undecodable byte
         return f"\\x{point - 0xDC00:02x}"
     category = unicodedata.category(character)
     hidden = category[0] == "C" or category in ("Zl", "Zp") or (category == "Zs" and character != " ")

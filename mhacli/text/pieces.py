@@ -26,26 +26,26 @@ from mhacli.spec.tokens import Piece, TokenSequence
 
 
 class Encoding(Protocol):
-    """What `tokenizers.Encoding` says of a text, as far as it is asked here; one entry per token."""
+    """The part of `tokenizers.Encoding` that is used here. Every sequence has one entry per token."""
 
     @property
     def ids(self) -> Sequence[int]:
-        """The ids."""
+        """The token ids."""
         ...
 
     @property
     def tokens(self) -> Sequence[str]:
-        """The tokenizer's own names."""
+        """The tokenizer's names of the tokens."""
         ...
 
     @property
     def offsets(self) -> Sequence[tuple[int, int]]:
-        """Characters of the text, end exclusive; empty for tokens that do not come from it."""
+        """Character ranges of the text, end exclusive; empty for tokens that do not come from the text."""
         ...
 
     @property
     def special_tokens_mask(self) -> Sequence[int]:
-        """1 for special tokens that the tokenizer added, 0 for others: also for special tokens that the text brings."""
+        """1 for special tokens that the tokenizer added; 0 for all others, special tokens in the text included."""
         ...
 
 
@@ -57,23 +57,24 @@ def _byte_table() -> dict[str, int]:
 
     Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py.
     """
-    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = sorted(set(range(256)) - set(own))
-    return {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 BYTES: Final = _byte_table()
-"""The byte that each character of a byte-level name is."""
+"""The byte for each character of a byte-level name."""
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a tokenizer names its tokens; all unset: by their text.
+    """How a tokenizer spells its tokens. With all fields unset, a token's name is its text.
 
-    `byte_level`: each character of a name is a byte (GPT-2). `byte_fallback`: `<0xE6>` is a byte. `space` stands for a space
-    (`▁`), `prefix` begins what continues a word (`##`), `suffix` ends what ends one (`</w>`). `added` are the ids whose names
-    are text as it is, `special` those among them that are no text; `unknown_id` is that of what the tokenizer does not know.
+    `byte_level`: each character of a name is a byte (GPT-2). `byte_fallback`: `<0xE6>` is a byte. `space` stands for a
+    space (`▁`), `prefix` marks the continuation of a word (`##`), `suffix` the end of a word (`</w>`). `added` are the
+    ids whose names are plain text, and `special` those of them that are no text. `unknown_id` is the id of unknown
+    tokens.
     """
 
     byte_level: bool = False
@@ -97,7 +98,7 @@ class Spelling:
             return bytes.fromhex(fallback[1])
         if self.byte_level:
             text = name.removesuffix(self.suffix)
-            # as the library decodes: a name with any other character is text as it is
+            # like the library: a name with any other character is plain text
             if token_id not in self.added and all(character in BYTES for character in text):
                 return bytes(BYTES[character] for character in text)
         elif token_id not in self.added:
@@ -109,10 +110,10 @@ class Spelling:
 
 
 def spelling_of(tokenizer_json: Mapping[str, Any]) -> Spelling:
-    """The spelling that a `tokenizer.json` describes: in its decoder, its pre-tokenizer, its normalizer and its model.
+    """The spelling that a `tokenizer.json` declares in its decoder, pre-tokenizer, normalizer and model.
 
-    Nothing is checked: the library that makes a tokenizer of the file says what is wrong with it. What is not understood is
-    left out, and then names are taken as text.
+    Nothing is validated, because the tokenizers library reports errors in the file. Names are taken as text where the
+    declaration is not understood.
     """
     steps = [step for key in ("decoder", "pre_tokenizer", "normalizer") for step in _steps(tokenizer_json.get(key))]
     kinds = {str(step.get("type")) for step in steps}
@@ -136,7 +137,7 @@ def spelling_of(tokenizer_json: Mapping[str, Any]) -> Spelling:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """The steps of a part of a tokenizer, those of nested sequences too, in their order."""
+    """The steps of one part of a tokenizer in order, those of nested sequences included."""
     waiting = [part]
     while waiting:
         step = _mapping(waiting.pop())
@@ -186,16 +187,15 @@ def _text(value: Any) -> str:
 
 
 class _Part(NamedTuple):
-    """A character as far as a token holds it: all of it (1 of 1), or one of the parts that it is cut into."""
+    """A character as a token holds it: whole (1 of 1), or one of the parts into which tokens cut it."""
 
     character: str
     part: int = 1
     parts: int = 1
 
 
-class _Known(NamedTuple):
-    """A token before its neighbours are looked at. `is_named`: shown by its name; `after_gap`: white space that no token
-    stands for comes before it."""
+class _NamedToken(NamedTuple):
+    """A token on its own. `is_named`: it is shown by its name. `after_gap`: white space without a token precedes it."""
 
     name: str
     bytes: bytes
@@ -205,43 +205,45 @@ class _Known(NamedTuple):
 
 
 def pieces_of(text: str, encoding: Encoding, spelling: Spelling) -> TokenSequence:
-    """The tokens of a text as what they stand for, with their names, exact bytes and words; see the top of this module.
+    """The tokens of a text as the text that they stand for, with their names, exact bytes and words.
 
-    The bytes of all tokens but special ones, joined, are the text as the tokenizer's normalizer leaves it, where the
-    tokenizer is byte-level. An unknown token has the bytes of the text that it stands for, and is part of a word.
+    For a byte-level tokenizer, the joined bytes of all tokens but special ones are the normalized text. An unknown
+    token has the bytes of its part of the text, and belongs to a word. See the top of this module.
     """
-    known = list(_known(text, encoding, spelling))
-    parts = _parts([None if token.is_special else token.bytes for token in known])
-    words = _word_numbers(known, parts)
+    tokens = list(_named_tokens(text, encoding, spelling))
+    parts = _parts([None if token.is_special else token.bytes for token in tokens])
+    words = _word_numbers(tokens, parts)
     pieces = [
         Piece(token.name, token.bytes.hex(), token.is_special, word, *_place(held))
-        for token, held, word in zip(known, parts, words, strict=True)
+        for token, held, word in zip(tokens, parts, words, strict=True)
     ]
     shown = tuple(
-        token.name if token.is_named or not held else _shown(held) for token, held in zip(known, parts, strict=True)
+        token.name if token.is_named or not held else _shown(held) for token, held in zip(tokens, parts, strict=True)
     )
     offsets = tuple((start, end) for start, end in encoding.offsets)
     return TokenSequence(text, shown, tuple(encoding.ids), offsets, pieces=tuple(pieces))
 
 
-def _known(text: str, encoding: Encoding, spelling: Spelling) -> Iterator[_Known]:
+def _named_tokens(text: str, encoding: Encoding, spelling: Spelling) -> Iterator[_NamedToken]:
     end = 0
     columns = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
     for token_id, name, (start, stop), mask in columns:
         is_unknown = token_id == spelling.unknown_id and not mask
         is_special = bool(mask) or (token_id in spelling.special and not is_unknown)
-        if is_unknown:  # some tokenizers give the text in place of the name
-            name, held = spelling.unknown_name or name, text[start:stop].encode("utf-8", "surrogatepass")
+        if is_unknown:  # some tokenizers give the text instead of the name
+            name, content = spelling.unknown_name or name, text[start:stop].encode("utf-8", "surrogatepass")
         else:
-            held = name.encode("utf-8", "surrogatepass") if is_special else spelling.bytes_of(name, token_id)
-        yield _Known(name, held, is_special, is_special or is_unknown, any(c.isspace() for c in text[end:start]))
+            content = name.encode("utf-8", "surrogatepass") if is_special else spelling.bytes_of(name, token_id)
+        yield _NamedToken(
+            name, content, is_special, is_special or is_unknown, any(c.isspace() for c in text[end:start])
+        )
         end = max(end, stop)
 
 
 def _parts(chunks: Sequence[bytes | None]) -> list[list[_Part]]:
-    """The characters that each token holds, whole or in part, when neighbours are read together; None is nobody's
-    neighbour."""
-    found: list[list[_Part]] = [[] for _ in chunks]
+    """The characters that each token holds, whole or in part. The bytes of neighbours are decoded together; None
+    separates."""
+    parts: list[list[_Part]] = [[] for _ in chunks]
     run: list[int] = []
     for i, chunk in enumerate([*chunks, None]):
         if chunk is not None:
@@ -253,14 +255,14 @@ def _parts(chunks: Sequence[bytes | None]) -> list[list[_Part]]:
             size = len(character.encode("utf-8", "surrogateescape"))
             holders = list(dict.fromkeys(owners[place : place + size]))
             for number, owner in enumerate(holders, start=1):
-                found[owner].append(_Part(character, number, len(holders)))
+                parts[owner].append(_Part(character, number, len(holders)))
             place += size
         run = []
-    return found
+    return parts
 
 
 def _place(held: Sequence[_Part]) -> tuple[int, int]:
-    """Which part of how many a token is, of the first character in it that is cut."""
+    """The part number and the number of parts of the first cut character in a token; (1, 1) without one."""
     return next(((part.part, part.parts) for part in held if part.parts > 1), (1, 1))
 
 
@@ -279,31 +281,31 @@ def _shown(held: Sequence[_Part]) -> str:
 # -------------------------------------------------------------------------------------------------------------- words
 
 
-def _word_numbers(known: Sequence[_Known], parts: Sequence[Sequence[_Part]]) -> list[int | None]:
-    """The number of each token's word, from 0 up; None for special tokens.
+def _word_numbers(tokens: Sequence[_NamedToken], parts: Sequence[Sequence[_Part]]) -> list[int | None]:
+    """The number of each token's word, counted from 0; None for special tokens.
 
-    What the tokenizer says of words is not asked: one without a pre-tokenizer calls the whole text a word, others cut `2024`
-    and `don't`. Characters decide (`wordbreaks.continues`), spaces that no token stands for among them.
+    The tokenizer's own words are not used: without a pre-tokenizer the whole text is one word, and others cut `2024`
+    and `don't`. The characters decide (see `continues`), including spaces without a token.
     """
     numbers: list[int | None] = []
-    stream, begins = _stream(known, parts)
+    stream, begins = _stream(tokens, parts)
     word = -1
-    for i, token in enumerate(known):
+    for i, token in enumerate(tokens):
         if token.is_special:
             numbers.append(None)
             continue
-        before = parts[i - 1] if i and not known[i - 1].is_special else None
+        before = parts[i - 1] if i and not tokens[i - 1].is_special else None
         if before is None or not _belongs(parts[i], before, stream, begins[i]):
             word += 1
         numbers.append(word)
     return numbers
 
 
-def _stream(known: Sequence[_Known], parts: Sequence[Sequence[_Part]]) -> tuple[str, list[int]]:
-    """All characters with a space for each gap and each special token, and where in them each token's own begin."""
+def _stream(tokens: Sequence[_NamedToken], parts: Sequence[Sequence[_Part]]) -> tuple[str, list[int]]:
+    """All characters, with a space for each gap and each special token, and the index at which each token begins."""
     stream: list[str] = []
     begins: list[int] = []
-    for token, held in zip(known, parts, strict=True):
+    for token, held in zip(tokens, parts, strict=True):
         if token.after_gap or token.is_special:
             stream.append(" ")
         begins.append(len(stream))
@@ -316,17 +318,17 @@ def _belongs(held: Sequence[_Part], before: Sequence[_Part], stream: str, begin:
     if not held or held[0].part > 1:
         return True
     blank = "".join(part.character for part in before)
-    if blank.isspace() and held[0].character.isspace():  # the same over and over, as empty lines are
+    if blank.isspace() and held[0].character.isspace():  # repeated white space such as empty lines
         return {*blank} == {part.character for part in held}
     if blank and not blank.strip(" "):
-        return True  # a space by itself leads the word after it, as in ` Eiffel`
+        return True  # a lone space belongs to the next word, as in ` Eiffel`
     return continues(stream, begin)
 
 
 def words_of(sequence: TokenSequence) -> tuple[range, ...]:
-    """The tokens of each word, in order, all tokens covered: neighbours of one word together, special tokens alone.
+    """The tokens of each word in order: neighbours of one word together, special tokens alone. All tokens are covered.
 
-    A sequence without pieces is one of a tokenizer of ours, whose tokens stand alone.
+    Without pieces, as for mha's own tokenizers, each token is a word.
     """
     words = [piece.word for piece in sequence.pieces] or [None] * len(sequence.tokens)
     begins = [i for i, word in enumerate(words) if not i or word is None or word != words[i - 1]]
@@ -337,9 +339,9 @@ def words_of(sequence: TokenSequence) -> tuple[range, ...]:
 
 
 def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: bool | None) -> tuple[str, ...]:
-    """What to tell of the beginning of a text: that its beginning-of-text token (`bos_id`) stands there twice, or is missing.
+    """Warnings about a text whose beginning-of-text token (`bos_id`) is doubled or missing.
 
-    `expects_bos` says whether the model's tokenizer usually begins a text with it; None where that is not known.
+    `expects_bos` says whether the model's tokenizer usually adds the token; None if unknown.
     """
     if bos_id is None or not sequence.ids:
         return ()
@@ -365,7 +367,7 @@ _JOINER: Final = "\u200d"
 _APOSTROPHES: Final = "'’"
 _DECIMALS: Final = ".,"
 _SPACELESS: Final = ("CJK ", "HIRAGANA ", "KATAKANA", "HALFWIDTH KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ")
-"""How the Unicode names of letters begin whose scripts are written without spaces between words."""
+"""Prefixes of the Unicode names of letters in scripts that put no spaces between words."""
 
 
 def continues(stream: str, place: int) -> bool:

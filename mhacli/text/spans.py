@@ -1,7 +1,7 @@
-"""Named stretches of a text: the messages of a chat, and the spans that `--span` names, with the tokens that lie in them.
+"""Named spans of a text: the messages of a chat and the spans of `--span`, with their tokens.
 
-A word of `--span` is `name=start:end`, characters of the text with the end left out; `name=/regex/`, every match; or a list such
-as `system,user,user2` of what a chat is made of: a role is all its turns.
+An argument of `--span` is `name=start:end` (characters, end exclusive), `name=/regex/` for every match, or a list of
+roles and turns of a chat such as `system,user,user2`. A role means all its turns.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_FILE_BYTES: Final = 16 << 20
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
 _MAX_CANDIDATES: Final = 64
 _MAX_HEADER: Final = 200
-"""How many characters before a content are looked through for the name of its role; templates put a few words there."""
+"""Characters before a content that are searched for the name of its role. Templates put a few words there."""
 _OTHER_NAMES: Final = {"assistant": "model"}
-"""What templates call a role besides its own name. Source: the chat template of Gemma."""
+"""Names of roles in templates that differ from the role. Source: the chat template of Gemma."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one side says in one turn of a chat."""
+    """One message of a chat."""
 
     role: str
     content: str
@@ -43,9 +43,9 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where a message's content stands in the text (characters, end exclusive), without the white space around it.
+    """The position of a message's content in the text (characters, end exclusive), without surrounding white space.
 
-    `name` is the role where it comes once, else the role with its number: `user1`, `user2`.
+    `name` is the role if it occurs once, else the role with a number: `user1`, `user2`.
     """
 
     name: str
@@ -55,9 +55,10 @@ class Turn:
 
 
 def read_chat(path: str) -> tuple[Message, ...]:
-    """The messages of a JSON file: a list of `{"role", "content"}`, by itself or as the only field `messages`.
+    """The messages of a JSON file: a list of `{"role", "content"}`, or an object with such a list as its only field
+    `messages`.
 
-    Raises `MhaError` for anything else; nothing is left out silently, because a template could have used it.
+    Raises `MhaError` for any other content: a field left out silently could have mattered to the template.
     """
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
     place = path + ": messages"
@@ -109,11 +110,11 @@ def _fields(value: dict[str, Any]) -> str:
 
 
 def turns_of(messages: Sequence[Message], rendered: str) -> tuple[Turn, ...]:
-    """Where the messages stand in what a chat template made of them, in their order.
+    """The positions of the messages, in order, in the text that a chat template rendered.
 
-    A content may also stand by chance in what the template writes around it: `user` in `<|im_start|>user`. So of all places
-    that leave room for the messages after it, the first is taken that has the role's name before it and marks or white
-    space around it; else the first that has most of this. Raises `MhaError` that names the message that is not there.
+    A content may also occur by chance in the template's own text, as `user` does in `<|im_start|>user`. So candidates
+    must leave room for the later messages, and the best one has the role's name before it and marks or white space
+    around it; the first of equals wins. Raises `MhaError` with the first message that is missing.
     """
     contents = [message.content.strip() for message in messages]
     latest = _latest_places(messages, contents, rendered)
@@ -129,11 +130,9 @@ def turns_of(messages: Sequence[Message], rendered: str) -> tuple[Turn, ...]:
 
 
 def _latest_places(messages: Sequence[Message], contents: Sequence[str], rendered: str) -> list[int]:
-    """The last place for each content at which it and all that follow it still fit. Raises `MhaError` where one cannot."""
+    """For each content, the last position that leaves room for all later contents. Raises `MhaError` for a missing one."""
     cursor = 0
-    for i, content in enumerate(
-        contents
-    ):  # from the front first: the message that is told is the first that is missing
+    for i, content in enumerate(contents):  # forwards first, so that the error names the first missing message
         place = rendered.find(content, cursor)
         if place < 0:
             raise MhaError(
@@ -158,7 +157,7 @@ def _places(content: str, rendered: str, start: int, last: int) -> Iterator[int]
 
 
 def _faults(role: str, rendered: str, cursor: int, start: int, end: int) -> int:
-    """How much speaks against a content standing at a place: no name of its role before it, or other text at its sides."""
+    """The number of signs against a position: no role name before the content, or other text right beside it."""
     header = rendered[max(cursor, start - _MAX_HEADER) : start].casefold()
     is_named = role.casefold() in header or _OTHER_NAMES.get(role, role) in header
     before, after = rendered[start - 1 : start] if start else "", rendered[end : end + 1]
@@ -167,7 +166,7 @@ def _faults(role: str, rendered: str, cursor: int, start: int, end: int) -> int:
 
 
 def _names(roles: Sequence[str]) -> list[str]:
-    """The names of turns. A role has no digit in it, so no name is given twice."""
+    """The names of turns. They are unique, because a role has no digits."""
     totals, seen = Counter(roles), Counter[str]()
     names = []
     for role in roles:
@@ -183,7 +182,8 @@ _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 _MAX_LISTED = 20
 LIMIT_S: Final = 5.0
-"""For all expressions of a command together: half of the ten seconds in which a command must have refused bad input."""
+"""Seconds for all expressions of a command together: half of the ten seconds within which a command must refuse bad
+input."""
 MAX_MATCHES: Final = 100_000
 MAX_CHARACTERS: Final = 500
 Ranges = tuple[tuple[int, int], ...]
@@ -191,37 +191,38 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Span:
-    """A name and the stretches of the text that it is for: characters, end exclusive, none of them empty."""
+    """A name and its ranges of the text: characters, end exclusive, none empty."""
 
     name: str
     ranges: Ranges
 
 
 def find_spans(words: Sequence[str], text: str, turns: Sequence[Turn]) -> tuple[Span, ...]:
-    """The spans that the words of a command name, in their order; `turns` are those of a chat, else empty.
+    """The spans of the arguments of `--span`, in order. `turns` are those of a chat, else empty.
 
-    Regular expressions are searched for in bounded time (`search`). Raises `UsageError` for what names nothing, lies outside
-    of the text or is named twice, and `MhaError` where nothing is found or a turn says nothing.
+    Regular expressions are searched in bounded time (`search`). Raises `UsageError` for unknown names, ranges outside
+    of the text and duplicates, and `MhaError` for an expression without a match or a turn without text.
     """
     chat = _chat(turns)
-    found: dict[str, Ranges] = {}
+    ranges_of: dict[str, Ranges] = {}
     expressions: list[Expression] = []
     for name, value in (pair for word in words for pair in _pairs(word)):
-        if name in found:
+        if name in ranges_of:
             raise UsageError(f"--span {name} is given twice")
         if value is None:
-            found[name] = _of_chat(name, chat)
+            ranges_of[name] = _of_chat(name, chat)
         elif len(value) > 1 and value.startswith("/") and value.endswith("/"):
             expressions.append(Expression(name, value[1:-1]))
-            found[name] = ()  # searched together, after all that can be refused without a search
+            ranges_of[name] = ()  # searched below, when all other arguments have been checked
         else:
-            found[name] = (_range(name, value, len(text)),)
+            ranges_of[name] = (_range(name, value, len(text)),)
     searched = dict(zip((name for name, _ in expressions), search(expressions, text), strict=True))
-    return tuple(Span(name, ranges or searched[name]) for name, ranges in found.items())
+    return tuple(Span(name, ranges or searched[name]) for name, ranges in ranges_of.items())
 
 
 def require_expressions(words: Sequence[str]) -> None:
-    """Raises `UsageError` for words that are not the names of different regular expressions, the only spans of any text."""
+    """Raises `UsageError` unless the arguments are regular expressions with different names, the only spans for any
+    text."""
     names = []
     for name, value in (pair for word in words for pair in _pairs(word)):
         if value is None or len(value) < 3 or not (value.startswith("/") and value.endswith("/")):
@@ -235,9 +236,9 @@ def require_expressions(words: Sequence[str]) -> None:
 
 
 def _pairs(word: str) -> list[tuple[str, str | None]]:
-    """What a word names, and what it says of it: nothing, where it is a list of names of the chat."""
-    name, is_said, value = word.partition("=")
-    if not is_said:
+    """The names in an argument, each with its value, or with None in a list of roles and turns."""
+    name, equals, value = word.partition("=")
+    if not equals:
         return [(part.strip(), None) for part in word.split(",")]
     if not _NAME.fullmatch(name.strip()):
         raise UsageError(
@@ -262,7 +263,7 @@ def _range(name: str, value: str, length: int) -> tuple[int, int]:
 
 
 def _chat(turns: Sequence[Turn]) -> Mapping[str, list[Turn]]:
-    """The turns of each role and, by its own name, each turn."""
+    """The turns of each role, and each turn by its name."""
     chat: dict[str, list[Turn]] = {}
     for turn in turns:
         for name in dict.fromkeys((turn.role, turn.name)):
@@ -292,17 +293,18 @@ def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
 
 
 class Expression(NamedTuple):
-    """A regular expression of Python's `re`, and the name of what it is to find."""
+    """A named regular expression of Python's `re`."""
 
     name: str
     pattern: str
 
 
 def search(expressions: Sequence[Expression], text: str, limit_s: float = LIMIT_S) -> list[Ranges]:
-    """Where all matches of each expression stand in the text, those of no character left out.
+    """The ranges of all non-empty matches of each expression.
 
-    The library `regex` searches, which can be told to stop; Python's `re` cannot. Raises `UsageError` for what is no regular
-    expression, and `MhaError` for one that matches nothing, too often, or is not done after `limit_s` seconds of computing.
+    The library `regex` searches, because Python's `re` has no time limit. Raises `UsageError` for an invalid
+    expression, and `MhaError` for one without a match, with too many matches, or unfinished after `limit_s` seconds of
+    CPU time.
     """
     ends = process_time() + limit_s
     return [_matches(expression, text, ends, limit_s) for expression in expressions]
@@ -330,7 +332,7 @@ def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> 
 
 
 def _compiled(expression: Expression) -> regex.Pattern[str]:
-    """The expression for `regex`, after Python's `re` has taken it: what both read is read as `re` does."""
+    """The expression compiled by `regex` after a check by Python's `re`, whose reading both share."""
     import regex
 
     name, pattern = expression
@@ -338,7 +340,7 @@ def _compiled(expression: Expression) -> regex.Pattern[str]:
         raise UsageError(f"--span {name}: the expression has {len(pattern)} characters, more than {MAX_CHARACTERS}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a later Python will read differently is no fault of the text
+            warnings.simplefilter("ignore")  # warnings about later versions of Python are no fault of the text
             re.compile(pattern)
             return regex.compile(pattern, regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError, MemoryError) as fault:
@@ -349,10 +351,10 @@ def _compiled(expression: Expression) -> regex.Pattern[str]:
 
 
 def tokens_of(span: Span, sequence: TokenSequence) -> tuple[int, ...]:
-    """The tokens, by their place in the sequence, that overlap the span, if only by the space that they begin with.
+    """The indices of the tokens that overlap the span, if only by a leading space.
 
-    All tokens of a character that is cut count. Tokens that stand for nothing in the text never do: special tokens that the
-    tokenizer added. Special tokens that the text brings, such as the markers of a chat, are text like any other.
+    All tokens of a cut character count. Special tokens that the tokenizer added never count; special tokens in the
+    text, such as the markers of a chat, count like any other text.
     """
     merged: list[list[int]] = []
     for start, end in sorted(span.ranges):

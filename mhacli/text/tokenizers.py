@@ -1,6 +1,6 @@
-"""Text into tokens: by word, by character, by byte, or as a `tokenizer.json` says.
+"""Tokenizers: by word, by character, by byte, or by a `tokenizer.json`.
 
-Every token keeps its character offsets into the text it came from, so that nothing shown has to be guessed back.
+Every token keeps its character offsets in the source text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WHITE_SPACE = re.compile(r"\s")
 
 
 class Token(NamedTuple):
-    """A piece of text: what it is called, where it stands (characters of the text, end exclusive), and its own id.
+    """A token: its text, its range of the source (characters, end exclusive), and its id.
 
-    `id` is None for tokenizers that leave numbering to the vocabulary.
+    `id` is None if the vocabulary assigns ids.
     """
 
     text: str
@@ -40,29 +40,29 @@ class Token(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Something that cuts text into tokens."""
+    """Cuts text into tokens."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The tokenizer's own vocabulary, or None."""
+        """The vocabulary of the tokenizer, or None."""
         ...
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens in the order of the text, lazily."""
+        """The tokens in order, lazily."""
         ...
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """How often each token occurs in a text that comes in pieces; memory grows with the vocabulary only."""
+        """The count of each token in a text given in pieces. Memory grows with the vocabulary only."""
         ...
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether a character is a mark: the ASCII marks, and all of Unicode's P categories."""
+    """Whether a character is punctuation: an ASCII mark or one of Unicode's P categories."""
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def is_inner_mark(text: str, place: int) -> bool:
-    """Whether a mark is part of its word: an apostrophe between letters or digits, a point or comma between digits.
+    """Whether a mark is part of its word: an apostrophe between letters or digits, or a point or comma between digits.
 
     >>> [is_inner_mark("don't 3.14 a.b 'c", place) for place in (3, 7, 12, 15)]
     [True, True, False, False]
@@ -79,9 +79,9 @@ APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 class WordTokenizer:
-    """Words split at white space: lower case, other marks than those inside a word dropped or kept as tokens.
+    """Words split at white space, in lower case, with punctuation dropped or kept as tokens of its own.
 
-    Without `inner_marks` these are marks like any other, as in vocabularies and weights of earlier versions.
+    With `inner_marks`, marks inside a word stay part of it; earlier versions treated them like other marks.
 
     >>> [t.text for t in WordTokenizer().tokens("Don't panic, cat!")]
     ["don't", 'panic', 'cat']
@@ -105,21 +105,21 @@ class WordTokenizer:
         self._inner_marks = inner_marks
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The words with the span of their first to last kept character."""
+        """The words, each with the range from its first to its last kept character."""
         for chunk in re.finditer(r"\S+", text):
             require_token_len(chunk.end() - chunk.start(), self._max_token_len)
             for word, start, end in self._words(chunk.group()):
                 yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Word counts; the same words as `tokens` gives for the whole text."""
+        """Word counts, of the same words as `tokens` gives for the whole text."""
         counts: Counter[str] = Counter()
         for piece in _cut_at_white_space(pieces, self._max_token_len):
             for chunk, count in Counter(piece.split()).items():
                 for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
                     counts[word] += count
         cased: Counter[str] = Counter()
-        for word, count in counts.items():  # each word once, and by itself: a sigma's lower case depends on its word
+        for word, count in counts.items():  # word by word, because the lower case of a sigma depends on its word
             cased[self._cased(word)] += count
         return cased
 
@@ -127,7 +127,7 @@ class WordTokenizer:
         return text if self._keep_case else text.lower()
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
-        """The words of a run without white space, each with where it begins and ends in it."""
+        """The words of a run without white space, each with its start and end in the run."""
         marks = [place for place, character in enumerate(chunk) if is_punctuation(character)]
         if self._inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
@@ -140,12 +140,12 @@ class WordTokenizer:
 
 
 class CharTokenizer:
-    """Every character (code point) is a token, white space too."""
+    """Makes every character (code point) a token, white space included."""
 
     vocabulary = None
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """One token a character."""
+        """One token per character."""
         return (Token(character, i, i + 1) for i, character in enumerate(text))
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
@@ -157,12 +157,12 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """Every byte of the UTF-8 text is a token: ASCII by its character, others as `<0xE2>`."""
+    """Makes every byte of the UTF-8 text a token: ASCII by its character, other bytes as `<0xE2>`."""
 
     vocabulary = None
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """One token a byte; the bytes of one character share its span."""
+        """One token per byte. The bytes of one character have the same range."""
         for i, character in enumerate(text):
             for byte in character.encode():
                 yield Token(_byte_name(byte), i, i + 1)
@@ -180,7 +180,7 @@ def _byte_name(byte: int) -> str:
 
 
 def _cut_at_white_space(pieces: Iterable[str], max_token_len: int | None) -> Iterator[str]:
-    """The same text in pieces that end at white space, so that no word is cut. Raises `MhaError` for endless words."""
+    """The text in pieces that end at white space, so that no word is cut. Raises `MhaError` for words above the limit."""
     rest: list[str] = []
     rest_len = 0
     for piece in pieces:
@@ -201,7 +201,8 @@ def _last_word(text: str) -> str:
 
 
 def _require_short_words(text: str, limit: int | None) -> None:
-    """Raises `MhaError` for a word beyond `limit`. It covers some `limit`-th character, so only those are looked at."""
+    """Raises `MhaError` for a word longer than `limit`. Every such word covers a multiple of `limit`, so only those are
+    checked."""
     if limit is None:
         return
     for place in range(0, len(text), limit):
@@ -211,7 +212,7 @@ def _require_short_words(text: str, limit: int | None) -> None:
 
 
 def require_token_len(length: int, limit: int | None) -> None:
-    """Raises `MhaError` for a run of characters without white space that is longer than `limit`."""
+    """Raises `MhaError` for a word longer than `limit`."""
     if limit is not None and length > limit:
         raise MhaError(
             f"a word has {length} characters or more, above the limit of {limit}",
@@ -228,10 +229,10 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class FileTokenizer:
-    """The tokens, ids and offsets that a `tokenizer.json` gives; padding and truncation in it are switched off."""
+    """Gives the tokens, ids and offsets of a `tokenizer.json`, with its padding and truncation switched off."""
 
     def __init__(self, path: str) -> None:
-        """Raises `MhaError` when the file or the library is missing, or the file is not a tokenizer."""
+        """Raises `MhaError` if the file or the library is missing, or the file is not a tokenizer."""
         self._path = path
         data = self._read()
         library = _library()
@@ -241,16 +242,16 @@ class FileTokenizer:
         self.vocabulary = self._own_vocabulary()
 
     def tokens(self, text: str) -> Iterator[Token]:
-        """The pieces, with the special tokens that the file adds (their span is empty)."""
-        made = self._guarded(lambda: encoded(self.library, text))
-        for piece, (start, end), token_id in zip(made.tokens, made.offsets, made.ids, strict=True):
+        """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
+        encoding = self._guarded(lambda: encoded(self.library, text))
+        for piece, (start, end), token_id in zip(encoding.tokens, encoding.offsets, encoding.ids, strict=True):
             if token_id >= len(self.vocabulary.tokens):
                 size = len(self.vocabulary.tokens)
                 raise self._refused(f"gives {piece!r:.80} the id {token_id}, but has {size} tokens")
             yield Token(piece, start, end, token_id)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Counts of the pieces of each line, without the special tokens that the file adds to a text."""
+        """Token counts, taken line by line, without the special tokens that the tokenizer adds."""
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
             for line in self._guarded(partial(self.library.encode_batch, lines, add_special_tokens=False)):
@@ -263,7 +264,7 @@ class FileTokenizer:
                 f"--tokenizer {shlex.quote(self._path)} is not one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
             )
         data = read_whole(self._path, MAX_FILE_BYTES)
-        load_json(data, self._path)  # says where broken JSON breaks; the library does not
+        load_json(data, self._path)  # reports the position of a JSON error; the library does not
         return data
 
     def _own_vocabulary(self) -> Vocabulary:
@@ -276,7 +277,8 @@ class FileTokenizer:
         return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        """The call's result. A panic of the library is no `Exception`, and it writes to stderr on its own."""
+        """The result of `call`, with faults of the library as `MhaError`. Its panics are no `Exception` and write to
+        stderr."""
         try:
             with silent_stderr():
                 return call()
@@ -284,7 +286,7 @@ class FileTokenizer:
             raise
         except BaseException as fault:
             if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
-                raise  # an interrupt is none of the file's faults
+                raise  # an interrupt is no fault of the file
             raise self._refused(f"cannot be used by the tokenizers library: {fault!s:.200}") from None
 
     def _refused(self, fault: str) -> MhaError:
@@ -292,18 +294,17 @@ class FileTokenizer:
 
 
 def encoded(library: Any, text: str, *, special: bool = True) -> Any:
-    """What a tokenizer of the library makes of a text, with the special tokens that it adds unless they are left out.
+    """The library's encoding of a text, with the special tokens that the tokenizer adds unless `special` is false.
 
-    Raises `ValueError` where these have more ids than names, or fewer, as a post-processor can say: nobody knows then which is
-    whose.
+    Raises `ValueError` if the numbers of ids and tokens differ, which a faulty post-processor can cause.
     """
-    made = library.encode(text, add_special_tokens=special)
-    if not len(made.ids) == len(made.tokens) == len(made.offsets) == len(made.special_tokens_mask):
+    encoding = library.encode(text, add_special_tokens=special)
+    if not len(encoding.ids) == len(encoding.tokens) == len(encoding.offsets) == len(encoding.special_tokens_mask):
         raise ValueError(
-            f"{len(made.ids)} ids and {len(made.tokens)} tokens for one text, where its post_processor must give every special "
-            "token as many ids as tokens"
+            f"{len(encoding.ids)} ids and {len(encoding.tokens)} tokens for one text, where its post_processor must give every "
+            "special token as many ids as tokens"
         )
-    return made
+    return encoding
 
 
 def _library() -> Any:
@@ -328,7 +329,7 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Within it nothing reaches stderr, not even from native code."""
+    """Discards everything written to stderr within the context, even by native code."""
     saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(sink, 2)

@@ -1,4 +1,4 @@
-"""A vocabulary: the distinct tokens of a text, sorted, with ids from 0 and how often each occurs."""
+"""A vocabulary: the distinct tokens of a text in order, with ids from 0 and counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_ENTRIES = 2_000_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One token of a vocabulary: its id, how often it occurred (0 if that is unknown), and its size in UTF-8."""
+    """One token of a vocabulary: its id, its count (0 if unknown), and its size in UTF-8."""
 
     token: str
     id: int
@@ -30,8 +30,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens whose position is their id. `unknown_id` is the id for tokens that are not in it, where it has one. `inner_marks`:
-    whether its words have the marks inside them (see `WordTokenizer`), None where nothing says it."""
+    """Tokens whose index is their id.
+
+    `unknown_id` is the id for tokens that the vocabulary lacks, if there is one. `inner_marks` says whether its words
+    have marks inside them (see `WordTokenizer`); None if unknown.
+    """
 
     tokens: tuple[str, ...]
     unknown_id: int | None = None
@@ -43,8 +46,8 @@ class Vocabulary:
         return {token: i for i, token in enumerate(self.tokens)}
 
     def ids(self, tokens: Iterable[str], source: str) -> tuple[int, ...]:
-        """The id of every token. Raises `MhaError` for a token that is missing where there is no `<unk>`."""
-        found = []
+        """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no `<unk>`."""
+        token_ids = []
         for token in tokens:
             token_id = self.id_of.get(token, self.unknown_id)
             if token_id is None:
@@ -53,12 +56,12 @@ class Vocabulary:
                     hint="with --vocab FILE words that the vocabulary lacks become <unk>",
                     code="unknown-token",
                 )
-            found.append(token_id)
-        return tuple(found)
+            token_ids.append(token_id)
+        return tuple(token_ids)
 
 
 def build(tokens: Iterable[str]) -> Vocabulary:
-    """The sorted distinct tokens, and nothing else.
+    """The vocabulary of the distinct tokens, sorted.
 
     >>> build(["the", "cat", "the"]).tokens
     ('cat', 'the')
@@ -67,14 +70,14 @@ def build(tokens: Iterable[str]) -> Vocabulary:
 
 
 def with_unknown(tokens: Iterable[str]) -> Vocabulary:
-    """A given vocabulary, in its own order, with `<unk>` as its last id unless it has one already."""
-    given = tuple(tokens)
-    full = given if UNKNOWN in given else (*given, UNKNOWN)
+    """A vocabulary in the given order, with `<unk>` appended unless it is there."""
+    listed = tuple(tokens)
+    full = listed if UNKNOWN in listed else (*listed, UNKNOWN)
     return Vocabulary(full, full.index(UNKNOWN))
 
 
 def as_stored(tokens: Sequence[str]) -> Vocabulary:
-    """A vocabulary as a weights file carries it: it has an `<unk>` or it has none, and nothing is added."""
+    """The vocabulary of a weights file, with or without `<unk>` as stored."""
     return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
 
 
@@ -86,12 +89,12 @@ def utf8_bytes(token: str) -> int:
 def entries(
     counts: Counter[str], vocabulary: Vocabulary | None = None, *, n_bytes: Callable[[str], int] = utf8_bytes
 ) -> list[Entry]:
-    """The counted tokens with their ids, in the order of the ids; ids are alphabetical unless a vocabulary gives them.
+    """The counted tokens in the order of their ids, which are alphabetical unless `vocabulary` assigns them.
 
-    `n_bytes` tells a token's size where its name is not its text, as with single bytes.
+    `n_bytes` gives the size of a token whose name is not its text, such as a single byte.
     """
-    known = vocabulary or build(counts)
-    rows = ((known.id_of[token], token, count) for token, count in counts.items())
+    vocabulary = vocabulary or build(counts)
+    rows = ((vocabulary.id_of[token], token, count) for token, count in counts.items())
     return [Entry(token, i, count, n_bytes(token)) for i, token, count in sorted(rows)]
 
 
@@ -103,9 +106,9 @@ def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
 
 
 def load(path: str) -> Vocabulary:
-    """A vocabulary file: ours, a JSON list of tokens, or a JSON map of token to id as tokenizers save it.
+    """The vocabulary in a file of mha, a JSON list of tokens, or a JSON map from token to id as tokenizers save it.
 
-    `<unk>` is appended as the last id unless the file has it. Raises `MhaError` for anything else.
+    `<unk>` is appended unless the file has it. Raises `MhaError` for anything else.
     """
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
     if isinstance(document, dict) and "schema" in document:
@@ -130,7 +133,8 @@ class _File:
 
 
 def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
-    """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1, each once, and every token is a string, once."""
+    """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1 without repetition, and the tokens distinct
+    strings."""
     if not pairs or len(pairs) > MAX_ENTRIES:
         raise _bad(path, f"has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
     for token, token_id in pairs:
