@@ -1,1 +1,1 @@
-"""What attention is made of: configuration, sites, variants and formulas."""
+"""The vocabulary of attention without tensors: configuration, sites, variants and formulas."""

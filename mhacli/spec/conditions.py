@@ -1,16 +1,16 @@
-"""Patterns: conditions on a query's place `q` and a key's place `k` that say which cells a head may be looked for in.
+"""Conditions on a query position `q` and a key position `k`, which select cells of the pattern (`--where`).
 
-A pattern is written in the notation of Python, of which this is all:
+A condition is written in a part of Python's notation:
 
-- `q` and `k` are places, counted from 0 in their own texts; whole numbers; `a + b`, `a - b`, `a * b`, `a // b`, `a % b`
+- `q` and `k` are positions, counted from 0 in their own texts; whole numbers; `a + b`, `a - b`, `a * b`, `a // b`, `a % b`
   (rounded down, as in Python), `-a`, `abs(a)`;
-- `tok[k]`, `tok[q - 1]`, `tok[0]` are tokens: of the keys' text, or of the queries' where the place is said by `q`;
+- `tok[k]`, `tok[q - 1]`, `tok[0]` are tokens: of the queries' text if the position depends on `q`, else of the keys' text;
   `"the"` is the token with that text;
 - `== != < <= > >=` compare numbers, and may be chained; `==` and `!=` compare tokens; `tok[k] in ("a", "b")`, `not in`;
 - `and`, `or`, `not` and parentheses.
 
-The text is parsed, never executed. A token outside the text has no answer, nor has a division by zero: what is compared with
-it is false, whatever the comparison (`mhacli.attention.tiled.conditions` evaluates, by the operations of `Cells`).
+The text is parsed, never executed. A token outside the text and a division by zero have no value, and every comparison
+with them is false (`mhacli.attention.tiled.conditions` evaluates conditions by implementing `Cells`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mhacli.errors import UsageError
 DUPLICATE: Final = "tok[k] == tok[q] and k != q"
 """The same token elsewhere in the text. Source: Wang et al. 2022, "Interpretability in the Wild", duplicate-token heads."""
 INDUCTION: Final = "tok[k - 1] == tok[q] and k - 1 != q"
-"""What followed the same token elsewhere. Source: Olsson et al. 2022, "In-context Learning and Induction Heads"."""
+"""The token after the same token elsewhere. Source: Olsson et al. 2022, "In-context Learning and Induction Heads"."""
 
 MAX_CHARACTERS: Final = 500
 MAX_DEPTH: Final = 50
 LITERALS_BELOW: Final = 10**9
 PLACES_BELOW: Final = 2**31
 NUMBERS_BELOW: Final = 2**63
-"""What int64 can hold: a pattern that could exceed it at any place is refused, so that nothing wraps round."""
+"""The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
 
 Axis = Literal["q", "k"]
 OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -56,8 +56,10 @@ RELATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 class Cells(Protocol):
-    """The queries and keys that a condition is asked about. The values that methods take and return are the implementation's own;
-    a condition only hands them on."""
+    """The queries and keys for which a condition is evaluated.
+
+    The types of the values are up to the implementation; a condition only passes them on.
+    """
 
     def position(self, axis: Axis) -> Any:
         """The positions of the queries or of the keys."""
@@ -66,13 +68,13 @@ class Cells(Protocol):
         """A whole number."""
 
     def absolute(self, number: Any) -> Any:
-        """A number without its sign."""
+        """The absolute value of a number."""
 
     def calculate(self, sign: str, left: Any, right: Any, *, may_divide_by_0: bool) -> Any:
         """The result of one of `OPERATIONS`."""
 
     def token(self, axis: Axis, position: Any) -> Any:
-        """The tokens at positions of the text of the queries or of the keys."""
+        """The tokens at positions in the queries' or the keys' text."""
 
     def word(self, text: str) -> Any:
         """The token with this text."""
@@ -81,10 +83,10 @@ class Cells(Protocol):
         """Where one of `RELATIONS` holds."""
 
     def compare_tokens(self, relation: str, left: Any, right: Any) -> Any:
-        """Where tokens are equal (`==`), or are two different tokens (`!=`)."""
+        """Where tokens are equal (`==`), or both exist and differ (`!=`)."""
 
     def is_listed(self, relation: str, token: Any, words: Sequence[str]) -> Any:
-        """Where a token is one of the words (`in`), or there is a token and it is none of them (`not in`)."""
+        """Where a token is among the words (`in`), or exists and is not among them (`not in`)."""
 
     def negate(self, condition: Any) -> Any:
         """Where the condition does not hold."""
@@ -101,8 +103,11 @@ Evaluation = Callable[[Cells], Any]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A condition and the text that it was read from. `holds` evaluates it for some cells, `words` are the tokens that it names,
-    and `largest(position)` is a magnitude that no number in it exceeds while no position exceeds `position`."""
+    """A condition and its source text.
+
+    `holds` evaluates the condition for some cells, and `words` are the tokens that it names. `largest(position)` bounds
+    the magnitude of all its numbers if no position exceeds `position`.
+    """
 
     text: str
     holds: Evaluation = field(compare=False)
@@ -111,13 +116,13 @@ class Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern that the text says, without spaces around it. Raises `UsageError` that shows the part that cannot be."""
+    """The condition in `text`, stripped of outer spaces. Raises `UsageError` that quotes the faulty part."""
     if len(text) > MAX_CHARACTERS:
         raise _refused(f"the condition has {len(text)} characters, at most {MAX_CHARACTERS} are read")
     text = text.strip()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of "\d" and "1or 2", which Python is about to forbid
+            warnings.simplefilter("error")  # about "\d" and "1or 2", which later versions of Python forbid
             body = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise _refused(f"{_quoted(text)} is not one expression in Python's notation") from None
@@ -161,7 +166,7 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
 
 
 class _RefusedError(Exception):
-    """A part that cannot be read, and why: the `fault` follows the part in a sentence."""
+    """A faulty part of a condition. `fault` completes a sentence that begins with the part."""
 
     def __init__(self, fault: str, node: ast.expr) -> None:
         super().__init__(fault)
@@ -177,7 +182,7 @@ def _quoted(source: str) -> str:
 
 
 def _depth(node: ast.expr) -> int:
-    """Level by level: a recursion would itself need to be guarded against depth."""
+    """The depth of the syntax tree. Iterative, because recursion would itself need a limit."""
     depth, level = 0, [node]
     while level:
         depth += 1
@@ -186,8 +191,11 @@ def _depth(node: ast.expr) -> int:
 
 
 class _Number(NamedTuple):
-    """A number of a pattern: how to evaluate it, a magnitude that it never exceeds while no position exceeds the argument, the
-    axes whose positions it depends on, and its value where it depends on none."""
+    """A number in a condition.
+
+    `largest(position)` bounds its magnitude if no position exceeds `position`. `axes` are the axes whose positions it
+    depends on, and `value` is its constant value, if it has one.
+    """
 
     evaluate: Evaluation
     largest: Callable[[int], int]
@@ -196,7 +204,7 @@ class _Number(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """Tokens to compare: at positions of a text, or one word."""
+    """Tokens to compare: those at positions of a text, or one word."""
 
     evaluate: Evaluation
 
@@ -209,7 +217,7 @@ def _constant(value: int) -> _Number:
 
 
 class _Parser:
-    """Reads Python's tree of a pattern, each part once, into functions that evaluate it; collects its words and numbers."""
+    """Compiles the syntax tree of a condition into functions that evaluate it. Collects its words and numbers."""
 
     def __init__(self) -> None:
         self.words: set[str] = set()
@@ -339,7 +347,7 @@ def _literal(node: ast.Constant) -> _Number:
 
 
 def _calculated(sign: str, left: _Number, right: _Number, node: ast.expr) -> _Number:
-    """Numbers without a position are calculated here, so that a divisor which is always 0 is seen."""
+    """The result of an operation. Constants are folded, so that a divisor that is always 0 is refused."""
     if sign in ("//", "%") and right.value == 0:
         raise _RefusedError("divides by 0", node)
 

@@ -1,4 +1,4 @@
-"""What is to be computed: one frozen set of choices, with the rules that they must keep."""
+"""The configuration of an attention layer and its run, with the rules for its values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Reducer = Literal["auto", "torch", "triton"]
-"""What makes the statistics of heads: tiles of torch, one Triton kernel, or the kernel where it can run on a GPU."""
+"""The implementation of head statistics: torch in tiles, a Triton kernel, or (`auto`) the kernel on GPUs that support
+it."""
 Punctuation = Literal["drop", "keep"]
 OnBadBytes = Literal["strict", "replace", "escape"]
 
@@ -26,37 +27,37 @@ MAX_WIDTH = 65_536
 MAX_SEED = 2**64 - 1
 MAX_THREADS = 1024
 MAX_LENGTH = 10**9
-"""Most tokens that an option can name; memory sets the real limit."""
+"""The most tokens that an option may state. The real limit is memory."""
 MAX_RANDOM = 1 << 20
-"""Most random sequences, and most rows in one."""
+"""The most random sequences, and the most vectors in one."""
 ROPE = ("rope", "rope-interleaved")
 DEFAULT_MAX_BYTES = 64 << 20
-"""Most bytes of text from one source."""
+"""The most bytes of text from one source."""
 DEFAULT_MAX_TOKENS = 32_768
-"""Most tokens in a sequence, where a run does not name its own number."""
+"""The most tokens in a sequence by default."""
 DEFAULT_MAX_TOKEN_LEN = 1000
-"""Most characters in a word."""
+"""The most characters in a word."""
 DEFAULT_KEEP_LIMIT = 512 << 20
-"""Most bytes of arrays in a record."""
+"""The most bytes of arrays in a record."""
 ITEM_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SHOWN = 60
-"""Most characters of a value that a message quotes."""
+"""The most characters of a value quoted in a message."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The choices behind one attention layer and its run.
+    """The choices for one attention layer and its run.
 
-    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from
-    `d_model / n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch
-    chooses. `resolved()` fills those in and checks every rule; code that computes takes a resolved config.
+    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from `d_model /
+    n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch chooses.
+    `resolved()` fills these in and checks every rule; code that computes takes a resolved config.
 
-    `window` is (left, right) keys around the query, `prefix` how many first tokens everyone sees, whatever the window (the
-    others causally), `sink` how many first tokens stay visible outside the window, `documents` the separator at which a
-    text is cut into documents that see only themselves. `softcap` is the bound `c` of `c · tanh(score / c)`, `score_bias`
-    the file of an additive bias, `dropout` a probability that acts only with `train`. `random` (batch, length) takes
-    random rows of `distribution` instead of text. `max_positions` is the length of the table of learned positions, and
-    `padding` the side on which shorter sequences are filled up.
+    `window` is the number of keys (left, right) around the query. The first `prefix` tokens are visible to all queries,
+    whatever the window; the rest is causal. The first `sink` tokens stay visible outside the window. `documents` is the
+    separator of documents that cannot see each other. `softcap` is the bound `c` of `c · tanh(score / c)`, `score_bias`
+    the file of an additive bias, `dropout` a probability that applies only with `train`. `random` (batch, length) takes
+    random vectors of `distribution` instead of text. `max_positions` is the length of the table of learned positions,
+    and `padding` the side on which shorter sequences are padded.
     """
 
     d_model: int = 64
@@ -95,7 +96,7 @@ class Config:
 
     @property
     def needs_order(self) -> str | None:
-        """The first choice that compares the place of a query with that of a key; None where none does."""
+        """The first option that compares the positions of a query and a key, or None."""
         for name in ("causal", "window", "prefix"):
             if getattr(self, name):
                 return name
@@ -103,25 +104,26 @@ class Config:
 
     @property
     def heads_per_kv_head(self) -> int:
-        """How many query heads share a kv head; 1 where each has its own."""
+        """The number of query heads per kv head."""
         return self.n_heads // (self.n_kv_heads or self.n_heads)
 
     @property
     def has_own_scale(self) -> bool:
-        """Whether dot products are scaled by something else than `d_head ** -0.5`."""
+        """Whether the scale differs from `d_head ** -0.5`."""
         return self.scale is not None and self.d_head is not None and abs(self.scale - self.d_head**-0.5) > 1e-12
 
     @property
     def layer_positions(self) -> LayerPositions:
-        """The positions that act inside the layer; `none` where they are added to the rows before it."""
+        """The position scheme inside the layer; `none` for positions that are added before the layer."""
         return "none" if self.positions == "sinusoidal" or self.positions == "learned" else self.positions
 
     def first_column(self, n_tokens: int, length: int) -> int:
-        """Where a sequence of `n_tokens` begins on an axis of `length`: behind its padding, if that is on the left."""
+        """The index of the first token of `n_tokens` on an axis of `length`: after the padding, if padding is on the
+        left."""
         return length - n_tokens if self.padding == "left" else 0
 
     def resolved(self) -> Config:
-        """This config with every derived width filled in. Raises `UsageError` naming the rule that is broken."""
+        """This config with all derived widths filled in. Raises `UsageError` that names the broken rule."""
         _check_choices(self)
         _check_choice(self, "d_model", 1, MAX_WIDTH)
         _check_choice(self, "n_heads", 1, MAX_HEADS, _nearest_heads_hint(self))
@@ -158,20 +160,20 @@ _OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {
 
 
 def typed(name: str, value: object) -> str:
-    """A choice as it is typed: `--heads 5`, `--no-bias`."""
+    """An option as the user types it: `--heads 5`, `--no-bias`."""
     if isinstance(value, bool):
         return _OPTIONS[name] if value else f"--no-{_OPTIONS[name][2:]}"
     return f"{_OPTIONS[name]} {shlex.quote(str(value)[:_SHOWN])}"
 
 
 def about_file(message: str) -> str:
-    """A message of `Config.resolved` in the words of a file: `config.n_heads 5` in place of `--heads 5`."""
+    """A message of `Config.resolved` about a file: `config.n_heads 5` instead of `--heads 5`."""
     names = {option: f"config.{name}" for name, option in _OPTIONS.items()}
     return re.sub(r"--[a-z-]+", lambda match: names.get(match[0], match[0]), message)
 
 
 def _check_range(subject: str, value: int, low: int, high: int, hint: str | None = None) -> None:
-    """Raises `UsageError` for a count outside its range; the `subject` shows it."""
+    """Raises `UsageError`, which names `subject`, for a count out of range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{subject} is not a whole number", hint=hint)
     if value < low:
@@ -201,7 +203,7 @@ def _check_numbers(full: Config) -> None:
 
 
 def _check_choice(config: Config, name: str, low: int, high: int, hint: str | None = None) -> None:
-    """Raises `UsageError` for a field that is given and out of its range."""
+    """Raises `UsageError` for a field that is set and out of range."""
     value = getattr(config, name)
     if value is not None:
         _check_range(typed(name, value), value, low, high, hint)
@@ -276,18 +278,18 @@ def _nearest_heads_hint(config: Config) -> str | None:
 
 
 def _nearest_heads(config: Config) -> int | None:
-    """The count of heads nearest to the one asked for that divides d_model, into even parts where positions are rotary."""
+    """The head count nearest to the requested one that divides d_model, into even parts for rotary positions."""
     if config.positions not in ROPE:
         return _nearest_divisor(config.d_model, config.n_heads)
     return None if config.d_model % 2 else _nearest_divisor(config.d_model // 2, config.n_heads)
 
 
 def _nearest_divisor(of: int, to: int) -> int:
-    """The divisor of `of` nearest to `to`, at most MAX_HEADS; the larger of two equally near."""
+    """The divisor of `of` nearest to `to`, at most MAX_HEADS. The larger of two equally near ones."""
     return min((n for n in range(1, min(of, MAX_HEADS) + 1) if of % n == 0), key=lambda n: (abs(n - to), -n))
 
 
 def _nearest_multiple(near: int, of: int) -> int:
-    """The positive multiple of `of` nearest to `near`, at most MAX_WIDTH; the larger of two equally near."""
+    """The positive multiple of `of` nearest to `near`, at most MAX_WIDTH. The larger of two equally near ones."""
     low = near // of * of
     return low if low > 0 and (near - low < low + of - near or low + of > MAX_WIDTH) else low + of

@@ -1,4 +1,4 @@
-"""How the kernel for statistics of heads is laid out on a GPU: the order of its sums, and the memory that it takes."""
+"""The layout of the GPU kernel for head statistics: the order of its sums, and its memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Queries and keys of a tile (powers of two, as many keys as queries at least), and the warps of a program."""
+    """Queries and keys per tile (powers of two, no fewer keys than queries), and warps per program."""
 
     queries: int
     keys: int
@@ -14,29 +14,32 @@ class Launch(NamedTuple):
 
 
 MAX_HEAD = 256
-"""The widest head whose tiles fit a multiprocessor's memory."""
+"""The widest head whose tiles fit into a multiprocessor's memory."""
 _WIDE = 128
-"""Numbers of a head in 16 bits that leave registers for a large tile."""
+"""The widest head in 16 bits that leaves registers for a large tile."""
 PARTIAL_BYTES, ADDED_BYTES = 1 << 30, 1 << 28
-"""At most, of the sums of all programs, and of what is added to the scores of a strip of queries."""
+"""Upper bounds: the sums of all programs, and the additive bias for a strip of queries."""
 _ADDED_COPIES, _MAP_CELLS = 3, 1 << 20
-"""Of what is added, while it is put together; cells of a head's map, before they are summed to larger ones."""
+"""Copies of the additive bias while it is built; cells of a head's map before pooling."""
 DEVICE_TILE = 2048, 8192
-"""Queries and keys of a tile of torch on a device, where a call must bring enough work to fill it."""
+"""Queries and keys of a torch tile on a GPU, large enough to keep the GPU busy."""
 _PROGRAMS = 1024
-"""Some for each multiprocessor of the largest devices. A fixed number, because it decides the order of summation."""
+"""Several programs per multiprocessor of the largest GPUs. Fixed, because the number decides the order of summation."""
 ROWS, _COLUMNS, IDS = 9, 2, 6
-"""Statistics of each query, and of each key; ids of a query and a key together."""
+"""Statistics per query, statistics per key, and ids per query and key."""
 
 
 def launch_for(item_bytes: int, d_head: int) -> Launch:
-    """The layout for heads of this width and bytes per number. It is fixed and not tuned on the device, because another one would
-    sum in another order. Of seven layouts these spill the fewest registers on devices of capability 8.0 and 9.0."""
+    """The layout for heads of this width and bytes per number.
+
+    It is fixed rather than tuned on the device, because another layout would sum in another order. Of seven layouts,
+    these spill the fewest registers on devices of capability 8.0 and 9.0.
+    """
     return Launch(64, 64, 8) if item_bytes == 2 and d_head <= _WIDE else Launch(32, 32)
 
 
 def n_programs(launch: Launch, heads: int, n_queries: int, n_keys: int) -> int:
-    """How many programs share a head, where so many heads of all sequences are reduced together."""
+    """The number of programs per head, when `heads` heads of all sequences are reduced together."""
     affordable = PARTIAL_BYTES // (heads * _partial_bytes(n_queries, n_keys))
     return max(1, min(-(-n_queries // launch.queries), -(-_PROGRAMS // heads), affordable))
 
@@ -44,11 +47,14 @@ def n_programs(launch: Launch, heads: int, n_queries: int, n_keys: int) -> int:
 def device_bytes(
     *, batch: int, n_heads: int, n_queries: int, n_keys: int, wide: int = 4, has_bias: bool = False
 ) -> int:
-    """What the reduction of a layer's heads takes on a GPU at most, beside its result: the tiles of torch or the sums of the
-    kernel, whichever are more, masks, and what is added to scores. Numbers of the sums have `wide` bytes."""
+    """An upper bound of the GPU memory for reducing a layer's heads, without the result.
+
+    It counts the larger of torch's tiles and the kernel's sums, plus masks and the additive bias. Sums take `wide`
+    bytes each.
+    """
     heads = batch * n_heads
     rows, columns = min(DEVICE_TILE[0], n_queries), min(DEVICE_TILE[1], n_keys)
-    padded = rows * (rows + columns + 1)  # weights, and two planes of equal cells, among zeros
+    padded = rows * (rows + columns + 1)  # weights and two planes of equal cells, padded with zeros
     tiles = wide * (rows * columns + 3 * padded)
     masks = 2 * batch * wide * rows * columns
     added = _ADDED_COPIES * min(ADDED_BYTES, 4 * heads * n_queries * n_keys) if has_bias else 0
@@ -56,7 +62,7 @@ def device_bytes(
 
 
 def _kernel_bytes(heads: int, n_queries: int, n_keys: int) -> int:
-    """Of the sums of all programs and what torch makes of them, of the map, and of ids, in the smallest layout."""
+    """Bytes for the sums of all programs, their reduction, the map and the ids, in the smallest layout."""
     partial = _partial_bytes(n_queries, n_keys)
     blocks = -(-n_queries // launch_for(4, 1).queries)
     programs = max(heads, min(heads * blocks, _PROGRAMS + heads, PARTIAL_BYTES // partial))
@@ -69,5 +75,5 @@ def _kernel_bytes(heads: int, n_queries: int, n_keys: int) -> int:
 
 
 def _partial_bytes(n_queries: int, n_keys: int) -> int:
-    """Of the sums of one program and head: per key, and per distance."""
+    """Bytes for the sums of one program and head, per key and per distance."""
     return 4 * (_COLUMNS * n_keys + n_queries + n_keys - 1)

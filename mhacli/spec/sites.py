@@ -1,7 +1,7 @@
-"""SITES: every place where attention can be observed, with its axes, its formula and one line of what it means.
+"""SITES: all points at which attention can be observed, with axes, formula and a one-line explanation.
 
-The printed walkthrough, the shape check at run time and the documentation all come from this table. What is *measured*
-at a site (shape, layout, time) comes from the tap, never from here.
+The printed walkthrough, the shape check at run time and the documentation all come from this table. *Measurements* of a
+site (shape, layout, time) come from the tap.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from mhacli.spec.facts import Facts
 from mhacli.spec.variants import mask_rules
 
 WAVES_AT_ONCE = 1 << 20
-"""Numbers of sinusoidal positions that are made at one time, in float64."""
+"""The number of sinusoidal position values computed at a time in float64."""
 
 
 def product(out: str, weight: str, *, of: str = "x", of_cross: str | None = None) -> Callable[[Facts], str]:
-    """`out = of W_weightᵀ + b_weight`, read from the context where keys and values come from it."""
+    """The formula `out = of W_weightᵀ + b_weight`. In cross-attention `of_cross` replaces `of`."""
     return lambda f: (
         f"{out} = {of_cross if f.cross and of_cross else of} W_{weight}ᵀ" + (f" + b_{weight}" if f.config.bias else "")
     )
 
 
 def product_flops(length: str, width: str, of: str = "d_input") -> Callable[[Facts], int]:
-    """Operations of a product with a weight: 2 per weight and row, and 1 per number where a bias is added."""
+    """The operations of a product with a weight matrix: 2 per weight and vector, and 1 per result for a bias."""
 
     def flops(f: Facts) -> int:
         n_out = f.batch * f.size(length) * f.size(width)
@@ -35,12 +35,12 @@ def product_flops(length: str, width: str, of: str = "d_input") -> Callable[[Fac
 
 
 def adds_positions(f: Facts) -> bool:
-    """Whether positions are added to the rows."""
+    """Whether positions are added to the token vectors."""
     return f.config.positions in ("sinusoidal", "learned")
 
 
 def position_formula(f: Facts) -> str:
-    """What is added at each place."""
+    """The formula of the vectors added at each position."""
     place = "place of i" if f.own_places else "i"
     if f.config.positions == "learned":
         return f"p[i] = P[{place}]"
@@ -48,47 +48,49 @@ def position_formula(f: Facts) -> str:
 
 
 def position_meaning(f: Facts) -> str:
-    """Why it is added."""
+    """The purpose of these vectors."""
     kind = (
         "a learned vector for each position"
         if f.config.positions == "learned"
         else "sines and cosines that encode the position of each token"
     )
-    own = "; positions count from the first token of each text" if f.own_places else ""
-    return f"{kind}; without them attention ignores the order of the tokens{own}"
+    note = "; positions count from the first token of each text" if f.own_places else ""
+    return f"{kind}; without them attention ignores the order of the tokens{note}"
 
 
 def position_flops(f: Facts) -> int:
-    """Sines and cosines count 1 each; reading a table is a copy."""
+    """The operations of `position_formula`: 1 per sine or cosine; reading a table is a copy."""
     return 0 if f.config.positions == "learned" else 2 * (f.batch if f.own_places else 1) * f.q_len * f.size("d_input")
 
 
 def x_formula(f: Facts) -> str:
-    """How the rows that the layer reads are made."""
-    made = "embed" if f.config.random is None else "random"
-    return f"x = {made} + positions" if adds_positions(f) else f"x = {made}"
+    """The formula of the layer's input."""
+    source = "embed" if f.config.random is None else "random"
+    return f"x = {source} + positions" if adds_positions(f) else f"x = {source}"
 
 
 def context_flops(f: Facts) -> int:
-    """Of the positions of the context."""
+    """The operations of adding positions to the context."""
     waves = 2 * (f.batch if f.own_places else 1) if f.config.positions == "sinusoidal" else 0
     return (f.batch + waves) * f.k_len * f.size("d_input") if adds_positions(f) else 0
 
 
 def sharing(f: Facts) -> str:
-    """Which query heads read which kv head, where they share."""
+    """A clause on query heads that share a kv head, if they do."""
     group = f.config.heads_per_kv_head
     if group == 1:
         return ""
-    all_share = group == f.config.n_heads
-    return "; all query heads read the same one" if all_share else f"; each is read by {group} query heads in a row"
+    is_multi_query = group == f.config.n_heads
+    return (
+        "; all query heads read the same one" if is_multi_query else f"; each is read by {group} query heads in a row"
+    )
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """What each head takes off its scores per step of distance: `2^(−8(h+1)/n)`.
+    """The slope by which each head lowers its scores per step of distance: `2^(−8(h+1)/n)`.
 
-    Where `n` is no power of two: the slopes for the power below, then every other slope of the power above. Source: Press
-    et al. 2021, section 3, and its published code for other counts of heads.
+    If `n` is not a power of two: the slopes for the power below, then every other slope for the power above. Source:
+    Press et al. 2021, section 3, and its published code for other head counts.
 
     >>> alibi_slopes(2)
     (0.0625, 0.00390625)
@@ -100,13 +102,13 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 
 
 def slopes(f: Facts) -> str:
-    """The slopes of ALiBi, the first of many."""
+    """The first slopes of ALiBi as text."""
     all_slopes = alibi_slopes(f.config.n_heads)
     return ", ".join(f"{slope:.4g}" for slope in all_slopes[:4]) + (", …" if len(all_slopes) > 4 else "")
 
 
 def rotation(of: str) -> Callable[[Facts], str]:
-    """How queries or keys are turned by their places."""
+    """The formula for the rotation of queries or keys by their positions."""
 
     def formula(f: Facts) -> str:
         half = f.size("d_head") // 2
@@ -117,12 +119,12 @@ def rotation(of: str) -> Callable[[Facts], str]:
 
 
 def qk_formula(f: Facts) -> str:
-    """The dot product, of turned rows where positions are rotary."""
+    """The formula of the dot products, after any rotation."""
     return "qk = q_rot k_rotᵀ" if f.config.positions in ROPE else "qk = q kᵀ"
 
 
 def scores_formula(f: Facts) -> str:
-    """Scale, softcap and what is added, in their order."""
+    """The formula of scale, softcap and additive terms, in this order."""
     scaled = f"{f.config.scale:.6g} · qk"
     c = f.config.softcap
     capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
@@ -132,26 +134,26 @@ def scores_formula(f: Facts) -> str:
 
 
 def scores_meaning(f: Facts) -> str:
-    """The rules of the mask in words."""
+    """The explanation of scores, with the rules of the mask."""
     rules = ", ".join(mask_rules(f)) or "every key is visible"
     return f"scaled so that the softmax does not saturate, then masked: {rules}"
 
 
 def scores_flops(f: Facts) -> int:
-    """Scale 1, softcap 3 more, 1 for each thing that is added."""
+    """The operations of scores: 1 for the scale, 3 for a softcap, and 1 per additive term."""
     added = (f.config.positions == "alibi") + (f.config.score_bias is not None)
     return f.cells() * ((1 if f.config.softcap is None else 4) + added)
 
 
 def out_formula(f: Facts) -> str:
-    """The output projection, if there is one."""
+    """The formula of the output projection, if there is one."""
     if not f.config.out_proj:
         return "out = concat"
     return "out = concat W_oᵀ" + (" + b_o" if f.config.bias else "")
 
 
 def out_flops(f: Facts) -> int:
-    """Its operations."""
+    """The operations of the output projection."""
     return product_flops("query", "d_model", of="head·d_v")(f) if f.config.out_proj else 0
 
 
@@ -163,13 +165,12 @@ Text = str | Callable[[Facts], str]
 
 @dataclass(frozen=True)
 class Site:
-    """One place of the computation.
+    """One point of the computation.
 
-    `axes` are words of the house; `formula` says how the tensor is made; `sources` are the sites that it may be a view
-    of, where no arithmetic lies between; `flops` counts the floating point operations of making it: a multiply-add of a
-    matrix product counts 2, every other operation on a number (add, multiply, exp, tanh, max, divide) 1, and a copy 0.
-    `parameters` names the weights that are used, without `.weight` and `.bias`; `in_general` is the formula of any config, where
-    that of one has its numbers.
+    `axes` are axis names; `formula` says how the tensor is computed; `sources` are the sites of which it may be a view,
+    with no arithmetic between. `flops` counts floating point operations: 2 per multiply-add of a matrix product, 1 per
+    other operation on a number (add, multiply, exp, tanh, max, divide), 0 per copy. `parameters` names the weights
+    used, without `.weight` and `.bias`. `in_general` is the formula for any config, where `formula` has numbers.
     """
 
     name: str
@@ -182,19 +183,19 @@ class Site:
     parameters: tuple[str, ...] = ()
 
     def axes_for(self, facts: Facts) -> tuple[str, ...]:
-        """The axis words that hold for these facts."""
+        """The axis names under these facts."""
         return self.axes(facts) if callable(self.axes) else self.axes
 
     def shape_for(self, facts: Facts) -> tuple[int, ...]:
-        """The shape that a tensor at this site must have."""
+        """The required shape of the tensor."""
         return tuple(facts.size(axis) for axis in self.axes_for(facts))
 
     def formula_for(self, facts: Facts) -> str:
-        """The formula with the numbers of the config in it."""
+        """The formula with the config's numbers."""
         return self.formula(facts) if callable(self.formula) else self.formula
 
     def meaning_for(self, facts: Facts) -> str:
-        """The one sentence of explanation."""
+        """The explanation in one sentence."""
         return self.meaning(facts) if callable(self.meaning) else self.meaning
 
 
@@ -203,7 +204,7 @@ def _axes(words: str) -> tuple[str, ...]:
 
 
 def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
-    """The axes of rows that the projections read."""
+    """The axes of the layer's input."""
     return lambda f: ("batch", length, f.input_axis)
 
 

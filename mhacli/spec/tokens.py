@@ -1,4 +1,4 @@
-"""A text as tokens. Plain data."""
+"""A tokenized text as plain data."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Piece:
-    """What the tokenizer of a checkpoint says of a token besides its id: its own `name` for it, the `bytes` that it stands
-    for in hex, whether it is `special`, and the number of the `word` that it is part of (None for special tokens).
+    """A checkpoint tokenizer's description of one token.
 
-    Where a character is cut into several tokens, the token is its `part` of `parts`, 1 first.
+    `name` is the tokenizer's own name, `bytes` are the bytes of the token in hex, and `word` is the number of its word
+    (None for special tokens). If a character is cut into several tokens, the token is `part` (from 1) of `parts`.
     """
 
     name: str
@@ -26,10 +26,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One text as tokens. `offsets` are characters of `text`, end exclusive; `documents` says which document of the text
-    each token belongs to, 0 first, and is empty where texts are not cut into documents. `pieces` are those of a tokenizer
-    that has its own names for tokens, else empty; then `tokens` are what they stand for, and parts of a character are
-    marked, `日⟨1/3⟩`."""
+    """One text as tokens.
+
+    `offsets` are characters of `text`, end exclusive. `documents` is the document of each token, counted from 0, and
+    empty if the text is not split. `pieces` is set for tokenizers with their own token names; `tokens` are then the
+    decoded text, with parts of characters marked as in `日⟨1/3⟩`.
+    """
 
     text: str
     tokens: tuple[str, ...]
@@ -40,7 +42,7 @@ class TokenSequence:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The place of each token in its own document, 0 first."""
+        """The position of each token in its document, counted from 0."""
         begins: dict[int, int] = {}
         for index, document in enumerate(self.documents):
             begins.setdefault(document, index)
@@ -50,17 +52,17 @@ class TokenSequence:
 
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
-"""Whose tokens an attention reads: those of the text itself; in a model of two halves the encoder's, the decoder's own, or from
-the decoder those of the encoder."""
+"""The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's own, or the encoder's
+from the decoder."""
 
 
 def places(n: int) -> TokenSequence:
-    """A text of which only the places are known: `x0`, `x1`, and so on."""
+    """A sequence of bare positions: `x0`, `x1`, and so on."""
     return TokenSequence("", tuple(f"x{i}" for i in range(n)), tuple(range(n)), ((0, 0),) * n)
 
 
 def named_by_ids(ids: Sequence[int]) -> TokenSequence:
-    """A text of which only the ids are known, each of which is its own name."""
+    """A sequence of which only the ids are known; each id is its token's text."""
     names = tuple(map(str, ids))
     ends = list(accumulate((len(name) + 1 for name in names), initial=0))
     spans = tuple((start, end - 1) for start, end in pairwise(ends))

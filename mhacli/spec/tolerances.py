@@ -1,4 +1,4 @@
-"""How far numbers may be apart before it is more than rounding: one table by dtype, from which every check derives its own."""
+"""Rounding tolerances by dtype. Every check takes its tolerance from this table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import NamedTuple
 class Tolerance(NamedTuple):
     """The largest differences that rounding explains in a dtype.
 
-    `output`: of an output, relative to the magnitudes that it is the sum of; about twice what was measured for normal numbers, up
-    to `MEASURED_KEYS` keys of 128 columns. `row_sum`: of the sum of a row of weights from 1 where it is computed, and
-    `stored_row_sum` where it is read: each weight is rounded to the dtype, twice the rounding of 16 bits, with room for sums of
-    many keys in the others. `runs`: of two runs, relative to the largest number of a site.
+    `output`: of an output, relative to the sum of the magnitudes behind it; about twice the measured error for normal
+    numbers, for up to `MEASURED_KEYS` keys of 128 columns. `row_sum`: of a row's sum from 1 where it is computed.
+    `stored_row_sum`: of the sum of a stored row, whose weights are rounded to the dtype; twice the rounding of 16 bits,
+    and room for sums over many keys in wider dtypes. `runs`: between two runs, relative to the largest number of a
+    site.
     """
 
     output: float
@@ -27,14 +28,14 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "float32": Tolerance(output=2e-6, row_sum=1e-6, stored_row_sum=1e-4, runs=1e-5),
     "float64": Tolerance(output=1e-12, row_sum=1e-12, stored_row_sum=1e-6, runs=1e-12),
 }
-"""By the name of the dtype, the coarsest first."""
+"""By dtype, the coarsest first."""
 
 
 MEASURED_KEYS = 512
-"""Up to so many keys `output` was measured. Tokens that repeat round in the same direction: at 16,384 keys of 37 tokens torch's
-flash kernel on CPUs was off by 1.5 × that."""
+"""The largest number of keys for which `output` was measured. Repeated tokens round in the same direction: with 16,384
+keys of 37 distinct tokens, torch's flash kernel on CPUs was off by 1.5 × `output`."""
 
 
 def error_text(number: float) -> str:
-    """A rounding error or a tolerance in one form at every size, so that two can be compared at a glance: `1.46e-04`."""
+    """A rounding error or tolerance in one format at every size, for easy comparison: `1.46e-04`."""
     return f"{number:.2e}" if number else "0"

@@ -1,4 +1,4 @@
-"""The variants of attention that a run uses: what each does, why one would use it, and who described it.
+"""The variants of attention: effect, purpose and source of each.
 
 The walkthrough prints them, and docs/ATTENTION.md shows each with the command that draws it.
 """
@@ -14,7 +14,7 @@ from mhacli.spec.facts import Facts
 
 @dataclass(frozen=True)
 class Variant:
-    """One choice about attention. `used` says whether a run makes it, `what` describes it with the run's numbers."""
+    """One variant. `used` says whether a run uses it, and `what` describes it with the run's numbers."""
 
     name: str
     used: Callable[[Facts], bool]
@@ -24,12 +24,12 @@ class Variant:
 
 
 def variants(facts: Facts) -> tuple[Variant, ...]:
-    """The variants that a run uses, in the order in which the computation meets them."""
+    """The variants that a run uses, in the order of the computation."""
     return tuple(variant for variant in VARIANTS if variant.used(facts))
 
 
 def mask_rules(facts: Facts) -> tuple[str, ...]:
-    """The rules of the mask, each as a clause; all must hold, but for the exception that one of them names."""
+    """The rules of the mask as clauses. All must hold; a clause may name an exception."""
     config = facts.config
     rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
     if config.window is not None:
@@ -43,7 +43,7 @@ def mask_rules(facts: Facts) -> tuple[str, ...]:
 
 
 def positions_name(config: Config) -> str:
-    """The position scheme as people call it, with its numbers.
+    """The usual name of the position scheme, with its numbers.
 
     >>> positions_name(Config(positions="rope"))
     'rope (half-rotation, θ 10000)'
