@@ -1,1 +1,1 @@
-"""Folders with models from strangers, by what their headers and configs say: nothing here reads a tensor or needs torch."""
+"""Reads untrusted checkpoints by their headers and configs, without tensors or torch."""

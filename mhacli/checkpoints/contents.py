@@ -1,4 +1,4 @@
-"""What is in a checkpoint or a weights file, by its headers: sizes, heads, dtypes, and what a token costs in the KV cache."""
+"""The contents of a checkpoint or a weights file from its headers: sizes, heads, dtypes and KV-cache bytes per token."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DtypeCount:
 
 @dataclass(frozen=True)
 class StackAttention:
-    """The attentions of one stack. `biases` are the letters of the projections that have one, of q, k, v and o.
+    """The attention of one stack. `biases` are the letters (of q, k, v and o) of the projections with a bias.
 
-    `cache_bytes` is what one token takes in the KV cache of all layers, in the dtype of the keys' projection; None where the
-    stack keeps none.
+    `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of the key projection; None if
+    the stack has no cache.
     """
 
     stack: str
@@ -52,7 +52,7 @@ class StackAttention:
 
 @dataclass(frozen=True)
 class Contents:
-    """What `mha weights info` tells. `kind` is `checkpoint`, or `layer` for a file of ours."""
+    """The result of `mha weights info`. `kind` is `checkpoint`, or `layer` for a weights file of mha."""
 
     path: str
     kind: str
@@ -71,7 +71,7 @@ class Contents:
 
 
 def contents_of(checkpoint: Checkpoint, *, layout: str | None = None) -> Contents:
-    """All of it from headers and config. Raises `MhaError` for a saved record, and for damaged metadata of ours."""
+    """The contents by headers and config. Raises `MhaError` for a saved record and for damaged metadata of mha."""
     schema = checkpoint.metadata.get("schema") if isinstance(checkpoint.metadata, dict) else None
     if schema is not None:
         raise MhaError(
@@ -79,37 +79,46 @@ def contents_of(checkpoint: Checkpoint, *, layout: str | None = None) -> Content
             path=checkpoint.path,
         )  # fmt: skip
     if isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT:
-        return _of_ours(checkpoint)
+        return _mha_contents(checkpoint)
     chosen, notes = _layout(checkpoint, layout)
     counts = head_counts(checkpoint.config)
-    kinds = [] if chosen is None else [_kind(checkpoint, chosen, stack) for stack in stacks_in(checkpoint, chosen)]
-    if chosen is not None and not kinds:
+    attentions = (
+        [] if chosen is None else [_attention(checkpoint, chosen, stack) for stack in stacks_in(checkpoint, chosen)]
+    )
+    if chosen is not None and not attentions:
         notes.append(f"no tensor is named as in layout {chosen.name}")
-    if not kinds and counts.n_heads is not None:
-        kinds = [_from(counts, "self", counts.n_layers, "", None)]
-    for kind in kinds:
-        said = head_counts(checkpoint.config, kind.stack).n_layers
-        if said is not None and kind.n_layers != said and chosen is not None and "{layer}" in _stem(chosen, kind.stack):
-            notes.append(f"config.json gives {said} layers of {kind.stack}, but the tensors make {kind.n_layers}")
+    if not attentions and counts.n_heads is not None:
+        attentions = [_from(counts, "self", counts.n_layers, "", None)]
+    for attention in attentions:
+        n_layers = head_counts(checkpoint.config, attention.stack).n_layers
+        if (
+            n_layers is not None
+            and attention.n_layers != n_layers
+            and chosen is not None
+            and "{layer}" in _stem(chosen, attention.stack)
+        ):
+            notes.append(
+                f"config.json gives {n_layers} layers of {attention.stack}, but the tensors make {attention.n_layers}"
+            )
     return _contents(
-        checkpoint, "checkpoint", None if chosen is None else chosen.name, tuple(kinds), counts, tuple(notes)
+        checkpoint, "checkpoint", None if chosen is None else chosen.name, tuple(attentions), counts, tuple(notes)
     )
 
 
-def to_json(found: Contents, *, with_tensors: bool) -> str:
+def to_json(contents: Contents, *, with_tensors: bool) -> str:
     """The document of schema `mha.weights-info/1`."""
-    document: dict[str, Any] = {"schema": SCHEMA} | asdict(found)
-    document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in found.files]
+    document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
+    document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
     del document["tensors"]
     if with_tensors:
         document["tensors"] = [
-            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "n_bytes": t.n_bytes} for t in found.tensors
+            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "n_bytes": t.n_bytes} for t in contents.tensors
         ]
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _layout(checkpoint: Checkpoint, name: str | None) -> tuple[Layout | None, list[str]]:
-    """The layout, or none with the reason: a look at a folder does not need one."""
+    """The layout, or None and the reason why it is unknown."""
     if name is not None:
         return layout_named(name), []
     if not checkpoint.config:
@@ -127,21 +136,21 @@ def _stem(layout: Layout, stack: str) -> str:
     return layout.stacks[stack].stems[0]
 
 
-def _kind(checkpoint: Checkpoint, layout: Layout, stack: str) -> StackAttention:
+def _attention(checkpoint: Checkpoint, layout: Layout, stack: str) -> StackAttention:
     counts = head_counts(checkpoint.config, stack)
     layers = layers_in(checkpoint, layout, stack)
     n_layers = len(layers) if "{layer}" in _stem(layout, stack) else counts.n_layers or len(layers)
     try:
-        found = find_layer(checkpoint, layout, layers[0], stack=stack)
-    except MhaError:  # several towers, or a damaged layer: convert says which
+        found_layer = find_layer(checkpoint, layout, layers[0], stack=stack)
+    except MhaError:  # several towers, or a damaged layer
         return _from(counts, stack, n_layers, "", None)
-    biases = _biases(found.tensors, layout)
+    biases = _biases(found_layer.tensors, layout)
     family = family_of(checkpoint.config)
     causal = (family is not None and stack in family.causal) or bool(checkpoint.config.get("is_decoder"))
     n_kv, d_head, d_v = counts.n_kv_heads, counts.d_head, counts.d_v
     cache = None
     if causal and n_kv is not None and d_head is not None and d_v is not None:
-        cache = n_layers * n_kv * (d_head + d_v) * ITEM_BITS[found.tensors[layout.qkv[-1]].dtype] // 8
+        cache = n_layers * n_kv * (d_head + d_v) * ITEM_BITS[found_layer.tensors[layout.qkv[-1]].dtype] // 8
     return _from(counts, stack, n_layers, biases, cache)
 
 
@@ -177,12 +186,12 @@ def _contents(
     )  # fmt: skip
 
 
-def _of_ours(checkpoint: Checkpoint) -> Contents:
-    """A `mha.weights/1` file: one layer, whose metadata says what it is."""
+def _mha_contents(checkpoint: Checkpoint) -> Contents:
+    """The contents of a `mha.weights/1` file, which holds one layer."""
     config: Config = decode(Metadata, checkpoint.metadata, checkpoint.path).config.resolved()
     keys = checkpoint.tensors.get("k_proj.weight")
     per_token = (config.n_kv_heads or 0) * ((config.d_head or 0) + (config.d_v or 0))
-    kind = StackAttention(
+    attention = StackAttention(
         "self", 1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,
         "".join(letter for letter in "qkvo" if f"{letter}_proj.bias" in checkpoint.tensors),
         None if keys is None else per_token * ITEM_BITS[keys.dtype] // 8,
@@ -190,4 +199,4 @@ def _of_ours(checkpoint: Checkpoint) -> Contents:
     embedding = checkpoint.tensors.get(EMBEDDING)
     rows = embedding.shape[0] if embedding is not None and embedding.shape else None
     table = config.max_positions if config.positions == "learned" else None
-    return _contents(checkpoint, "layer", "mha", (kind,), HeadCounts(vocabulary=rows, positions=table), ())
+    return _contents(checkpoint, "layer", "mha", (attention,), HeadCounts(vocabulary=rows, positions=table), ())

@@ -1,4 +1,4 @@
-"""What a conversion will do, settled before the first tensor: which tensors, which config, which words."""
+"""Plans a conversion before its first tensor: which tensors, which config, which vocabulary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """What the command line says of a conversion. `sizes` are `n_heads`, `n_kv_heads`, `d_head` as far as they are given."""
+    """The choices of the command line. `sizes` are the given ones of `n_heads`, `n_kv_heads` and `d_head`."""
 
     layer: int = 0
     stack: str | None = None
@@ -42,10 +42,10 @@ class ConversionRequest:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion that can begin: every name found, every shape as the config says.
+    """A complete plan: every tensor exists, and every shape agrees with the config.
 
-    `n_tokens` rows of `embedding` are taken, and the rows of `table` from `table_skip` on; both are None where the checkpoint
-    has none that fits.
+    The first `n_tokens` rows of `embedding` are taken, and the rows of `table` from `table_skip` on. Both are None if
+    the checkpoint has no fitting one.
     """
 
     checkpoint: Checkpoint
@@ -63,22 +63,24 @@ class Conversion:
     notes: tuple[str, ...]
 
 
-def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conversion:
-    """The conversion of one layer to a file of ours. Raises `MhaError` for a checkpoint that cannot give it."""
-    layout = layout_named(wanted.layout) if wanted.layout is not None else layout_of(checkpoint.config, checkpoint.path)
-    stack = chosen_stack(checkpoint, layout, wanted.stack)
+def plan_conversion(checkpoint: Checkpoint, request: ConversionRequest) -> Conversion:
+    """The plan for converting one layer to a weights file of mha. Raises `MhaError` for an unsuitable checkpoint."""
+    layout = (
+        layout_named(request.layout) if request.layout is not None else layout_of(checkpoint.config, checkpoint.path)
+    )
+    stack = chosen_stack(checkpoint, layout, request.stack)
     n_layers = head_counts(checkpoint.config, stack).n_layers
-    if n_layers is not None and wanted.layer >= n_layers:
-        raise UsageError(out_of_range("--layer", wanted.layer, n_layers))
-    found = find_layer(checkpoint, layout, wanted.layer, stack=stack, prefix=wanted.prefix)
-    given = wanted.sizes or {}
+    if n_layers is not None and request.layer >= n_layers:
+        raise UsageError(out_of_range("--layer", request.layer, n_layers))
+    found = find_layer(checkpoint, layout, request.layer, stack=stack, prefix=request.prefix)
+    sizes_given = request.sizes or {}
     if checkpoint.config:
-        sizes = sizes_of(checkpoint.config, stack, given)
+        sizes = sizes_of(checkpoint.config, stack, sizes_given)
     else:
-        sizes = sizes_from_shapes(found, layout, given)
+        sizes = sizes_from_shapes(found, layout, sizes_given)
     require_shapes(found, layout, sizes, checkpoint.path)
-    fields, notes = choices_of(checkpoint.config, stack, wanted.layer, sizes)
-    tables = _tables(checkpoint, stack, sizes) if wanted.with_embedding else _Tables()
+    fields, notes = choices_of(checkpoint.config, stack, request.layer, sizes)
+    tables = _tables(checkpoint, stack, sizes) if request.with_embedding else _Tables()
     fields, more = _with_table(fields, tables)
     words = _words(checkpoint, tables.embedding) if tables.embedding is not None else _Words()
     config = Config(
@@ -87,9 +89,9 @@ def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conver
         dtype=_dtype(found, tables), tokenizer=words.tokenizer, **fields,
     ).resolved()  # fmt: skip
     plan = Conversion(
-        checkpoint, layout, stack, wanted.layer, found, sizes, config, tables.embedding, words.n_tokens,
+        checkpoint, layout, stack, request.layer, found, sizes, config, tables.embedding, words.n_tokens,
         tables.table if config.positions == "learned" else None, tables.skip, words.vocabulary,
-        (*found.notes, *notes, *tables.notes, *more, *words.notes, *_before(wanted.layer, tables)),
+        (*found.notes, *notes, *tables.notes, *more, *words.notes, *_before(request.layer, tables)),
     )  # fmt: skip
     _require_memory(plan)
     return plan
@@ -97,7 +99,7 @@ def plan_conversion(checkpoint: Checkpoint, wanted: ConversionRequest) -> Conver
 
 @dataclass(frozen=True)
 class _Tables:
-    """The embedding and the learned positions that belong to a stack, where they are as wide as its rows."""
+    """The embedding and the learned positions of a stack, if they are as wide as its input."""
 
     embedding: StoredTensor | None = None
     table: StoredTensor | None = None
@@ -117,9 +119,9 @@ def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes) -> _Tabl
     family = family_of(checkpoint.config)
     if family is None:
         return _Tables(notes=("no embedding is converted: the model_type is unknown",))
-    found: dict[str, StoredTensor | None] = {}
+    table_of: dict[str, StoredTensor | None] = {}
     notes = []
-    for what, suffixes in (("embedding", family.embedding), ("table", family.table)):
+    for kind, suffixes in (("embedding", family.embedding), ("table", family.table)):
         name = find_table(checkpoint.tensors.keys(), suffixes, stack)
         tensor = None if name is None else checkpoint.tensors[name]
         if tensor is not None and (len(tensor.shape) < 2 or tensor.shape[-1] != sizes.d_input):
@@ -128,14 +130,14 @@ def _tables(checkpoint: Checkpoint, stack: str, sizes: ProjectionSizes) -> _Tabl
                 "the model widens these first"
             )
             tensor = None
-        found[what] = tensor
-    if found["embedding"] is None and not notes:
+        table_of[kind] = tensor
+    if table_of["embedding"] is None and not notes:
         notes.append(f"there is no embedding of words for the stack {stack}: the layer can be run with --random")
-    return _Tables(found["embedding"], found["table"], family.table_skip, tuple(notes))
+    return _Tables(table_of["embedding"], table_of["table"], family.table_skip, tuple(notes))
 
 
 def _with_table(fields: dict[str, Any], tables: _Tables) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The choices with the length of the table of learned positions, or without learned positions where there is none."""
+    """The config fields with the length of the table of learned positions, or with `positions` none without a table."""
     if fields.get("positions") != "learned":
         return fields, ()
     rows = 0 if tables.table is None else tables.table.shape[-2] - tables.skip
@@ -145,11 +147,11 @@ def _with_table(fields: dict[str, Any], tables: _Tables) -> tuple[dict[str, Any]
 
 
 def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
-    """The vocabulary of the checkpoint's tokenizer, and the rows of the embedding that it names."""
+    """The vocabulary of the checkpoint's tokenizer, and the number of embedding rows that have a token."""
     rows = embedding.shape[0]
     if checkpoint.tokenizer is None:
-        said = "there is no tokenizer.json: name the words of the embedding with --vocab FILE"
-        return _Words(n_tokens=rows, notes=(said,))
+        note = "there is no tokenizer.json: name the words of the embedding with --vocab FILE"
+        return _Words(n_tokens=rows, notes=(note,))
     from mhacli.text.tokenizers import FileTokenizer
 
     try:
@@ -160,15 +162,15 @@ def _words(checkpoint: Checkpoint, embedding: StoredTensor) -> _Words:
         return _Words(n_tokens=rows, notes=(f"there is no vocabulary: {fault.message}",))
     path = os.path.abspath(checkpoint.tokenizer)
     if len(vocabulary) > rows:
-        said = f"the vocabulary is left out: tokenizer.json has {len(vocabulary)} tokens, the embedding {rows} rows"
-        return _Words(n_tokens=rows, notes=(said,))
+        note = f"the vocabulary is left out: tokenizer.json has {len(vocabulary)} tokens, the embedding {rows} rows"
+        return _Words(n_tokens=rows, notes=(note,))
     spare = rows - len(vocabulary)
     notes = (f"{spare} rows of the embedding have no token and are left out",) if spare else ()
     return _Words(vocabulary, path, len(vocabulary), notes)
 
 
 def _before(layer: int, tables: _Tables) -> tuple[str, ...]:
-    """What stands between the embedding and this layer in the model, and not in the file."""
+    """A note on the model's computation between the embedding and this layer, which the file does not hold."""
     if tables.embedding is None:
         return ()
     layers = "" if layer == 0 else ", 1 layer" if layer == 1 else f", {layer} layers"
@@ -179,7 +181,7 @@ def _before(layer: int, tables: _Tables) -> tuple[str, ...]:
 
 
 def _dtype(found: FoundLayer, tables: _Tables) -> Any:
-    """The narrowest of our dtypes that holds all tensors exactly."""
+    """The narrowest dtype of mha that holds all tensors exactly."""
     every = [*found.tensors.values(), *(each for each in (tables.embedding, tables.table) if each is not None)]
     for tensor in every:
         if tensor.dtype not in DTYPES:
@@ -194,7 +196,7 @@ def _dtype(found: FoundLayer, tables: _Tables) -> Any:
 
 
 def _require_memory(plan: Conversion) -> None:
-    """Raises `MhaError` where the tensors, their float64 copies for the check, and the file's content do not fit."""
+    """Raises `MhaError` unless the tensors, their float64 copies for the check, and the file's content fit into memory."""
     every = [*plan.found.tensors.values(), *(each for each in (plan.embedding, plan.table) if each is not None)]
     stored = sum(tensor.n_bytes for tensor in every)
     needed = 3 * stored + 16 * sum(tensor.n_bytes // (_WIDTH[DTYPES[tensor.dtype]] // 8) for tensor in every)
@@ -208,7 +210,7 @@ def _require_memory(plan: Conversion) -> None:
 
 
 def layer_of_ours(config: Config) -> ProjectionSizes:
-    """The sizes of a layer of ours, by its resolved config."""
+    """The sizes of a layer of mha with a resolved config."""
     if not config.out_proj:
         raise MhaError(
             "a layer without an output projection cannot be converted: every layout has one", code="bad-file"
@@ -220,7 +222,7 @@ def layer_of_ours(config: Config) -> ProjectionSizes:
 
 
 def home_prefix(layout: Layout, stack: str | None, layer: int) -> str:
-    """The prefix that a layout's own files have for a layer. Raises `UsageError` for a stack that it does not have."""
+    """The prefix of a layer in the original files of a layout. Raises `UsageError` for a stack that the layout lacks."""
     if stack is not None and stack not in layout.stacks:
         raise UsageError(f"--stack {stack} is not in layout {layout.name}, which has {', '.join(layout.stacks)}")
     place = layout.stacks[stack or next(iter(layout.stacks))]
@@ -231,38 +233,38 @@ def home_prefix(layout: Layout, stack: str | None, layer: int) -> str:
 
 
 class Choices(NamedTuple):
-    """Fields of our `Config` by name, and what they leave out."""
+    """Fields of `Config` by name, and notes on what they leave out."""
 
     fields: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def choices_of(config: Mapping[str, Any], stack: str, layer: int, sizes: ProjectionSizes) -> Choices:
-    """Positions, causality, window, scale and softcap of one layer, by the config of a checkpoint."""
+    """Positions, causality, window, scale and softcap of one layer, from the config of a checkpoint."""
     family = family_of(config)
     if family is None:
         return Choices(
             {"positions": "none"}, ("positions and mask are not known: the run decides (--positions, --causal)",)
         )
-    own = part_of(config, stack if stack in ("text", "vision") else None)
+    part = part_of(config, stack if stack in ("text", "vision") else None)
     if stack == "cross":
-        fields, notes = _scale(own, family, layer, sizes)
+        fields, notes = _scale(part, family, layer, sizes)
         return Choices({"positions": "none"} | fields, notes)
-    fields, notes = _positions(own, family, layer, sizes)
-    kind = _layer_type(own, layer)
-    causal = (stack in family.causal or bool(own.get("is_decoder"))) and not own.get("use_bidirectional_attention")
+    fields, notes = _positions(part, family, layer, sizes)
+    kind = _layer_type(part, layer)
+    causal = (stack in family.causal or bool(part.get("is_decoder"))) and not part.get("use_bidirectional_attention")
     fields |= {"causal": True} if causal else {}
-    window = _window(own, kind)
+    window = _window(part, kind)
     if window is not None:
         fields["window"] = (window, 0 if causal else window)
-    scale, more = _scale(own, family, layer, sizes)
+    scale, more = _scale(part, family, layer, sizes)
     return Choices(fields | scale, notes + more)
 
 
 def _scale(
     config: Mapping[str, Any], family: Family, layer: int, sizes: ProjectionSizes
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The factor on dot products and their softcap, where they are not the usual ones."""
+    """Scale and softcap, as far as they differ from the defaults."""
     fields: dict[str, Any] = {}
     scale = sizes.d_head**-0.5
     mpt = config.get("attn_config") if isinstance(config.get("attn_config"), Mapping) else {}
@@ -276,8 +278,8 @@ def _scale(
     if config.get("scale_attn_by_inverse_layer_idx"):
         scale /= layer + 1
     if family.layout == "deberta-v2" and config.get("relative_attention"):
-        said = config.get("pos_att_type")
-        kinds = said if isinstance(said, (str, list)) else []
+        terms = config.get("pos_att_type")
+        kinds = terms if isinstance(terms, (str, list)) else []
         scale = (sizes.d_head * (1 + sum(kind in kinds for kind in ("c2p", "p2c")))) ** -0.5
     if scale != sizes.d_head**-0.5:
         fields["scale"] = scale
@@ -310,23 +312,21 @@ def _positions(
 def _rotary(
     config: Mapping[str, Any], family: Family, layer: int, sizes: ProjectionSizes
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Rotary positions, where they turn all columns; else none, and why."""
+    """Rotary positions if they rotate all columns; otherwise `positions` none and a note."""
     angles, kind = config.get("rope_parameters"), _layer_type(config, layer)
     angles = angles if isinstance(angles, Mapping) else {}
-    own = angles.get(kind)
-    angles = own if isinstance(own, Mapping) else angles
-    turned = _turned_columns(config, angles, sizes.d_head)
-    if turned != sizes.d_head:
-        said = (
-            f"positions are none: the model rotates {turned} of {sizes.d_head} columns, and a layer of mha all of them"
-        )
-        return {"positions": "none"}, (said,)
+    of_layer_type = angles.get(kind)
+    angles = of_layer_type if isinstance(of_layer_type, Mapping) else angles
+    n_rotated = _rotated_columns(config, angles, sizes.d_head)
+    if n_rotated != sizes.d_head:
+        note = f"positions are none: the model rotates {n_rotated} of {sizes.d_head} columns, and a layer of mha all of them"
+        return {"positions": "none"}, (note,)
     local = kind == "sliding_attention"
     names = (("rope_local_base_freq",) if local and "rope_local_base_freq" in config else ()) + (
         ("local_rope_theta" if local else "global_rope_theta"), "rope_theta", "rotary_emb_base",
     )  # fmt: skip
-    said_theta = [_number(angles.get("rope_theta")), *(_number(config.get(name)) for name in names)]
-    theta = next((number for number in said_theta if number is not None and number > 0), 10_000.0)
+    thetas = [_number(angles.get("rope_theta")), *(_number(config.get(name)) for name in names)]
+    theta = next((number for number in thetas if number is not None and number > 0), 10_000.0)
     scaling = config.get("rope_scaling")
     scaling = scaling if isinstance(scaling, Mapping) else {}
     kinds = [source.get(name) for source in (angles, scaling) for name in ("rope_type", "type")]
@@ -339,18 +339,18 @@ def _rotary(
     return {"positions": family.positions, "rope_theta": theta}, notes
 
 
-def _turned_columns(config: Mapping[str, Any], angles: Mapping[str, Any], d_head: int) -> int:
-    """How many columns of a head rotary positions turn."""
-    said = config.get("rotary_dim")
-    if isinstance(said, int) and not isinstance(said, bool):
-        return said
-    shares = (angles.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
-    share = next((number for number in map(_number, shares) if number is not None), 1.0)
-    return int(d_head * share)
+def _rotated_columns(config: Mapping[str, Any], angles: Mapping[str, Any], d_head: int) -> int:
+    """How many columns of a head are rotated."""
+    rotary_dim = config.get("rotary_dim")
+    if isinstance(rotary_dim, int) and not isinstance(rotary_dim, bool):
+        return rotary_dim
+    fractions = (angles.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
+    fraction = next((number for number in map(_number, fractions) if number is not None), 1.0)
+    return int(d_head * fraction)
 
 
 def _layer_type(config: Mapping[str, Any], layer: int) -> str:
-    """`sliding_attention` or `full_attention`; by the family's rule where the config does not list its layers."""
+    """`sliding_attention` or `full_attention`, by the family's rule if the config does not list its layers."""
     listed = config.get("layer_types", config.get("attention_layers"))
     if isinstance(listed, list) and layer < len(listed):
         return "sliding_attention" if listed[layer] in ("sliding_attention", "local") else "full_attention"
@@ -372,7 +372,7 @@ def _layer_type(config: Mapping[str, Any], layer: int) -> str:
 
 
 def _window(config: Mapping[str, Any], kind: str) -> int | None:
-    """How many keys to the left of its own a query sees; None for all."""
+    """How many keys to its left a query sees, besides its own; None for all."""
     if kind != "sliding_attention":
         return None
     if config.get("model_type") == "modernbert":

@@ -1,4 +1,4 @@
-"""What a checkpoint is, as one number: two checkpoints with the same digest compute the same."""
+"""A digest of a checkpoint: two checkpoints with the same digest compute the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BESIDE = (
     CONFIG, TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "tokenizer.model", "spiece.model",
 )  # fmt: skip
-"""The files beside weights that decide tokens or numbers."""
+"""The files other than weights that affect tokens or numbers."""
 
 
 def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> str:
-    """The sha256 of the contents of its weights, config and tokenizer, or of another `tokenizer` by its path or word.
+    """The sha256 of a checkpoint's weights, config and tokenizer, or of another `tokenizer`, named as in `--tokenizer`.
 
-    Files are read whole, once per process while they stay the same. Raises `MhaError` for one that cannot be read.
+    Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
     """
     folder = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path)
     beside = [(name, os.path.join(folder, name)) for name in _BESIDE]
@@ -40,6 +40,6 @@ def _digest(path: str) -> str:
 
 @lru_cache
 def _digest_of(path: str, n_bytes: int, changed_ns: int) -> str:
-    """The digest of a file of this size and time of change."""
+    """The digest of a file. The size and the time of change are keys of the cache."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

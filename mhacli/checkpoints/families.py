@@ -1,8 +1,8 @@
-"""Where people's models keep the weights of an attention: layouts by name, and which family uses which. Data, no tensors.
+"""Tensor names and layouts of attention weights by model family. Data only, no tensors.
 
-A layout is never told by shapes: `[3·d, d]` alone cannot tell queries, keys and values one after the other from heads one
-after the other, and a wrong guess draws a plausible pattern. Source: the modeling files of transformers 5.23, and the
-sources of torch 2.13, Keras 3 and Flax.
+Shapes never identify a layout: `[3·d, d]` can hold queries, keys and values one after the other, or head after head,
+and a wrong guess draws a plausible pattern. Source: the modeling files of transformers 5.23, and the sources of torch
+2.13, Keras 3 and Flax.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError, UsageError
 
 Order = Literal["separate", "stack", "per-head", "per-group", "four-blocks", "kernels"]
-"""How the rows of a fused matrix are ordered: q, k, v one after the other; `[head, (q, k, v), d_head]`; per kv head its
-queries, then its key and value; four blocks, each q, v, k. `kernels` are `[d_model, head, d_head]`."""
+"""The order of rows in a fused matrix: q, k, v one after the other; `[head, (q, k, v), d_head]`; for each kv head its
+queries, then its key and value; or four blocks, each q, v, k. `kernels` are `[d_model, head, d_head]`."""
 KvHeads = Literal["any", "same", "one"]
 
 
 @dataclass(frozen=True)
 class TensorPrefix:
-    """The prefix of a layer's tensors: `home` when we write it; when read, any prefix before one of the `stems`."""
+    """The prefix of a layer's tensors. Files of mha are written with `home`; for reading, any prefix may precede one of
+    `stems`."""
 
     home: str
     stems: tuple[str, ...]
@@ -31,10 +32,11 @@ class TensorPrefix:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an attention lies on disk.
+    """The names and order of one attention's tensors on disk.
 
-    `qkv` names one fused tensor or three, `qkv_bias` alike (empty where the family has none), both behind the prefix of a
-    stack. `transposed` matrices are `[d_in, d_out]`. `kv_heads` says whether there may be fewer than heads.
+    `qkv` names one fused tensor or three, and so does `qkv_bias` (empty for a family without biases); the prefix of a
+    stack precedes the names. `transposed` matrices are `[d_in, d_out]`. `kv_heads` says whether kv heads may be fewer
+    than query heads.
     """
 
     name: str
@@ -50,9 +52,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` means: its layout, where its tables are, and what its attention does besides.
+    """The properties of a `model_type`: its layout, its tables, and special features of its attention.
 
-    `causal` are its causal stacks; `table_skip` is how many rows of the table of learned positions come before place 0.
+    `causal` are its causal stacks; `table_skip` is the number of rows before position 0 in the table of learned
+    positions.
     """
 
     layout: str
@@ -69,7 +72,7 @@ def _layer(home: str, *stems: str) -> TensorPrefix:
 
 
 def _linears(name: str, names: str, place: Mapping[str, TensorPrefix], *, biases: str = "qkvo") -> Layout:
-    """Four matrices with names of their own; `biases` are those of the projections that may have one."""
+    """A layout of four separate matrices. `biases` are the projections that may have one."""
     q, k, v, o = names.split()
     bias = [f"{part}.bias" if letter in biases else "" for letter, part in zip("qkvo", (q, k, v, o), strict=True)]
     weights = (f"{q}.weight", f"{k}.weight", f"{v}.weight")
@@ -77,7 +80,7 @@ def _linears(name: str, names: str, place: Mapping[str, TensorPrefix], *, biases
 
 
 def _fused(name: str, order: Order, names: str, place: Mapping[str, TensorPrefix], **how: Any) -> Layout:
-    """One matrix for queries, keys and values, and one for the output."""
+    """A layout with one matrix for queries, keys and values, and one for the output."""
     qkv, o = names.split()
     return Layout(name, order, (f"{qkv}.weight",), f"{o}.weight", (f"{qkv}.bias",), f"{o}.bias", place, **how)
 
@@ -156,7 +159,7 @@ _EVERY = (
     Layout("flax", "kernels", _KERNELS, "out/kernel", _KERNEL_BIASES, "out/bias", _ANY),
 )  # fmt: skip
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in _EVERY}
-"""Every layout by the name that `--layout` and `--to` take."""
+"""Every layout by its name in `--layout` and `--to`."""
 
 _WTE, _WPE, _WORDS, _TOKENS = ("wte.weight",), ("wpe.weight",), ("word_embeddings.weight",), ("embed_tokens.weight",)
 _BERT_TABLE = ("embeddings.position_embeddings.weight",)
@@ -211,12 +214,12 @@ FAMILIES: Mapping[str, Family] = {
     "clip_text_model": Family("clip-tower", "learned", ("self",), (_CLIP_TOKENS,), (_CLIP_TABLE,)),
     "clip_vision_model": Family("clip-tower", "learned", (), (), (_CLIP_TABLE,)),
 }  # fmt: skip
-"""What we know of each `model_type`."""
+"""Every supported `model_type`."""
 
 TOWERS: Mapping[str, str] = {
     "encoder": "encoder", "decoder": "decoder", "cross": "decoder", "text": "text_model", "vision": "vision_model",
 }  # fmt: skip
-"""The part of a model's names that belongs to a stack."""
+"""The part of tensor names that identifies a tower."""
 
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -228,7 +231,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 def layout_named(name: str) -> Layout:
-    """The layout of a name. Raises `UsageError` with the names that there are."""
+    """The layout with this name. Raises `UsageError` that lists the names."""
     if name not in LAYOUTS:
         near = get_close_matches(name, LAYOUTS, n=3)
         did_you_mean = f"did you mean {' or '.join(near)}? " if near else ""
@@ -237,16 +240,16 @@ def layout_named(name: str) -> Layout:
 
 
 def family_of(config: Mapping[str, Any]) -> Family | None:
-    """What we know of a config's `model_type`, or of that of its language model; None where we know nothing."""
+    """The family of a config's `model_type`, or of its language model's; None if unknown."""
     nested = config.get("text_config")
     kinds = [config.get("model_type"), nested.get("model_type") if isinstance(nested, Mapping) else None]
     return next((FAMILIES[kind] for kind in kinds if isinstance(kind, str) and kind in FAMILIES), None)
 
 
 def layout_of(config: Mapping[str, Any], path: str) -> Layout:
-    """The layout that a config's `model_type` and flags mean.
+    """The layout that follows from a config's `model_type` and flags.
 
-    Raises `MhaError` for a family that we do not know, or whose attention is no matrix of queries, keys and values.
+    Raises `MhaError` for an unknown family, and for attention that is not built from query, key and value matrices.
     """
     kind = config.get("model_type")
     family = family_of(config)
@@ -274,7 +277,7 @@ def layout_of(config: Mapping[str, Any], path: str) -> Layout:
 
 
 def _by_flags(config: Mapping[str, Any], name: str) -> str:
-    """The same tensor names hold other orders: two families say which by flags."""
+    """The layout of families in which flags of the config decide the order of rows under the same tensor names."""
     if name == "gpt_bigcode" and not config.get("multi_query", True):
         return "gpt_bigcode-per-head"
     if name == "falcon-multi-query" and config.get("new_decoder_architecture"):
@@ -289,14 +292,14 @@ def _by_flags(config: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes that a layout's tensors must have, by name: those that must be there, and biases that may."""
+    """The shapes of a layout's tensors by name: required weights and optional biases."""
 
     weights: Mapping[str, tuple[int, ...]]
     biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def expected_shapes(layout: Layout, sizes: ProjectionSizes) -> Shapes:
-    """The shapes of an attention's tensors in a layout, by the names behind the prefix."""
+    """The shapes of an attention's tensors, by their names after the prefix."""
     heads = ((sizes.n_heads, sizes.d_head), (sizes.n_kv_heads, sizes.d_head), (sizes.n_kv_heads, sizes.d_v))
     rows = [n * width for n, width in heads]
     d_in, d_out, z = sizes.d_input, sizes.d_model, (sizes.n_heads, sizes.d_v)
@@ -318,7 +321,8 @@ def _matrix(d_out: int, d_in: int, layout: Layout) -> tuple[int, int]:
 
 
 def require_fitting_heads(layout: Layout, sizes: ProjectionSizes) -> None:
-    """Raises `MhaError` for heads that a layout cannot hold, so that a plausible pattern is never drawn from them."""
+    """Raises `MhaError` for head counts that a layout cannot hold. Otherwise a wrong split would give a plausible
+    pattern."""
     n, kv = sizes.n_heads, sizes.n_kv_heads
     fault = None
     if kv < 1 or n % kv:

@@ -1,7 +1,7 @@
-"""A folder with a model from strangers: what is in it, by its headers alone, with every name checked before it is opened.
+"""Reads an untrusted checkpoint folder by its headers. Every file name is checked before the file is opened.
 
-Nothing of the folder is run and no tensor is read: `config.json`, the index, and the headers of safetensors files say it all.
-Layout of the folder: https://huggingface.co/docs/transformers (`save_pretrained`), and of the cache that it may lie in:
+No code of the folder runs and no tensor is read: `config.json`, the index and the headers of safetensors files are
+enough. Layout of the folder: https://huggingface.co/docs/transformers (`save_pretrained`); layout of the cache:
 https://huggingface.co/docs/huggingface_hub (`snapshots/<revision>/name` → `blobs/<hash>`).
 """
 
@@ -33,12 +33,12 @@ _MOST_LISTED = 12
 _INTEGERS = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"))
 _BUFFERS = "masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids"
 _MASKS = "attn.bias", "attention.bias"
-"""What older files store beside the weights. A mask has the name of a bias, but more than one axis."""
+"""Masks that older files store beside the weights. A mask is named like a bias, but has more than one axis."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its dtype in the format's spelling, its shape, and where its bytes begin and end in the file."""
+    """A tensor in a file: its dtype as the format spells it, its shape, and the range of its bytes in the file."""
 
     name: str
     file: str
@@ -49,25 +49,27 @@ class StoredTensor:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes it takes."""
+        """The size of the tensor in bytes."""
         return self.end - self.start
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it holds weights, as `torch.nn.Module.parameters` has them: no masks, positions or angles, which the config
-        gives too, and no integers."""
+        """Whether the tensor is a weight as in `torch.nn.Module.parameters`.
+
+        Masks, positions and rotary angles, which follow from the config, are not; nor are integers.
+        """
         is_mask = len(self.shape) > 1 and self.name.endswith(_MASKS)
         return self.dtype not in _INTEGERS and not is_mask and not self.name.endswith(_BUFFERS)
 
     @property
     def n_parameters(self) -> int:
-        """How many weights it holds; 0 for a buffer."""
+        """The number of weights; 0 for a buffer."""
         return prod(self.shape) if self.is_parameter else 0
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file with tensors: its name, where it really lies, and its size."""
+    """A file with tensors: its name, its real path, and its size."""
 
     name: str
     path: str
@@ -78,8 +80,8 @@ class StoredFile:
 class Checkpoint:
     """A checked folder, or one file of it.
 
-    `config` is empty where a lone file has no config.json beside it; `metadata` is the entry of ours in the header of a lone
-    file, `tokenizer` the path of a `tokenizer.json`. `notes` say what was left alone.
+    `config` is empty for a single file without a config.json beside it. `metadata` is the entry of mha in the header of
+    a single file. `tokenizer` is the path of a `tokenizer.json`. `notes` list what was ignored.
     """
 
     path: str
@@ -92,15 +94,15 @@ class Checkpoint:
 
     @property
     def family(self) -> str | None:
-        """The `model_type` of its config."""
+        """The `model_type` of the config."""
         kind = self.config.get("model_type")
         return kind if isinstance(kind, str) and kind else None
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """What a checkpoint's folder holds, or a single safetensors file with the config.json beside it. Headers only.
+    """A checkpoint folder, or a single safetensors file with the config.json beside it, read by headers only.
 
-    Every file is checked by name, and links by where they lead, before it is opened. Raises `MhaError`.
+    File names and link targets are checked before a file is opened. Raises `MhaError`.
     """
     folder, is_file = _folder_of(path)
     return _lone_file(path, folder) if is_file else _whole_folder(folder)
@@ -116,15 +118,15 @@ def _whole_folder(folder: _Folder) -> Checkpoint:
         )
     config = _config(folder)
     files, named = _weight_files(folder)
-    found = _read_headers(files)
-    notes = [] if named is None else _require_named(named, found, folder.path)
+    headers = _read_headers(files)
+    notes = [] if named is None else _require_named(named, headers, folder.path)
     code = [name for name in folder.names() if name.endswith(".py")]
     notes += [f"{_listed(code)} is not run"] if code else []
-    return _checkpoint(folder.path, folder, config, found._replace(metadata=None), notes)
+    return _checkpoint(folder.path, folder, config, headers._replace(metadata=None), notes)
 
 
 def _instead(folder: _Folder) -> str:
-    """What may have been meant by a folder without a config: a folder in it, or a file of weights; else what a checkpoint is."""
+    """A hint for a folder without a config: a checkpoint or file of weights in it, else what a checkpoint is."""
     paths = [os.path.join(folder.path, name) for name in folder.names()]
     inner = [path for path in paths if os.path.isfile(os.path.join(path, CONFIG))]
     files = [path for path in paths if path.endswith(".safetensors")]
@@ -136,43 +138,43 @@ def _instead(folder: _Folder) -> str:
 
 
 def _lone_file(path: str, folder: _Folder) -> Checkpoint:
-    found = _read_headers({os.path.basename(path): path})
+    headers = _read_headers({os.path.basename(path): path})
     if (
-        isinstance(found.metadata, dict) and "format" in found.metadata
-    ):  # a file of ours needs nothing that lies beside it
-        return Checkpoint(path, {}, found.tensors, tuple(found.files), found.metadata)
-    return _checkpoint(path, folder, _config(folder), found, [])
+        isinstance(headers.metadata, dict) and "format" in headers.metadata
+    ):  # a weights file of mha needs no config.json
+        return Checkpoint(path, {}, headers.tensors, tuple(headers.files), headers.metadata)
+    return _checkpoint(path, folder, _config(folder), headers, [])
 
 
-def _checkpoint(path: str, folder: _Folder, config: dict[str, Any], found: _Headers, notes: list[str]) -> Checkpoint:
+def _checkpoint(path: str, folder: _Folder, config: dict[str, Any], headers: _Headers, notes: list[str]) -> Checkpoint:
     code = [f"{key} of {CONFIG} is ignored: no code of the checkpoint is run" for key in _CODE_KEYS if key in config]
     tokenizer = None if folder.find(TOKENIZER) is None else os.path.join(folder.path, TOKENIZER)
-    said = (*code, *_tokenizer_notes(folder), *notes)
-    return Checkpoint(path, config, found.tensors, tuple(found.files), found.metadata, tokenizer, said)
+    all_notes = (*code, *_tokenizer_notes(folder), *notes)
+    return Checkpoint(path, config, headers.tensors, tuple(headers.files), headers.metadata, tokenizer, all_notes)
 
 
 def read_bytes(tensor: StoredTensor) -> bytearray:
-    """The bytes of one tensor, read into memory. Raises `MhaError` where the file has changed and no longer holds them."""
+    """The bytes of one tensor. Raises `MhaError` if the file was truncated meanwhile."""
     try:
-        with open(tensor.file, "rb", opener=_without_waiting) as file:
+        with open(tensor.file, "rb", opener=_open_nonblocking) as file:
             file.seek(tensor.start)
-            found = bytearray(read_up_to(file.read, tensor.n_bytes))
+            data = bytearray(read_up_to(file.read, tensor.n_bytes))
     except OSError as fault:
         raise MhaError(
             f"{tensor.file} cannot be read: {fault.strerror or fault}", code="unreadable", path=tensor.file
         ) from fault
-    if len(found) < tensor.n_bytes:
+    if len(data) < tensor.n_bytes:
         raise MhaError(
-            f"{tensor.file} was cut while it was read: tensor {shown_name(tensor.name)} has {len(found)} of its "
+            f"{tensor.file} was cut while it was read: tensor {shown_name(tensor.name)} has {len(data)} of its "
             f"{tensor.n_bytes} bytes",
             code="bad-file",
             path=tensor.file,
         )
-    return found
+    return data
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Opens a file as `open` asks, but never hangs on a pipe that took its place."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """An opener for `open` that never blocks on a pipe."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -181,13 +183,13 @@ def _without_waiting(path: str, flags: int) -> int:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder as the user named it, and where it really is."""
+    """A folder by the user's path and by its real path."""
 
     path: str
     real: str
 
     def find(self, name: str) -> str | None:
-        """The real path of a file in it; None where there is none. Raises `MhaError` for a link that leaves the folder."""
+        """The real path of a file in the folder, or None. Raises `MhaError` for a link that leaves the folder."""
         path = os.path.join(self.path, name)
         if not os.path.lexists(path):
             return None
@@ -202,7 +204,7 @@ class _Folder:
         return real
 
     def names(self) -> list[str]:
-        """What lies in it, sorted."""
+        """The names in the folder, sorted."""
         try:
             return sorted(os.listdir(self.real))
         except OSError as fault:
@@ -211,7 +213,7 @@ class _Folder:
             ) from fault
 
     def _blobs(self) -> tuple[str, ...]:
-        """Where the links of a Hugging Face cache lead: `models--x/snapshots/<revision>` → `models--x/blobs`."""
+        """The target folder of links in a Hugging Face cache: `models--x/snapshots/<revision>` → `models--x/blobs`."""
         above, _ = os.path.split(self.real)
         if os.path.basename(above) != "snapshots":
             return ()
@@ -219,7 +221,7 @@ class _Folder:
 
 
 def _folder_of(path: str) -> tuple[_Folder, bool]:
-    """The folder to read, and whether one file of it is meant."""
+    """The folder to read, and whether `path` names a single file in it."""
     try:
         is_folder, exists = stat.S_ISDIR(os.stat(path).st_mode), True
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -244,7 +246,7 @@ _NO_NETWORK = "a checkpoint is read from this machine; nothing is downloaded"
 
 
 def _config(folder: _Folder) -> dict[str, Any]:
-    """The config, its sizes checked; nothing where a lone file has none beside it."""
+    """The config with checked sizes; empty if a single file has none beside it."""
     path = folder.find(CONFIG)
     if path is None:
         return {}
@@ -254,7 +256,7 @@ def _config(folder: _Folder) -> dict[str, Any]:
 
 
 def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
-    """A JSON object of a size and depth that such a file has."""
+    """A JSON object within limits of size and depth."""
     document = load_json(read_whole(path, limit), shown)
     if not isinstance(document, dict):
         raise MhaError(f"{shown} is not a JSON object but {document!r:.80}", code="bad-file", path=shown)
@@ -262,8 +264,8 @@ def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
     for _ in range(MAX_CONFIG_DEPTH):
         level = [
             item
-            for one in level
-            for item in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
             if isinstance(item, (dict, list))
         ]
     if level:
@@ -272,16 +274,16 @@ def _json_object(path: str, limit: int, shown: str) -> dict[str, Any]:
 
 
 def _tokenizer_notes(folder: _Folder) -> list[str]:
-    """What a tokenizer's config would run, or why it is not looked at: nothing here needs it."""
+    """Notes on code that a tokenizer's config names, or on why the config is ignored. Reading headers does not need it."""
     try:
         path = folder.find(TOKENIZER_CONFIG)
-        found = {} if path is None else _json_object(path, MAX_TOKENIZER_CONFIG_BYTES, TOKENIZER_CONFIG)
+        entries = {} if path is None else _json_object(path, MAX_TOKENIZER_CONFIG_BYTES, TOKENIZER_CONFIG)
     except MhaError as fault:
         return [f"{TOKENIZER_CONFIG} is ignored: {fault.message}"]
     return [
         f"{key} of {TOKENIZER_CONFIG} is ignored: no code of the checkpoint is run"
         for key in _CODE_KEYS
-        if key in found
+        if key in entries
     ]
 
 
@@ -289,7 +291,7 @@ def _tokenizer_notes(folder: _Folder) -> list[str]:
 
 
 class _Headers(NamedTuple):
-    """What the headers of all files say, and by which name each tensor's file was asked for."""
+    """The contents of all headers, and the file in which each tensor lies."""
 
     tensors: dict[str, StoredTensor]
     file_of: dict[str, str]
@@ -298,7 +300,8 @@ class _Headers(NamedTuple):
 
 
 def _weight_files(folder: _Folder) -> tuple[dict[str, str], dict[str, str] | None]:
-    """Each file with tensors by name with its real path, and, where an index names them, tensor → file."""
+    """The real path of each file with tensors by its name, and the index's map from tensor to file, if there is an
+    index."""
     whole, index = folder.find(WHOLE), folder.find(INDEX)
     if whole is not None:
         return {WHOLE: whole}, None
@@ -331,7 +334,7 @@ def _weight_map(path: str, shown: str) -> dict[str, str]:
 
 
 def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
-    """The shards that an index names, each checked by name and by where it leads before any is opened."""
+    """The shards that an index names. All names and link targets are checked before any shard is opened."""
     for name in names:
         if not _SHARD_NAME.fullmatch(name):
             raise MhaError(
@@ -340,8 +343,8 @@ def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
                 code="bad-file",
                 path=folder.path,
             )
-    found = {name: folder.find(name) for name in names}
-    missing = [name for name, real in found.items() if real is None or not os.path.exists(real)]
+    paths = {name: folder.find(name) for name in names}
+    missing = [name for name, real in paths.items() if real is None or not os.path.exists(real)]
     if missing:
         raise MhaError(
             f"{folder.path} lacks {len(missing)} of the {len(names)} shards that {INDEX} names: {_listed(missing)}",
@@ -349,40 +352,41 @@ def _shards(folder: _Folder, names: list[str]) -> dict[str, str]:
             code="bad-file",
             path=folder.path,
         )
-    return {name: real for name, real in found.items() if real is not None}
+    return {name: real for name, real in paths.items() if real is not None}
 
 
 def _read_headers(files: Mapping[str, str]) -> _Headers:
-    found = _Headers({}, {}, [], None)
+    headers = _Headers({}, {}, [], None)
     for name, path in files.items():
         header = read_tensor_header(path)
-        found.files.append(StoredFile(name, path, header.n_bytes))
+        headers.files.append(StoredFile(name, path, header.n_bytes))
         for key, entry in header.tensors.items():
-            if key in found.tensors:
+            if key in headers.tensors:
                 raise MhaError(
-                    f"tensor {shown_name(key)} is in two files, {found.file_of[key]} and {name}",
+                    f"tensor {shown_name(key)} is in two files, {headers.file_of[key]} and {name}",
                     code="bad-file",
                     path=path,
                 )
             begin = header.body_start
-            found.file_of[key] = name
-            found.tensors[key] = StoredTensor(
+            headers.file_of[key] = name
+            headers.tensors[key] = StoredTensor(
                 key, path, entry.dtype, entry.shape, begin + entry.start, begin + entry.end
             )
-        found = found._replace(metadata=header.metadata)
-    return found
+        headers = headers._replace(metadata=header.metadata)
+    return headers
 
 
-def _require_named(named: Mapping[str, str], found: _Headers, path: str) -> list[str]:
-    """Raises `MhaError` unless every tensor lies in the shard that the index names. Says what no index names."""
-    missing = [f"{name} in {file}" for name, file in named.items() if found.file_of.get(name) != file]
+def _require_named(named: Mapping[str, str], headers: _Headers, path: str) -> list[str]:
+    """Raises `MhaError` unless every tensor lies in the shard that the index names. Notes tensors missing from the
+    index."""
+    missing = [f"{name} in {file}" for name, file in named.items() if headers.file_of.get(name) != file]
     if missing:
         raise MhaError(
             f"{path} lacks {len(missing)} of the {len(named)} tensors in the shards that {INDEX} names: {_listed(missing)}",
             code="bad-file",
             path=path,
         )
-    extra = sorted(found.tensors.keys() - named.keys())
+    extra = sorted(headers.tensors.keys() - named.keys())
     return [f"{INDEX} does not name {_listed(extra)}"] if extra else []
 
 

@@ -1,7 +1,7 @@
-"""How many heads of which width a checkpoint has, in our words, whatever its family calls them.
+"""The counts and widths of a checkpoint's heads under mha's names, from the names of its family.
 
-The names are those of `config.json` in Hugging Face checkpoints. Nothing is guessed from shapes: what a config does not say
-is None.
+The names are those of `config.json` in Hugging Face checkpoints. Nothing is guessed from shapes: sizes that the config
+lacks are None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mhacli.spec.config import MAX_HEADS, MAX_WIDTH
 
 MAX_LAYERS = 10_000
 MAX_TABLE_ROWS = 1 << 31
-"""Most entries of a vocabulary and most positions that a config may claim."""
+"""The most vocabulary entries or positions that a config may state."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "n_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
@@ -37,7 +37,7 @@ _DECODER = {
     "positions": ("max_target_positions",),
 }
 _OF_STACK: Mapping[str, Mapping[str, tuple[str, ...]]] = {"encoder": _ENCODER, "decoder": _DECODER, "cross": _DECODER}
-"""Names that a model of two halves has for one of them; they come before the common ones."""
+"""Names that an encoder-decoder model has for one stack. They take precedence over the common names."""
 _LIMITS = {"n_layers": MAX_LAYERS, "n_heads": MAX_HEADS, "n_kv_heads": MAX_HEADS, "d_head": MAX_WIDTH, "d_v": MAX_WIDTH,
            "d_model": MAX_WIDTH, "vocabulary": MAX_TABLE_ROWS, "positions": 1 << 53}  # fmt: skip
 _NESTED = ("text_config", "vision_config", "audio_config", "attn_config", "encoder", "decoder")
@@ -46,9 +46,9 @@ _MAX_INT = 1 << 63
 
 @dataclass(frozen=True)
 class HeadCounts:
-    """Counts and widths of the attention of a checkpoint; None for what its config does not say.
+    """Counts and widths of a checkpoint's attention; None where the config lacks them.
 
-    `vocabulary` and `positions` are the entries of its tables.
+    `vocabulary` and `positions` are the numbers of rows of its tables.
     """
 
     n_layers: int | None = None
@@ -63,7 +63,8 @@ class HeadCounts:
 
 @dataclass(frozen=True)
 class ProjectionSizes:
-    """All that tells how the rows of projections fall into heads. `d_input` is the width of the rows that are projected."""
+    """The sizes that determine how rows of projections split into heads. `d_input` is the width of the projections'
+    input."""
 
     n_heads: int
     n_kv_heads: int
@@ -74,91 +75,91 @@ class ProjectionSizes:
 
 
 def part_of(config: Mapping[str, Any], stack: str | None) -> Mapping[str, Any]:
-    """The config of one tower (`text`, `vision`) of a model that has several, else of its language model, else itself."""
-    own = config.get(f"{stack}_config") if stack in ("text", "vision") else None
+    """The config of one tower (`text`, `vision`), else that of the language model, else the whole config."""
+    tower = config.get(f"{stack}_config") if stack in ("text", "vision") else None
     nested = config.get("text_config")
-    if isinstance(own, Mapping):
-        return own
+    if isinstance(tower, Mapping):
+        return tower
     if stack is None and isinstance(nested, Mapping) and name_in(config, "n_heads", None) is None:
         return nested
     return config
 
 
 def head_counts(config: Mapping[str, Any], stack: str | None = None) -> HeadCounts:
-    """What a checkpoint's config says of its attention, for one `stack` (encoder, decoder, cross, text, vision) or alone.
+    """The sizes of a checkpoint's attention by its config, for one `stack` (encoder, decoder, cross, text, vision) or
+    in general.
 
-    A family without kv heads of its own has as many as heads; `d_head` is `d_model / n_heads` where nothing else is said,
-    and `d_v` is `d_head`.
+    Defaults: `n_kv_heads` is `n_heads`, `d_head` is `d_model / n_heads`, and `d_v` is `d_head`.
     """
     config = part_of(config, stack)
-    found: dict[str, int | None] = {}
+    sizes: dict[str, int | None] = {}
     for ours in _NAMES:
         name = name_in(config, ours, stack)
-        found[ours] = None if name is None or not isinstance(config[name], int) else config[name]
-    n_heads, d_model = found["n_heads"], found["d_model"]
-    found["n_kv_heads"] = _kv_heads(config, found["n_kv_heads"], n_heads)
-    if found["d_head"] is None and n_heads and d_model and d_model % n_heads == 0:
-        found["d_head"] = d_model // n_heads
-    if found["d_v"] is None:
-        found["d_v"] = found["d_head"]
-    return HeadCounts(**found)
+        sizes[ours] = None if name is None or not isinstance(config[name], int) else config[name]
+    n_heads, d_model = sizes["n_heads"], sizes["d_model"]
+    sizes["n_kv_heads"] = _kv_heads(config, sizes["n_kv_heads"], n_heads)
+    if sizes["d_head"] is None and n_heads and d_model and d_model % n_heads == 0:
+        sizes["d_head"] = d_model // n_heads
+    if sizes["d_v"] is None:
+        sizes["d_v"] = sizes["d_head"]
+    return HeadCounts(**sizes)
 
 
-def _kv_heads(config: Mapping[str, Any], said: int | None, n_heads: int | None) -> int | None:
-    """Falcon and GPT-BigCode say by flags whether the count that stands in their config is meant.
+def _kv_heads(config: Mapping[str, Any], stated: int | None, n_heads: int | None) -> int | None:
+    """The number of kv heads. In Falcon and GPT-BigCode flags decide whether the count in the config applies.
 
     Source: transformers, FalconAttention and GPTBigCodeAttention.
     """
     if config.get("model_type") in ("falcon", "RefinedWeb", "RefinedWebModel") or "new_decoder_architecture" in config:
         if config.get("new_decoder_architecture"):
-            return said if said is not None else n_heads
+            return stated if stated is not None else n_heads
         return 1 if config.get("multi_query", True) else n_heads
     if config.get("model_type") == "gpt_bigcode":
         return 1 if config.get("multi_query", True) else n_heads
-    return said if said is not None else n_heads
+    return stated if stated is not None else n_heads
 
 
 def name_in(config: Mapping[str, Any], ours: str, stack: str | None) -> str | None:
-    """The name under which a config holds one of our sizes; None where it has none."""
+    """The config's name for one of mha's sizes; None if the config lacks the size."""
     names = (*_OF_STACK.get(stack or "", {}).get(ours, ()), *_NAMES[ours])
-    if stack is None:  # a model of two halves: those of the first one stand for it
+    if stack is None:  # in an encoder-decoder model the encoder's sizes stand for the model
         names += (*_ENCODER.get(ours, ()), *_DECODER.get(ours, ()))
     return next((name for name in names if config.get(name) is not None), None)
 
 
 def sizes_of(config: Mapping[str, Any], stack: str | None, given: Mapping[str, int]) -> ProjectionSizes:
-    """The sizes of a layer by config, with what the command line gave instead (`n_heads`, `n_kv_heads`, `d_head`).
+    """The sizes of a layer by config, overridden by those of the command line (`n_heads`, `n_kv_heads`, `d_head`).
 
-    Raises `UsageError` for a size that nobody names, with our name and the family's.
+    Raises `UsageError` for a missing size, with mha's name and the family's names.
     """
-    said = head_counts(config, stack)
-    n_heads = given.get("n_heads", said.n_heads)
-    n_kv_heads = given.get("n_kv_heads", n_heads if "n_heads" in given else said.n_kv_heads)
-    d_head = given.get("d_head", said.d_head)
-    if "n_heads" in given and "d_head" not in given and said.d_model and said.d_model % given["n_heads"] == 0:
-        d_head = said.d_model // given["n_heads"]
-    values = {"n_heads": n_heads, "d_head": d_head, "d_model": said.d_model}
+    counts = head_counts(config, stack)
+    n_heads = given.get("n_heads", counts.n_heads)
+    n_kv_heads = given.get("n_kv_heads", n_heads if "n_heads" in given else counts.n_kv_heads)
+    d_head = given.get("d_head", counts.d_head)
+    if "n_heads" in given and "d_head" not in given and counts.d_model and counts.d_model % given["n_heads"] == 0:
+        d_head = counts.d_model // given["n_heads"]
+    values = {"n_heads": n_heads, "d_head": d_head, "d_model": counts.d_model}
     for ours, value in values.items():
         if value is None:
             raise UsageError(
                 f"config.json does not have {ours} ({' or '.join(_NAMES[ours])}), without which rows cannot be split into heads",
                 hint="add --heads N or --d-head N",
             )
-    width = said.d_model or 0
-    d_v = (d_head if "d_head" in given or "n_heads" in given else said.d_v) or d_head
+    width = counts.d_model or 0
+    d_v = (d_head if "d_head" in given or "n_heads" in given else counts.d_v) or d_head
     return ProjectionSizes(n_heads or 0, n_kv_heads or n_heads or 0, d_head or 0, d_v or 0, width, width)
 
 
 def check_numbers(config: Mapping[str, Any], path: str) -> None:
-    """Raises `MhaError` for a size of the config that no model has, with both names, and for whole numbers beyond 64 bits."""
+    """Raises `MhaError` for an impossible size in the config, with both names, and for integers beyond 64 bits."""
     ours_of = {
         theirs: ours for table in (_NAMES, _ENCODER, _DECODER) for ours, names in table.items() for theirs in names
     }
     for where, part in [("", config)] + [(f"{name}.", config[name]) for name in _NESTED if name in config]:
         for name, value in part.items() if isinstance(part, Mapping) else ():
             if name in ours_of and not isinstance(value, (Mapping, type(None))):
-                for one in value if isinstance(value, list) else [value]:
-                    _require_count(one, f"{where}{name}", ours_of[name], path)
+                for count in value if isinstance(value, list) else [value]:
+                    _require_count(count, f"{where}{name}", ours_of[name], path)
     for where, value in _numbers(config):
         if isinstance(value, int) and abs(value) >= _MAX_INT:
             raise MhaError(f"{path}: {where} does not fit in 64 bits", code="bad-file", path=path)
@@ -175,13 +176,13 @@ def _require_count(value: Any, theirs: str, ours: str, path: str) -> None:
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every number with its place, such as `a.b[3]`; without recursion, so that depth costs nothing."""
+    """Every number with its path, such as `a.b[3]`. The search is iterative, so that deep nesting is harmless."""
     waiting = [("", value)]
     while waiting:
-        where, one = waiting.pop()
-        if isinstance(one, Mapping):
-            waiting += [(f"{where}.{name:.80}".lstrip("."), item) for name, item in one.items()]
-        elif isinstance(one, list):
-            waiting += [(f"{where}[{i}]", item) for i, item in enumerate(one)]
+        where, item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += [(f"{where}.{name:.80}".lstrip("."), child) for name, child in item.items()]
+        elif isinstance(item, list):
+            waiting += [(f"{where}[{i}]", child) for i, child in enumerate(item)]
         else:
-            yield where, one
+            yield where, item

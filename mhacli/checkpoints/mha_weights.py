@@ -1,7 +1,7 @@
-"""What a weights file says before any tensor is made: its config, its vocabulary, and whether its tensors fit them.
+"""Checks a weights file before any tensor is made: its config, its vocabulary, and the shapes of its tensors.
 
-Format `mha.weights/1`: safetensors with Hugging Face names, one metadata key with `{format, config, vocabulary,
-tokenizer, probe}`. A file without that metadata is read too; then shapes and options must give the config.
+Format `mha.weights/1`: safetensors with Hugging Face names and one metadata key with `{format, config, vocabulary,
+tokenizer, probe}`. For a file without this metadata, the shapes and the options must give the config.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FORMAT = "mha.weights/1"
 MAX_FILE_BYTES = 64 << 30
 EMBEDDING = "embed.weight"
 POSITION_EMBEDDING = "embed_positions.weight"
-"""The table of learned positions; a file may hold one that a run with other positions leaves alone."""
+"""The table of learned positions. A run with other positions ignores it."""
 _NAMES = {EMBEDDING, POSITION_EMBEDDING} | {f"{letter}_proj.{part}" for letter in "qkvo" for part in ("weight", "bias")}
-"""Of a layer: two tables, four matrices, four biases."""
+"""The tensors of a layer: two tables, four matrices, four biases."""
 DTYPES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 RUN_CHOICES = (
     "train", "device", "threads", "seed", "init", "random", "distribution", "documents", "padding", "score_bias",
 )  # fmt: skip
-"""Choices of a run, not of its weights: they are not saved."""
+"""Options that belong to a run and not to its weights. They are not saved."""
 _SHAPE_CHOICES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions")
 
 
 @dataclass(frozen=True)
 class WeightsProbe:
-    """The answers of a layer to a fixed input, one row each, in float64 rounded to 9 digits."""
+    """The layer's outputs for a fixed input, one row each, in float64 rounded to 9 digits."""
 
     embed: tuple[float, ...]
     q: tuple[float, ...]
@@ -46,7 +46,7 @@ class WeightsProbe:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Our header entry. `layer` is the number that a converted layer had in its model, None for a layer of its own."""
+    """The header entry of mha. `layer` is the number of a converted layer in its model, else None."""
 
     format: str
     config: Config
@@ -58,7 +58,8 @@ class Metadata:
 
 @dataclass(frozen=True)
 class LayerFile:
-    """A checked file with the config that it and the options come to. `metadata` is None where the file has none."""
+    """A checked file with the config that follows from the file and the options. `metadata` is None if the file has
+    none."""
 
     file: TensorFile
     config: Config
@@ -66,20 +67,20 @@ class LayerFile:
 
     @property
     def path(self) -> str:
-        """Where it was read from."""
+        """The path of the file."""
         return self.file.path
 
     @property
     def layer(self) -> int | None:
-        """The number that the layer had in the model that it was converted from, if any."""
+        """The number of the layer in the model from which it was converted, if any."""
         return None if self.metadata is None else self.metadata.layer
 
 
 def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
-    """The file, its config settled with the options that were `given` (by field name). Nothing of torch is needed.
+    """The checked file, and its config with the options that were `given` (by field name). Needs no torch.
 
-    Raises `MhaError` when the file is damaged or its tensors do not fit, all misfits listed; `UsageError` when an option
-    contradicts the file, or is needed and missing.
+    Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an option that
+    contradicts the file, or that the file needs.
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
     metadata = _metadata(file)
@@ -92,7 +93,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
 
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of a layer by name, with their shapes."""
+    """The shapes of a layer's tensors by name."""
     q_width, k_width = config.n_heads * (config.d_head or 0), (config.n_kv_heads or 0) * (config.d_head or 0)
     v_width, z_width = (config.n_kv_heads or 0) * (config.d_v or 0), config.n_heads * (config.d_v or 0)
     d_input = config.d_input or config.d_model
@@ -123,14 +124,14 @@ def _metadata(file: TensorFile) -> Metadata | None:
 
 
 def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, Any]) -> Config:
-    found = metadata.config if metadata is not None else _config_from_shapes(file, given)
+    config = metadata.config if metadata is not None else _config_from_shapes(file, given)
     for name in _SHAPE_CHOICES:
-        if name in given and given[name] != getattr(found, name):
+        if name in given and given[name] != getattr(config, name):
             raise UsageError(
-                f"{typed(name, given[name])} contradicts {file.path}, which has {name} {getattr(found, name)}",
+                f"{typed(name, given[name])} contradicts {file.path}, which has {name} {getattr(config, name)}",
                 hint=f"leave out {typed(name, given[name])}",
             )
-    return replace(found, **given)
+    return replace(config, **given)
 
 
 def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
@@ -161,7 +162,7 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
 
 
 def _require_matrices(file: TensorFile) -> None:
-    """Raises `MhaError` where a matrix that every layer has is missing, or is none."""
+    """Raises `MhaError` if a matrix that every layer has is missing or has another number of axes."""
     names = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
     missing = [name for name in names if name not in file.tensors]
     flat = [name for name in names if name in file.tensors and len(file.tensors[name].shape) != 2]
@@ -188,7 +189,7 @@ def _require_floats(file: TensorFile) -> None:
 
 
 def _require_tensors(file: TensorFile, config: Config) -> None:
-    """Every misfit at once: what is missing, what is too much, and each shape against the one expected."""
+    """Raises `MhaError` that lists all missing and unexpected tensors and all wrong shapes."""
     n_tokens = (file.tensors[EMBEDDING].shape or (0,))[0] if EMBEDDING in file.tensors else 0
     expected = expected_shapes(config, n_tokens)
     faults = [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in file.tensors]
@@ -220,16 +221,16 @@ DEFAULT_NAME = "bias"
 
 @dataclass(frozen=True)
 class BiasFile:
-    """A checked file and the name of the tensor to take from it."""
+    """A checked file and the name of the bias in it."""
 
     file: TensorFile
     name: str
 
 
 def read_bias_file(where: str, facts: Facts) -> BiasFile:
-    """The bias at `FILE` or `FILE:TENSOR`: the file's only tensor, or the one called `bias`, or the one named.
+    """The bias at `FILE` or `FILE:TENSOR`. Without a name it is the file's only tensor, or the tensor `bias`.
 
-    It must broadcast to `[batch, head, query, key]`. Raises `MhaError` naming the rule, the shape and what is there.
+    It must broadcast to `[batch, head, query, key]`. Raises `MhaError` with the rule and the shape.
     """
     path, name = _split(where)
     file = read_tensor_file(path, MAX_FILE_BYTES)
@@ -243,22 +244,22 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
             code="bad-file",
             path=path,
         )
-    found = file.tensors[name]
-    if found.dtype not in DTYPES:
+    bias = file.tensors[name]
+    if bias.dtype not in DTYPES:
         raise MhaError(
-            f"{path}: tensor {shown_name(name)} has dtype {found.dtype}, which is not one of {', '.join(DTYPES)}",
+            f"{path}: tensor {shown_name(name)} has dtype {bias.dtype}, which is not one of {', '.join(DTYPES)}",
             hint="a mask as a bias is 0 where allowed and -inf where not"
-            if found.dtype == "BOOL"
+            if bias.dtype == "BOOL"
             else "save it as float32",
             code="bad-file",
             path=path,
         )
     whole = (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
-    if len(found.shape) > 4 or any(
-        size not in (1, full) for size, full in zip(reversed(found.shape), reversed(whole), strict=False)
+    if len(bias.shape) > 4 or any(
+        size not in (1, full) for size, full in zip(reversed(bias.shape), reversed(whole), strict=False)
     ):
         raise MhaError(
-            f"{path}: tensor {shown_name(name)} has the shape {list(found.shape)}, which does not broadcast to "
+            f"{path}: tensor {shown_name(name)} has the shape {list(bias.shape)}, which does not broadcast to "
             f"[batch, head, query, key] = {list(whole)}",
             hint=f"the shapes {list(whole[2:])} and {list(whole[1:])} work",
             code="bad-file",
@@ -268,6 +269,6 @@ def read_bias_file(where: str, facts: Facts) -> BiasFile:
 
 
 def _split(where: str) -> tuple[str, str | None]:
-    """A path, and the tensor after the last colon, where the whole is not itself a file."""
+    """The path and the tensor name after the last colon, unless a file has the whole name."""
     path, colon, name = where.rpartition(":")
     return (path, name) if colon and path and not os.path.lexists(where) else (where, None)

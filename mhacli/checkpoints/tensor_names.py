@@ -1,4 +1,4 @@
-"""Where in a checkpoint the tensors of one attention are, found by name."""
+"""Finds the tensors of an attention in a checkpoint by their names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True)
 class FoundLayer:
-    """One attention in a checkpoint: its prefix, its tensors by their names in the layout, and what else has the prefix."""
+    """One attention in a checkpoint: its prefix, its tensors by their names in the layout, and other tensors of the
+    prefix."""
 
     prefix: str
     tensors: Mapping[str, StoredTensor]
@@ -40,36 +41,36 @@ class FoundLayer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the attention no layer of ours can hold."""
-        said = []
+        """Notes on the parts of the attention that mha's layer does not have."""
+        lines = []
         for name in self.unused[:_MOST_LISTED]:
             why = next((meaning for part, meaning in _MEANINGS.items() if part in name.split(".")), None)
-            said.append(f"{name} is not part of the layer" + (f": {why}" if why else ""))
+            lines.append(f"{name} is not part of the layer" + (f": {why}" if why else ""))
         more = len(self.unused) - _MOST_LISTED
-        return tuple(said) + ((f"{more} more tensors of the prefix are not part of the layer",) if more > 0 else ())
+        return tuple(lines) + ((f"{more} more tensors of the prefix are not part of the layer",) if more > 0 else ())
 
 
 def stacks_in(checkpoint: Checkpoint, layout: Layout) -> tuple[str, ...]:
-    """The stacks of a layout of which the checkpoint has any layer."""
+    """The stacks of a layout with at least one layer in the checkpoint."""
     return tuple(stack for stack in layout.stacks if layers_in(checkpoint, layout, stack))
 
 
 def layers_in(checkpoint: Checkpoint, layout: Layout, stack: str) -> tuple[int, ...]:
-    """The numbers of a stack's layers; (0,) where the names do not count them."""
+    """The numbers of a stack's layers; (0,) if the names have no number."""
     for stem in layout.stacks[stack].stems:
         before, counts, after = _dotted(stem + layout.qkv[0]).partition("{layer}")
         number = r"(\d{1,6})" if counts else "()"
         pattern = re.compile(rf"(?:.*\.)?{re.escape(before)}{number}{re.escape(after)}", re.DOTALL)
-        found = {int(match[1] or 0) for name in checkpoint.tensors if (match := pattern.fullmatch(_dotted(name)))}
-        if found:
-            return tuple(sorted(found))
+        layers = {int(match[1] or 0) for name in checkpoint.tensors if (match := pattern.fullmatch(_dotted(name)))}
+        if layers:
+            return tuple(sorted(layers))
     return ()
 
 
 def find_layer(
     checkpoint: Checkpoint, layout: Layout, layer: int, *, stack: str | None = None, prefix: str | None = None
 ) -> FoundLayer:
-    """The tensors of one attention. Raises `MhaError` where they are missing, or where several could be meant."""
+    """The tensors of one attention. Raises `MhaError` if tensors are missing or several attentions match."""
     where = (
         prefix if prefix is not None else _prefix(checkpoint, layout, layer, chosen_stack(checkpoint, layout, stack))
     )
@@ -88,25 +89,25 @@ def find_layer(
             code="bad-file",
             path=checkpoint.path,
         )
-    known = (*needed, *(name for name in (*layout.qkv_bias, layout.out_bias) if name))
-    tensors = {name: under[_dotted(name)] for name in known if _dotted(name) in under}
-    unknown = under.keys() - {_dotted(name) for name in known}
+    names = (*needed, *(name for name in (*layout.qkv_bias, layout.out_bias) if name))
+    tensors = {name: under[_dotted(name)] for name in names if _dotted(name) in under}
+    unknown = under.keys() - {_dotted(name) for name in names}
     unused = sorted(name for name in unknown if under[name].is_parameter)
     return FoundLayer(where, tensors, tuple(unused))
 
 
 def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> str:
-    """The stack that is meant. Raises `UsageError` where the layout has none of the name, or several and none is named."""
+    """The stack to read. Raises `UsageError` if the layout lacks it, or if several exist and none is chosen."""
     if stack is not None and stack not in layout.stacks:
         raise UsageError(f"--stack {stack} is not in layout {layout.name}, which has {', '.join(layout.stacks)}")
-    found = stacks_in(checkpoint, layout) if stack is None else (stack,)
-    if len(found) > 1 and "self" not in found:
-        raise UsageError(f"{checkpoint.path} has several stacks: {', '.join(found)}", hint=f"add --stack {found[0]}")
-    return found[0] if found else next(iter(layout.stacks))
+    stacks = stacks_in(checkpoint, layout) if stack is None else (stack,)
+    if len(stacks) > 1 and "self" not in stacks:
+        raise UsageError(f"{checkpoint.path} has several stacks: {', '.join(stacks)}", hint=f"add --stack {stacks[0]}")
+    return stacks[0] if stacks else next(iter(layout.stacks))
 
 
 def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, path: str) -> None:
-    """Raises `MhaError` where shapes in the headers are not those that the config's sizes give, all misfits listed."""
+    """Raises `MhaError`, with all mismatches, unless the shapes are those that follow from the config's sizes."""
     require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
     expected = {**shapes.weights, **shapes.biases}
@@ -125,9 +126,9 @@ def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, pa
 
 
 def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int]) -> ProjectionSizes:
-    """The sizes of a layer whose file has no config, from the command line and, where they can tell, from shapes.
+    """The sizes of a layer without a config, from the command line and, as far as possible, from shapes.
 
-    Raises `UsageError` where `n_heads` is needed and not given: kernels alone say how rows fall into heads.
+    Raises `UsageError` if `n_heads` is needed and not given: only the layout `kernels` has a head axis.
     """
     shapes = {name: tensor.shape for name, tensor in found.tensors.items()}
     first, out = shapes[layout.qkv[0]], shapes[layout.out]
@@ -157,34 +158,34 @@ def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int
 
 
 def find_table(names: Collection[str], suffixes: tuple[str, ...], stack: str | None) -> str | None:
-    """The tensor of a table (embedding, learned positions), the only one that ends in the first suffix that fits."""
+    """The tensor of a table (embedding, learned positions): the only match of the first suffix that has one."""
     for suffix in suffixes:
         ending = suffix.format(tower=TOWERS.get(stack or "", ""))
-        found = [name for name in names if name == ending or name.endswith(f".{ending}")]
-        found = _of_language(found) if len(found) > 1 else found
-        if len(found) == 1:
-            return found[0]
+        matches = [name for name in names if name == ending or name.endswith(f".{ending}")]
+        matches = _of_language(matches) if len(matches) > 1 else matches
+        if len(matches) == 1:
+            return matches[0]
     return None
 
 
 def _prefix(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -> str:
     for stem in layout.stacks[stack].stems:
         ending = stem.format(layer=layer) + layout.qkv[0]
-        found = [
+        prefixes = [
             name[: len(name) - len(layout.qkv[0])]
             for name in checkpoint.tensors
             if _dotted(name) == _dotted(ending) or _dotted(name).endswith("." + _dotted(ending))
         ]
-        if "{layer}" not in stem and len(found) > 1:
-            found = [prefix for prefix in found if re.search(rf"(^|[./_]){layer}[./]", prefix)] or found
-        found = _of_language(found) if len(found) > 1 else found
-        if len(found) > 1:
+        if "{layer}" not in stem and len(prefixes) > 1:
+            prefixes = [prefix for prefix in prefixes if re.search(rf"(^|[./_]){layer}[./]", prefix)] or prefixes
+        prefixes = _of_language(prefixes) if len(prefixes) > 1 else prefixes
+        if len(prefixes) > 1:
             raise UsageError(
-                f"{checkpoint.path} has several prefixes: {', '.join(map(shown_name, found[:_MOST_LISTED]))}",
-                hint=f"add --prefix {found[0]}",
+                f"{checkpoint.path} has several prefixes: {', '.join(map(shown_name, prefixes[:_MOST_LISTED]))}",
+                hint=f"add --prefix {prefixes[0]}",
             )
-        if found:
-            return found[0]
+        if prefixes:
+            return prefixes[0]
     raise _not_found(checkpoint, layout, layer, stack)
 
 
@@ -205,11 +206,11 @@ def _not_found(checkpoint: Checkpoint, layout: Layout, layer: int, stack: str) -
     )
 
 
-def _of_language(found: list[str]) -> list[str]:
-    """Of several places, that in the language model of a model that sees or hears too."""
-    return [name for name in found if any(part in name for part in _LANGUAGE)] or found
+def _of_language(candidates: list[str]) -> list[str]:
+    """The candidates in the language model of a multimodal model, or all if there are none."""
+    return [name for name in candidates if any(part in name for part in _LANGUAGE)] or candidates
 
 
 def _dotted(name: str) -> str:
-    """Names of Keras and Flax come with slashes or with dots."""
+    """The name with dots in place of the slashes of Keras and Flax."""
     return name.replace("/", ".")
