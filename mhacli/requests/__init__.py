@@ -1,1 +1,1 @@
-"""What was asked for, settled once."""
+"""The requests of the commands, validated and resolved once."""

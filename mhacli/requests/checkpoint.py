@@ -1,4 +1,4 @@
-"""What is asked of a checkpoint, before anything of it is loaded."""
+"""The request for inspecting a checkpoint, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mhacli.text.spans import Message
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """The checkpoint by its path or id, its folder where that is already read, the texts, and what to find out.
+    """The checkpoint by path or id, its folder if already read, the texts, and the requested head statistics.
 
-    `context` is what the encoder of a model of two halves reads, `chat` the messages that take the place of a text. `spans`
-    are words of `--span`. `n_generated` tokens are made by the model itself, greedily. `tokenizer` None is the checkpoint's
-    own; `dtype` None is that of its weights. A `device_map` spreads the model, and takes the place of `device`. `max_tokens`
-    cuts texts; without it longer ones are refused. `keep` are matrices of each layer, None for as many as fit, within
-    `keep_limit` bytes.
+    `context` is the input of an encoder, `chat` a conversation in place of a text. `spans` are arguments of `--span`.
+    `n_generated` tokens are generated greedily. `tokenizer` None is the checkpoint's own; `dtype` None is that of its
+    weights. A `device_map` spreads the model and replaces `device`. `max_tokens` truncates texts; without it, longer
+    texts are refused. `keep` are the matrices to keep of each layer, within `keep_limit` bytes; None keeps as many as
+    fit.
     """
 
     source: str
@@ -50,8 +50,8 @@ _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether it can only be the id of a checkpoint on a hub: nothing of that name is here, it is not written as a path, and
-    what would be its first folder is not here either."""
+    """Whether `source` can only be the id of a checkpoint on a hub: neither it nor its first folder exists here, and it
+    is not written as a path."""
     first = source.partition("/")[0]
     is_path = source.startswith((".", "/", "~")) or (first != source and os.path.isdir(first))
     return not os.path.lexists(source) and not is_path and bool(_HUB_ID.fullmatch(source))

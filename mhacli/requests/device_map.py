@@ -1,4 +1,4 @@
-"""Where the parts of a checkpoint go: the words of `--device-map`, and its file."""
+"""The placement of a checkpoint's modules on devices: the values of `--device-map`, and its file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from mhacli.io.json_schema import load_json
 Spreading = Literal["auto", "tp"]
 """`auto` fills GPUs, then the CPU, then the disk. `tp` splits every layer over the processes of torchrun."""
 DeviceMap = Spreading | Mapping[str, str]
-"""A word, or the device of each named module: `cpu`, `disk`, `mps`, `cuda` or `cuda:N`. The name "" is the whole model."""
+"""A keyword, or the device of each named module: `cpu`, `disk`, `mps`, `cuda` or `cuda:N`. The name "" is the whole
+model."""
 
 _DEVICE = re.compile(r"cpu|disk|mps|cuda(:\d{1,4})?", re.ASCII)
 _MAX_FILE_BYTES = 1 << 24
 
 
 def read_device_map(word: str) -> DeviceMap:
-    """What `--device-map` means. Raises `UsageError` for a word that is none, and `MhaError` for a file that is no device map."""
+    """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError` for an invalid file."""
     for known in get_args(Spreading):
         if word == known:
             return known  # type: ignore[no-any-return]
@@ -40,7 +41,7 @@ def read_device_map(word: str) -> DeviceMap:
 
 
 def _device(name: str, device: object, path: str) -> str:
-    """The device of a module; a number is that of a CUDA device."""
+    """The device of a module. A number means a CUDA device."""
     if isinstance(device, int) and not isinstance(device, bool) and 0 <= device < 10_000:
         return f"cuda:{device}"
     if isinstance(device, str) and _DEVICE.fullmatch(device):
@@ -60,12 +61,12 @@ def _bad(message: str, path: str) -> MhaError:
 
 
 def this_rank() -> int:
-    """The number of this process among those that torchrun started; 0 without it."""
+    """The rank of this process under torchrun; 0 without it."""
     return _number("RANK", 0)
 
 
 def n_ranks() -> int:
-    """How many processes torchrun started; 1 without it."""
+    """The number of processes of torchrun; 1 without it."""
     return _number("WORLD_SIZE", 1)
 
 

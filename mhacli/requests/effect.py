@@ -1,4 +1,4 @@
-"""What is asked of an effect: what to remove from a checkpoint's attention, and where to measure."""
+"""The requests for effects: what to remove from attention, and where to measure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from mhacli.requests.layer import LayerRequest
 from mhacli.spec.tokens import AttentionKind
 
 HeadChoice = tuple[AttentionKind | None, int, int]
-"""The kind, the layer and the number of a head; None stands for the only kind, or for the decoder of a pair."""
+"""The kind, layer and number of a head. None means the only kind, or the decoder of an encoder-decoder model."""
 
 
 @dataclass(frozen=True)
 class EffectRequest:
-    """The checkpoint and the text, what is removed, and the output that is compared.
+    """The checkpoint and the text, the removals, and the output to compare.
 
-    `heads` None are all heads of the layers that `model` names. With `edges` each weight that the query at the position gives to
-    a key is removed instead, in each of `heads`, or in all heads of each layer at once. With `cut` the queries of the second span
-    see no key of the first, in all of these layers together. `at` is the one position where a head is replaced, None for all.
-    With `replace` resample a head gives what it gives in `other`, another text whose tokens correspond.
-    `position` None is the last token, or the masked one. `target` None is what the model predicts; of a target of several tokens
-    `target_first` takes the first; a number is an id. `n_verified` removals are computed a second time.
-    With `n_screened` so many heads with the largest estimates are removed, and as many others. With `judge` usual pictures of
-    attention are compared with the effects. `from_python`: it was asked for by `mhacli.effects`, not by the command.
+    `heads` None means all heads of the layers in `model`. With `edges`, each attention weight of the query at the
+    position is removed instead: in each of `heads`, or in all heads of a layer at once. With `cut`, the queries of the
+    second span cannot see the keys of the first, in all of these layers together. `at` is the only position at which a
+    head is replaced; None means all positions. With `replace` resample, a head's output comes from `other`, a text
+    whose tokens correspond. `position` None is the last token, or the masked one. `target` None is the model's
+    prediction; a number is an id; `target_first` takes the first token of a target of several tokens. `n_verified`
+    removals are computed a second time. With `n_screened`, that many heads with the largest estimates are removed, and
+    as many others. With `judge`, common visualisations of attention are compared with the effects. `from_python`: the
+    caller is `mhacli.effects`, not the command.
     """
 
     model: ModelRequest
@@ -46,7 +47,7 @@ class EffectRequest:
     from_python: bool = False
 
     def name_of(self, parameter: str) -> str:
-        """What the user calls a parameter."""
+        """The user's name for a parameter."""
         return parameter if self.from_python else option_of(parameter)
 
 
@@ -54,13 +55,13 @@ _OPTIONS = {"heads": "--head", "layers": "--layer", "other": "--with"}
 
 
 def option_of(parameter: str) -> str:
-    """The option of a parameter: `--with` of `other`."""
+    """The option for a parameter: `--with` for `other`."""
     return _OPTIONS.get(parameter, "--" + parameter.replace("_", "-"))
 
 
 def require_one_removal(named: Callable[[str], str], **given: object) -> None:
-    """Raises `UsageError` for parameters that do not go together; None and False are not given. `named` is what the user calls
-    one."""
+    """Raises `UsageError` for parameters that exclude each other; None and False count as not given. `named` gives the
+    user's name for a parameter."""
     chosen = {name for name, value in given.items() if value is not None and value is not False}
     for first, others in _EXCLUDED.items():
         both = [other for other in others if first in chosen and other in chosen]
@@ -80,12 +81,12 @@ _EXCLUDED = {
     "edges": _OF_HEADS,
     "screen": ("heads",),
 }
-"""What a parameter cannot be given with."""
+"""The parameters that exclude a parameter."""
 
 
 @dataclass(frozen=True)
 class LayerEffectRequest:
-    """The same of a layer of our own, whose output vector is compared. `heads` are numbers."""
+    """The request for effects in mha's own layer, whose output vectors are compared. `heads` are numbers."""
 
     layer: LayerRequest
     heads: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""What a run of our own layer is asked for, settled before the first tensor."""
+"""The request for a run of mha's own layer, resolved before the first tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mhacli.text.encode import Encoded
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What to record of a run, beyond the config: arrays to keep, their limit in bytes, and how often to time it."""
+    """What to record, beyond the config: the arrays to keep, their limit in bytes, and the number of timed runs."""
 
     keep: Sequence[str] | None = None
     keep_limit: int = DEFAULT_KEEP_LIMIT
@@ -27,7 +27,7 @@ class RecordingOptions:
 
 @dataclass(frozen=True)
 class CellIndex:
-    """A cell of the pattern: which sequence, head, query and key."""
+    """A cell of the pattern by sequence, head, query and key."""
 
     sequence: int
     head: int
@@ -37,10 +37,10 @@ class CellIndex:
 
 @dataclass(frozen=True)
 class LayerRequest:
-    """A text, a resolved config, and what follows from them: the sizes (`facts`) and the `plan`, computed once for all that
-    compute with it. `source` gives weights from a file, else they come from the config's seed. `notes` are for the reader.
+    """A text and a resolved config, with the sizes (`facts`) and the `plan` computed from them once.
 
-    `layer_request` makes it.
+    `source` gives weights from a file; otherwise they come from the config's seed. `notes` are for the user. Made by
+    `layer_request`.
     """
 
     encoded: Encoded
@@ -60,9 +60,9 @@ def layer_request(
     options: RecordingOptions = RecordingOptions(),
     notes: tuple[str, ...] = (),
 ) -> LayerRequest:
-    """The request of a run, with its sizes and its plan. The config of a weights file takes the place of `config`.
+    """The request for a run, with its sizes and its plan. The config of a weights file replaces `config`.
 
-    Raises `MhaError` as `make_plan` does. Whether the run fits in memory is asked by `require_memory_for`.
+    Raises `MhaError` as `make_plan` does. `require_memory` checks whether the run fits into memory.
     """
     resolved = (config or Config()).resolved() if source is None else source.config
     facts = facts_of(encoded, resolved)
@@ -76,13 +76,13 @@ def facts_of(encoded: Encoded, config: Config) -> Facts:
 
 
 def require_memory(request: LayerRequest, available: int | None = None) -> None:
-    """Raises `MhaError` as `plan_memory` does; `available` is by default the memory of this machine."""
+    """Raises `MhaError` as `plan_memory` does. `available` defaults to the memory of this machine."""
     have = memory.available_bytes() if available is None else available
     plan_memory(request.facts, request.options.keep, request.options.keep_limit, have)
 
 
 def require_no_dropout(config: Config) -> None:
-    """Raises `UsageError` in training: what dropout leaves of a pattern is never built by a look at heads."""
+    """Raises `UsageError` in training, because head statistics never build the patterns that dropout acts on."""
     if config.train:
         raise UsageError(
             "--train does not work with mha heads, which never builds the patterns that dropout acts on",
@@ -91,7 +91,7 @@ def require_no_dropout(config: Config) -> None:
 
 
 def require_inside(cell: CellIndex, request: LayerRequest) -> None:
-    """Raises `UsageError` for a cell that the text and the heads do not have."""
+    """Raises `UsageError` for a cell outside of the pattern."""
     encoded, config = request.encoded, request.config
     if not 0 <= cell.sequence < len(encoded.sequences):
         raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
@@ -107,7 +107,7 @@ def require_inside(cell: CellIndex, request: LayerRequest) -> None:
 
 
 def decodable(request: LayerRequest, prompt_len: int) -> LayerRequest:
-    """The request with the causal mask that decoding means. Raises `UsageError` for what contradicts it."""
+    """The request with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
     encoded, config, longest = request.encoded, request.config, request.encoded.q_len
     if not 0 <= prompt_len <= longest:
         raise UsageError(
@@ -135,7 +135,7 @@ def decodable(request: LayerRequest, prompt_len: int) -> LayerRequest:
 
 
 def _prefix_end(config: Config, encoded: Encoded) -> int:
-    """Behind which column no token of a prefix comes that an earlier one sees: 0 where there is none."""
+    """The end of the last prefix token that an earlier token sees; 0 without one. A step must not split these tokens."""
     end = 0
     for sequence in encoded.sequences:
         first = config.first_column(len(sequence.tokens), encoded.q_len)

@@ -1,4 +1,4 @@
-"""The memory that a run takes, predicted before the first tensor, and which arrays a record has room for."""
+"""The predicted memory of a run before its first tensor, and the arrays that its record has room for."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mhacli.spec.reduction import device_bytes
 from mhacli.spec.sites import SITES, WAVES_AT_ONCE
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
-"""What a record keeps where nothing else is said, the most wanted first."""
+"""The arrays that a record keeps by default, the most important first."""
 BASE_BYTES = 300 << 20
-"""What python and torch take before the first tensor, with room."""
+"""A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
-"""Numbers per query and key that a look at a head keeps at most, and its buffers; the cells of a tile."""
+"""Upper bounds for head statistics: numbers per query and key, bytes of buffers, and cells of a tile."""
 FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arrays to keep, those left out because they do not fit the limit, and the predicted peak in bytes."""
+    """The arrays to keep, those left out by the size limit, and the predicted peak in bytes."""
 
     keep: tuple[str, ...]
     not_kept: tuple[str, ...]
@@ -35,9 +35,9 @@ class Plan:
 
 
 def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
-    """Which arrays fit into `keep_limit` bytes: all that were asked for, or else those of `DEFAULT_KEEP` that do.
+    """The arrays that fit into `keep_limit` bytes: all of `keep`, or as many of `DEFAULT_KEEP` as fit.
 
-    Raises `UsageError` for a name that is no site, and `MhaError` when what was asked for does not fit.
+    Raises `UsageError` for an unknown site, and `MhaError` if `keep` does not fit.
     """
     if keep is None:
         return _plan_default(facts, keep_limit)
@@ -56,57 +56,57 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
 
 
 def plan_memory(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int) -> Plan:
-    """The plan of a run that fits in memory.
+    """The plan of a run that fits into memory.
 
-    Raises `MhaError` where the predicted peak is more than 80 % of what is available, with both numbers and with the
-    largest lengths and heads that do fit; otherwise as `make_plan`.
+    Raises `MhaError` if the predicted peak exceeds 80 % of `available`, with both numbers and the largest lengths and
+    head counts that fit; otherwise as `make_plan`.
     """
     _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, available)
     return make_plan(facts, keep, keep_limit)
 
 
 def predict_heads_memory(
-    facts: Facts, wanted: HeadsRequest, available: int | None = None, *, on_gpu: bool = False
+    facts: Facts, request: HeadsRequest, available: int | None = None, *, on_gpu: bool = False
 ) -> int:
-    """The predicted peak in bytes of a look at heads without their matrices, in the memory of a GPU or of the CPU.
+    """The predicted peak in bytes of head statistics without matrices, on a GPU or the CPU.
 
     Raises `MhaError` as `plan_memory` does.
     """
     room = memory.available_bytes() if available is None else available
-    _require_room(facts, lambda other: _heads_bytes(other, wanted, on_gpu=on_gpu), room)
-    return _heads_bytes(facts, wanted, on_gpu=on_gpu)
+    _require_room(facts, lambda other: _heads_bytes(other, request, on_gpu=on_gpu), room)
+    return _heads_bytes(facts, request, on_gpu=on_gpu)
 
 
 def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
-    """Raises `MhaError` where more than 80 % of what is available is needed, with what does fit."""
+    """Raises `MhaError`, with alternatives that fit, if more than 80 % of the available memory is needed."""
     if not memory.fits(needed(facts), have):
         raise MhaError(
             f"out of memory; {facts.q_len} × {facts.k_len} tokens, {facts.config.n_heads} heads, batch {facts.batch}: "
             f"{format_size(needed(facts))} needed, {format_size(have)} available",
-            hint=_ways_out(facts, lambda other: memory.fits(needed(other), have)),
+            hint=_alternatives(facts, lambda other: memory.fits(needed(other), have)),
             code="out-of-memory",
         )
 
 
-def _ways_out(facts: Facts, fits: Callable[[Facts], bool]) -> str:
+def _alternatives(facts: Facts, fits: Callable[[Facts], bool]) -> str:
     """The longest text and the most heads that fit, as options."""
     longest = _longest_that_fits(
         max(facts.q_len, facts.k_len),
         lambda n: fits(replace(facts, q_len=min(n, facts.q_len), k_len=min(n, facts.k_len))),
     )
     shorter = f"--max-tokens {longest}" if facts.config.random is None else f"--random {facts.batch},{longest}"
-    ways = [f"{shorter} fits"] if longest else []
+    options = [f"{shorter} fits"] if longest else []
     for n_heads in range(facts.config.n_heads - 1, 0, -1):
         d_head, rest = divmod(facts.config.d_model, n_heads)
         fewer = replace(facts.config, n_heads=n_heads, n_kv_heads=n_heads, d_head=d_head, d_v=d_head)
         is_odd = facts.config.positions in ROPE and d_head % 2
         if not rest and not is_odd and fits(replace(facts, config=fewer)):
-            return ", ".join([*ways, f"so does --heads {n_heads}" if ways else f"--heads {n_heads} fits"])
-    return ways[0] if ways else "a shorter text or a smaller --d-model needs less"
+            return ", ".join([*options, f"so does --heads {n_heads}" if options else f"--heads {n_heads} fits"])
+    return options[0] if options else "a shorter text or a smaller --d-model needs less"
 
 
 def _longest_that_fits(too_long: int, fits: Callable[[int], bool]) -> int:
-    """The largest length below `too_long` that fits, by bisection; 0 where none does."""
+    """The largest length below `too_long` that fits, found by bisection; 0 if none does."""
     longest = 0
     while too_long - longest > 1:
         middle = (longest + too_long) // 2
@@ -115,7 +115,7 @@ def _longest_that_fits(too_long: int, fits: Callable[[int], bool]) -> int:
 
 
 def array_bytes(facts: Facts, site: str) -> int:
-    """Bytes of a site's array in the record, where 16-bit numbers are widened to float32."""
+    """The bytes of a site's array in the record, where 16-bit numbers become float32."""
     n = 1
     for size in SITES[site].shape_for(facts):
         n *= size
@@ -125,34 +125,34 @@ def array_bytes(facts: Facts, site: str) -> int:
 def _plan_default(facts: Facts, keep_limit: int) -> Plan:
     kept: list[str] = []
     total = 0
-    wanted = (*DEFAULT_KEEP, "dropped") if facts.config.train else DEFAULT_KEEP
-    for name in wanted:
+    names = (*DEFAULT_KEEP, "dropped") if facts.config.train else DEFAULT_KEEP
+    for name in names:
         if total + array_bytes(facts, name) <= keep_limit:
             kept.append(name)
             total += array_bytes(facts, name)
-    return Plan(tuple(kept), tuple(name for name in wanted if name not in kept), _peak_bytes(facts, total))
+    return Plan(tuple(kept), tuple(name for name in names if name not in kept), _peak_bytes(facts, total))
 
 
 def _peak_bytes(facts: Facts, kept_bytes: int) -> int:
-    """Kept arrays, the matrices that `attend` holds at once, and the rows around them."""
+    """Bytes for kept arrays, the matrices of `attend`, and the token vectors around them."""
     item = ITEM_BYTES[facts.config.dtype]
     matrices = facts.cells() * (item + 4 * max(FLOAT32_BYTES, item)) + facts.batch * facts.q_len * facts.k_len
-    around = _added_bytes(facts) + _row_bytes(facts) + _drawn_bytes(facts) + _weight_bytes(facts)
+    around = _added_bytes(facts) + _row_bytes(facts) + _float64_bytes(facts) + _weight_bytes(facts)
     return BASE_BYTES + kept_bytes + matrices + around
 
 
 def _row_bytes(facts: Facts) -> int:
-    """Rows on their way through the layer: what is read (content, sum, padding masked), projected, and put together."""
+    """Bytes for token vectors in the layer: input (content, sum, mask of padding), projections, and joined heads."""
     widths = facts.size("d_model") * 4 + facts.size("head·d_head") * 4 + facts.size("head·d_v") * 6
     read = (facts.q_len + (facts.k_len if facts.cross else 0)) * facts.size("d_input") * 3
     return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
 
 
-def _heads_bytes(facts: Facts, wanted: HeadsRequest, *, on_gpu: bool) -> int:
-    """A look at heads, at the fullest of its stages: rows are made, projected, and reduced to vectors.
+def _heads_bytes(facts: Facts, request: HeadsRequest, *, on_gpu: bool) -> int:
+    """The peak of head statistics: the largest of input, projection and reduction.
 
-    Rotation holds a few wide copies of the queries. A given bias is kept whole, beside a copy without −∞. What is kept cell
-    by cell is held as tensors, arrays, and while it is put together.
+    Rotation holds a few wide copies of the queries. A score bias is kept whole, beside a copy without −∞. Kept cells
+    exist as tensors, as arrays, and once more while they are assembled.
     """
     item, batch = ITEM_BYTES[facts.config.dtype], facts.batch
     wide = max(FLOAT32_BYTES, item)
@@ -160,8 +160,8 @@ def _heads_bytes(facts: Facts, wanted: HeadsRequest, *, on_gpu: bool) -> int:
     queries = batch * facts.q_len * facts.size("head·d_head")
     z = batch * facts.q_len * facts.size("head·d_v") * item
     heads = queries * item + batch * facts.k_len * facts.size("kv_head·d_head+kv_head·d_v") * item
-    turned = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
-    n_heads, kept = facts.config.n_heads if wanted.heads is None else len(wanted.heads), wanted.kept
+    rotated = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
+    n_heads, kept = facts.config.n_heads if request.heads is None else len(request.heads), request.kept
     cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
     cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
     vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide
@@ -176,12 +176,12 @@ def _heads_bytes(facts: Facts, wanted: HeadsRequest, *, on_gpu: bool) -> int:
         )
     )
     z *= 3 if kept.z else 1
-    fullest = max(3 * rows + _drawn_bytes(facts), 3 * rows + heads + turned, heads + z + vectors + tiles)
+    fullest = max(3 * rows + _float64_bytes(facts), 3 * rows + heads + rotated, heads + z + vectors + tiles)
     return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
 
 
 def _added_bytes(facts: Facts) -> int:
-    """What is added to scores: a bias, and distances with the whole numbers that they are made of."""
+    """Bytes for additive terms of scores: a bias, or distances with the integers behind them."""
     wide, has_bias = max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
     added = 2 * facts.cells() * wide if has_bias else 0
     if facts.config.positions == "alibi":
@@ -190,8 +190,8 @@ def _added_bytes(facts: Facts) -> int:
     return added
 
 
-def _drawn_bytes(facts: Facts) -> int:
-    """What is made in float64 and rounded, one after the other: random rows; waves with angles, sines and cosines."""
+def _float64_bytes(facts: Facts) -> int:
+    """Bytes for numbers made in float64 and then rounded: random vectors, or sinusoids with their angles."""
     d_input, item = facts.size("d_input"), ITEM_BYTES[facts.config.dtype]
     random = facts.batch * facts.q_len * d_input * _FLOAT64_BYTES if facts.config.random is not None else 0
     if facts.config.positions != "sinusoidal":
@@ -202,7 +202,7 @@ def _drawn_bytes(facts: Facts) -> int:
 
 
 def _weight_bytes(facts: Facts) -> int:
-    """The weights as float32 and in their dtype, and the float64 numbers that the largest of them is drawn from."""
+    """Bytes for weights as float32 and in their dtype, and for the float64 draw of the largest."""
     counts = [prod(shape) for shape in expected_shapes(facts.config, facts.n_tokens).values()]
     item = ITEM_BYTES[facts.config.dtype]
     return sum(counts) * (FLOAT32_BYTES + (0 if item == FLOAT32_BYTES else item)) + 2 * 8 * max(counts)
@@ -213,11 +213,11 @@ def _weight_bytes(facts: Facts) -> int:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What the memory of a pass of a loaded checkpoint depends on.
+    """The sizes that determine the memory of a pass of a loaded checkpoint.
 
-    `holds_matrices`: it computes attention by matrices of queries × keys, layer by layer. `kept_matrices` are those that the
-    record would hold, of all heads, within `keep_limit`, and `kept_cells` those of every head besides. `on_gpu`: heads are
-    reduced in the memory of a GPU.
+    `holds_matrices`: attention builds query × key matrices, layer by layer. `kept_matrices` are the matrices (of all
+    heads) that the record would keep, within `keep_limit`, and `kept_cells` the single cells kept of every head.
+    `on_gpu`: heads are reduced on a GPU.
     """
 
     batch: int
@@ -233,13 +233,13 @@ class CheckpointFacts:
     on_gpu: bool = False
 
     def peak_bytes(self) -> int:
-        """What a pass takes beside the weights, at its fullest, layer by layer."""
+        """The peak of a pass in bytes, without the weights."""
         cells = self.batch * self.length * self.length
         rows = self.batch * self.length * (8 * self.d_model + 3 * self.d_inner) * self.item_bytes
         matrices = 4 * cells * self.n_heads * max(FLOAT32_BYTES, self.item_bytes) if self.holds_matrices else 0
         vectors = self.batch * self.n_heads * self.length * 2 * VECTORS * FLOAT32_BYTES
         kept = min(self.keep_limit, self.kept_matrices * cells * self.n_heads * FLOAT32_BYTES)
-        made = 4 * cells * self.n_heads * FLOAT32_BYTES if kept else 0
+        assembled = 4 * cells * self.n_heads * FLOAT32_BYTES if kept else 0
         cell_bytes = 4 * self.kept_cells * self.batch * self.n_heads * FLOAT32_BYTES
         n = self.length
         tiles = (
@@ -247,14 +247,17 @@ class CheckpointFacts:
             if self.on_gpu
             else TILE_BYTES
         )
-        return rows + matrices + 3 * cells + vectors + kept + made + cell_bytes + tiles
+        return rows + matrices + 3 * cells + vectors + kept + assembled + cell_bytes + tiles
 
 
 @dataclass(frozen=True)
 class EffectFacts:
-    """What the memory of removals depends on: that of one pass over the text, what is kept of each of `n_layers` layers, and
-    the logits, which some families make at one position (`n_logits` 1) and others at all. A row runs `n_run` tokens of the text,
-    None for all; the keys and values of those before come from a cache."""
+    """The sizes that determine the memory of removals.
+
+    `one_pass` is a pass over the text, of whose `n_layers` layers outputs are kept. Some families compute logits at one
+    position (`n_logits` 1), others at all. A row runs `n_run` tokens of the text, None for all; the keys and values of
+    earlier tokens come from a cache.
+    """
 
     one_pass: CheckpointFacts
     n_layers: int
@@ -263,33 +266,35 @@ class EffectFacts:
     n_run: int | None = None
 
     def peak_bytes(self, n_rows: int) -> int:
-        """What the pass over the text takes beside the weights, or a batch of so many rows, whichever takes more."""
-        one = self.one_pass
-        row_bytes = one.length * one.d_model * one.item_bytes
+        """The larger peak, without the weights, of the pass over the text and of a batch of `n_rows` rows."""
+        single = self.one_pass
+        row_bytes = single.length * single.d_model * single.item_bytes
         kept = 3 * self.n_layers * row_bytes  # outputs of blocks and heads, twice
-        batch, n_run = replace(one, batch=n_rows).peak_bytes(), min(self.n_run or one.length, one.length)
-        if n_run < one.length:
+        batch, n_run = replace(single, batch=n_rows).peak_bytes(), min(self.n_run or single.length, single.length)
+        if n_run < single.length:
             kept += 2 * self.n_layers * row_bytes  # keys and values
-            batch = batch * n_run // one.length + 2 * n_rows * row_bytes  # those of one layer, in every row
-        made = min(self.n_logits, n_run) * max(FLOAT32_BYTES, one.item_bytes) + 4 * _FLOAT64_BYTES
-        return max(one.peak_bytes(), batch) + kept + n_rows * self.n_vocabulary * made
+            batch = (
+                batch * n_run // single.length + 2 * n_rows * row_bytes
+            )  # keys and values of one layer, in every row
+        logit_bytes = min(self.n_logits, n_run) * max(FLOAT32_BYTES, single.item_bytes) + 4 * _FLOAT64_BYTES
+        return max(single.peak_bytes(), batch) + kept + n_rows * self.n_vocabulary * logit_bytes
 
 
 def rows_that_fit(facts: EffectFacts, most: int, available: int) -> int:
-    """How many rows a batch of removals may have, at most `most`. Raises `MhaError` where not even one removal fits, which needs
-    three rows: two are untouched."""
+    """The number of rows, at most `most`, that a batch of removals may have. Raises `MhaError` if `LEAST_ROWS` do not
+    fit."""
     for n_rows in range(max(most, LEAST_ROWS), LEAST_ROWS - 1, -1):
         if memory.fits(facts.peak_bytes(n_rows), available):
             return n_rows
-    one, needed = facts.one_pass, facts.peak_bytes(LEAST_ROWS)
+    single, needed = facts.one_pass, facts.peak_bytes(LEAST_ROWS)
 
     def fit(n: int) -> bool:
-        shorter = replace(facts, one_pass=replace(one, length=n), n_logits=min(n, facts.n_logits))
+        shorter = replace(facts, one_pass=replace(single, length=n), n_logits=min(n, facts.n_logits))
         return memory.fits(shorter.peak_bytes(LEAST_ROWS), available)
 
-    longest = _longest_that_fits(one.length, fit)
+    longest = _longest_that_fits(single.length, fit)
     raise MhaError(
-        f"out of memory; {LEAST_ROWS} copies of {one.length} tokens, {one.n_heads} heads, {facts.n_vocabulary} logits: "
+        f"out of memory; {LEAST_ROWS} copies of {single.length} tokens, {single.n_heads} heads, {facts.n_vocabulary} logits: "
         f"{format_size(needed)} needed, {format_size(available)} available",
         hint=f"--max-tokens {longest} fits" if longest else "a smaller model or a shorter text needs less",
         code="out-of-memory",
@@ -297,12 +302,12 @@ def rows_that_fit(facts: EffectFacts, most: int, available: int) -> int:
 
 
 LEAST_ROWS = 3
-"""A removal, and an untouched row on either side."""
+"""One removal and an untouched row on either side."""
 
 
 def predict_checkpoint_memory(facts: CheckpointFacts, available: int) -> int:
-    """The predicted peak in bytes of a pass, beside the weights. Raises `MhaError` where it is more than 80 % of what is
-    `available`, with the longest text that fits."""
+    """The predicted peak of a pass in bytes, without the weights. Raises `MhaError`, with the longest text that fits,
+    if it exceeds 80 % of `available`."""
     needed = facts.peak_bytes()
     if memory.fits(needed, available):
         return needed

@@ -1,4 +1,4 @@
-"""What is asked of a corpus, before anything of the model is loaded."""
+"""The request for scanning a corpus, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mhacli.spec.config import Reducer
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """The checkpoint by its path or id, and what to find out about its heads in every document.
+    """The checkpoint by path or id, and the head statistics to compute for every document.
 
-    `conditions` are words of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is that of
-    its weights. A `device_map` takes the place of `device`. `max_tokens` cuts documents. `threads` are those of torch in each
-    worker. With `effect` each head is also removed in each document. The request is plain data that can be pickled: a worker
-    loads what it needs by it.
+    `conditions` are values of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is
+    that of its weights. A `device_map` replaces `device`. `max_tokens` truncates documents. `threads` are torch's
+    threads in each worker. With `effect`, each head is also removed in each document. The request can be pickled: each
+    worker loads the model by it.
     """
 
     source: str
@@ -43,7 +43,7 @@ class ScanRequest:
     rows: RowFormat = "jsonl"
 
     def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:
-        """The request that `mha heads` would make of one document, with the words of those spans that it has."""
+        """The request that `mha heads` would make for one document, with the `spans` that occur in it."""
         return ModelRequest(
             source=self.source,
             checkpoint=None,

@@ -1,4 +1,4 @@
-"""What a command asks of somebody's attention: which one, built and called how, and what its author meant it to be."""
+"""The requests for user code: the class or function, how to build and call it, and what its author intended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DEFAULT_TIME_LIMIT_S = 5.0
-"""For one call, and for importing: half of the ten seconds in which a command must have refused bad input."""
+"""Seconds for one call, and for importing: half of the ten seconds within which a command must refuse bad input."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,12 @@ class TargetRequest:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """An examination of `of`, against the reference or `against` another. The rest is what the author meant, where it can be
-    told from nothing else: what True in a mask stands for, how rotary positions pair columns, the scale, the number of heads.
-    `time_limit_s` is for each call; pairs of mistakes are tried in proportion to it."""
+    """The check of `of` against the reference or another attention (`against`).
+
+    The other fields are intentions that nothing else reveals: whether True in a mask keeps or hides, how rotary
+    positions pair columns, the scale, and the number of heads. `time_limit_s` is per call; trying pairs of mistakes is
+    limited in proportion.
+    """
 
     of: TargetRequest
     against: TargetRequest | None = None
