@@ -1,4 +1,4 @@
-"""Somebody's attention, imported, built and ready to be called: what `mha check` and `mha trace FILE.py:NAME` begin with."""
+"""Imports, builds and prepares user code for `mha check` and `mha trace FILE.py:NAME`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mhacli.requests.user_code import TargetRequest
 from mhacli.results.record.record import Argument
 
 
-def ready(request: TargetRequest, stage: Stage) -> UserAttention:
-    """The attention that is named, built and ready to be asked."""
-    return find_user_attention(_made(request, stage), request)
+def load_user_attention(request: TargetRequest, stage: Stage) -> UserAttention:
+    """The requested attention, built and ready to be called."""
+    return find_user_attention(_built(request, stage), request)
 
 
-def ready_modes(request: TargetRequest, stage: Stage) -> tuple[UserAttention, ...]:
-    """The attention that is named in each mode in which it can be asked."""
-    return find_modes(_made(request, stage), request)
+def load_user_modes(request: TargetRequest, stage: Stage) -> tuple[UserAttention, ...]:
+    """The requested attention in each mode in which it can be called."""
+    return find_modes(_built(request, stage), request)
 
 
-def _made(request: TargetRequest, stage: Stage) -> Built:
-    """What is named, imported and built."""
+def _built(request: TargetRequest, stage: Stage) -> Built:
+    """The requested class or function, imported and built."""
     stage(f"importing {request.target}")
     target = find_target(request.target)
     stage(f"building {request.target}")
@@ -37,7 +37,7 @@ def _made(request: TargetRequest, stage: Stage) -> Built:
 
 
 def limited(built: Built, stage: Stage) -> Built:
-    """The same, which says when a call of it begins, so that one that never ends can be ended, and when it is our turn."""
+    """The same code, which reports the begin and end of each call, so that only calls have a time limit."""
 
     def begin(*_: object) -> None:
         stage(f"calling {built.name}")
@@ -62,12 +62,12 @@ def limited(built: Built, stage: Stage) -> Built:
 
 
 def arguments_of(built: Built) -> tuple[Argument, ...]:
-    """What it was built with, and who said so."""
+    """The arguments with which the code was built, and the origin of each."""
     guessed = {guess.name: guess.why for guess in built.guesses}
-    told = []
+    arguments = []
     for name, value in built.arguments.items():
         if any(other.startswith(f"{name}.") for other in built.arguments):
-            continue  # a config, whose values are told one by one
+            continue  # a config, whose fields are listed one by one
         origin = "guessed" if name in guessed else "given" if name in built.given else "default"
-        told.append(Argument(name, f"{value!r:.80}", origin, guessed.get(name, "")))  # type: ignore[arg-type]
-    return tuple(told)
+        arguments.append(Argument(name, f"{value!r:.80}", origin, guessed.get(name, "")))  # type: ignore[arg-type]
+    return tuple(arguments)

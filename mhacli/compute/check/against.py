@@ -24,7 +24,7 @@ from mhacli.adapters.usercode.projections import ProjectionReading, Widths, part
 from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
 from mhacli.attention.mistakes.stages import Projection
-from mhacli.compute.base.user_module import arguments_of, ready
+from mhacli.compute.base.user_module import arguments_of, load_user_attention
 from mhacli.compute.check.candidates import head_counts
 from mhacli.compute.check.inputs import (
     HIDDEN,
@@ -70,7 +70,7 @@ class ErrorSummary:
 def compare(request: CheckRequest, stage: Stage) -> Examination:
     """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
     assert request.against is not None
-    one = ready(request.of, stage)
+    one = load_user_attention(request.of, stage)
     other = _other(request.against, _arguments_of_first(one), stage)
     _require_alike(one, other, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
@@ -129,7 +129,7 @@ def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
 def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
     """The other, ready to be asked. Raises `MhaError` that names its own options."""
     try:
-        return ready(_as_it_calls_them(request, first_arguments, stage), stage)
+        return load_user_attention(_as_it_calls_them(request, first_arguments, stage), stage)
     except MhaError as fault:
         fault.message = _OWN_OPTION.sub("--against-", fault.message)
         fault.hint = fault.hint and _OWN_OPTION.sub("--against-", fault.hint)

@@ -20,7 +20,7 @@ from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.target import split_target, targets_beside
 from mhacli.adapters.usercode.types import Built, MaskForm
 from mhacli.attention.mistakes.stages import RIGHT, SourceHints
-from mhacli.compute.base.user_module import arguments_of, ready_modes
+from mhacli.compute.base.user_module import arguments_of, load_user_modes
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.candidates import Candidate, candidates, intended_layer, source_of
 from mhacli.compute.check.diagnose import Diagnosis, PriorKnowledge, diagnose, stated
@@ -77,7 +77,7 @@ def examined(request: CheckRequest, stage: Stage) -> Examination:
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:
     """Probes, comparison with the reference, diagnosis, in each mode of calling it."""
-    subjects = ready_modes(request.of, stage)
+    subjects = load_user_modes(request.of, stage)
     return together([(subject.mode, _examined_as_stated(subject, request, stage)) for subject in subjects])
 
 

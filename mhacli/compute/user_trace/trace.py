@@ -23,7 +23,7 @@ from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import step_of, summarise
-from mhacli.compute.base.user_module import arguments_of, ready
+from mhacli.compute.base.user_module import arguments_of, load_user_attention
 from mhacli.compute.user_trace.axes import (
     MeasuredRun,
     TraceSizes,
@@ -73,7 +73,7 @@ class WalkRequest:
 def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
     """The record of a walk, without arrays, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
     decoded = decode(WalkRequest, request, "request")
-    record = walk_subject(ready(decoded.of, stage), decoded, stage)
+    record = walk_subject(load_user_attention(decoded.of, stage), decoded, stage)
     return json.dumps(record.document(), allow_nan=False).encode()
 
 

@@ -15,7 +15,7 @@ from mhacli.adapters.usercode.types import AttentionOutput, Inputs, InputSizes, 
 from mhacli.attention.mistakes import BY_CODE, MISTAKES
 from mhacli.attention.mistakes.scores import unpacks_in_order
 from mhacli.attention.mistakes.stages import RIGHT, Projection, Projections, ReferenceInputs, ReferenceLayer, run
-from mhacli.compute.base.user_module import ready
+from mhacli.compute.base.user_module import load_user_attention
 from mhacli.compute.check.candidates import candidates, intended_layer
 from mhacli.compute.check.hypotheses import (
     AppliedMistake,
@@ -53,7 +53,7 @@ def found(name) -> Found:
     case = next(case for case in WRONG if case.name == name)
     arguments = tuple(tuple(pair.split("=")) for pair in case.arguments.split())
     request = CheckRequest(TargetRequest(case.target, arguments, causal=case.causal))
-    subject = ready(request.of, lambda *stage, **how: None)
+    subject = load_user_attention(request.of, lambda *stage, **how: None)
     module = randomised(subject.built.module, 0).to(torch.float64)
     subject = subject.of(module, torch.float64)
     meant = intended_layer(subject.built, module, request, ("causal" in case.sees.split(),))

@@ -19,7 +19,7 @@ from support.examined import examination_of, no_stage
 from torch import Tensor, nn
 
 from mhacli.cli.values import pairs
-from mhacli.compute.base.user_module import ready
+from mhacli.compute.base.user_module import load_user_attention
 from mhacli.compute.check.examine import is_meant_causal
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Examination
@@ -358,4 +358,4 @@ def test_the_first_line_of_a_docstring_says_whether_causality_is_meant(
         f"from support.attentions.styles import VitAttention\nclass Attention(VitAttention):\n    {title!r}\n"
     )
     request = TargetRequest(f"{path}:Attention", pairs([f"dim={D}", f"num_heads={H}"], "arg"))
-    assert is_meant_causal(ready(request, no_stage), request) == is_causal
+    assert is_meant_causal(load_user_attention(request, no_stage), request) == is_causal
