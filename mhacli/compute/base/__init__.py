@@ -1,1 +1,1 @@
-"""What several computations share: setup, devices, taps and head statistics."""
+"""Parts that several computations use: setup, devices, taps and head statistics."""

@@ -1,4 +1,4 @@
-"""The device that a computation runs on: which one a name means, what it has room for, its name, and its threads."""
+"""The device of a computation: choice, free memory, description and threads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mhacli.results.record.record import Environment
 
 
 def choose_device(name: str, option: str = "--device") -> torch.device:
-    """The device that a config's name means; `auto` takes CUDA, then MPS, then the CPU.
+    """The torch device for a name; `auto` takes CUDA, then MPS, then the CPU.
 
-    Raises `MhaError` that says whether torch or the machine lacks the device, which `option` has named.
+    Raises `MhaError` if torch or the machine lacks the device; the message names `option`.
     """
     if name == "auto":
         return torch.device(
@@ -32,8 +32,10 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
     if kind == "cuda":
         _require_cuda(name, int(index or 0), option)
     if kind == "mps" and not torch.backends.mps.is_available():
-        built = "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
-        raise MhaError(f"{option} mps is not available: {built}", hint=_ELSE[option], code="no-device")
+        reason = (
+            "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
+        )
+        raise MhaError(f"{option} mps is not available: {reason}", hint=_ELSE[option], code="no-device")
     return torch.device(name)
 
 
@@ -41,9 +43,9 @@ _ELSE = {"--device": "--device cpu works everywhere", "--device-map": "cpu and d
 
 
 def free_bytes(device_name: str) -> int:
-    """What a run on the device may still allocate: the device's own memory where it has its own.
+    """The bytes that a run may still allocate on the device.
 
-    What torch keeps there for later use counts as free.
+    The unused part of torch's cache of GPU memory counts as free.
     """
     device = choose_device(device_name)
     if device.type != "cuda":
@@ -65,7 +67,7 @@ def _require_cuda(name: str, index: int, option: str) -> None:
 
 
 def environment(device: torch.device, asked: str) -> Environment:
-    """Where a study runs: versions, device and threads."""
+    """The environment of a run: versions, device and threads."""
     return Environment(
         mha=mhacli.__version__,
         torch=torch.__version__,
@@ -80,7 +82,7 @@ def environment(device: torch.device, asked: str) -> Environment:
 
 
 def driver() -> str | None:
-    """The version of NVIDIA's driver; None without one."""
+    """The version of NVIDIA's driver, or None."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text(errors="replace").split()
     except OSError:
@@ -95,7 +97,7 @@ T = TypeVar("T")
 
 
 def shared_out(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """The results of the jobs in their order, each computed by a thread of its own, as many at once as torch has threads."""
+    """The results of the jobs in order. They run in parallel, in as many threads as torch has."""
     n_threads = torch.get_num_threads()
     if len(jobs) < 2 or n_threads == 1:
         return [job() for job in jobs]
@@ -113,7 +115,7 @@ def _without_gradients(job: Callable[[], T]) -> T:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it torch computes with one thread: as quick as several for little work."""
+    """Limits torch to one thread within the context, which is as fast as several for little work."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""A run made ready: device, weights, ids, mask, so that the same computation can be run again and observed each time."""
+"""The setup of a run: device, weights, ids and mask, from which the same computation can run repeatedly."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from mhacli.spec.tokens import TokenSequence
 from mhacli.text.encode import Encoded
 
 _INPUT_STREAM = 1 << 63
-"""Added to the seed for random rows, so that they are not the numbers that the weights are made of."""
+"""Added to the seed for random vectors, so that they differ from the numbers in the weights."""
 
 
 class ContextRows(NamedTuple):
-    """The other text of cross-attention: ids, −1 for padding, and places."""
+    """The context of cross-attention: ids, −1 for padding, and positions."""
 
     ids: Int[Tensor, "batch key"]
     places: Places
@@ -43,10 +43,10 @@ class ContextRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a run needs, on its device. `config.device` is the device that was chosen.
+    """Everything that a run needs, on its device. `config.device` is the chosen device.
 
-    `ids` are −1 for padding; `places` are the rows' places in their own texts; `random` are the rows that stand in for
-    embedded tokens, where the config asks for them.
+    `ids` are −1 for padding. `places` are the tokens' positions in their own texts. `random` are the vectors that
+    replace embedded tokens, with `config.random`.
     """
 
     config: Config
@@ -64,12 +64,12 @@ class Setup:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors live."""
+        """The device of the tensors."""
         return self.ids.device
 
     @property
     def axes(self) -> Axes:
-        """What stands on the axes: the texts, or a text and its context."""
+        """The tokens on the query and key axes."""
         ids = self.encoded.vocabulary.id_of
         return Axes(
             queries=self.encoded.sequences,
@@ -84,18 +84,18 @@ class Setup:
         )
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
-        """One forward pass by a route of `ROUTES`. The same numbers every time: dropout starts from the seed."""
+        """The output of one forward pass by a route of `ROUTES`. Reproducible: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         x, context, places = self._inputs(tap)
         return ROUTES[route](self.layer.attention, RouteInputs(x, context, self.allowed, self.bias, places), tap)
 
     def heads(self, tap: Tap = no_tap) -> Projected:
-        """Queries, keys and values by head, as attention reads them; no score is computed."""
+        """Queries, keys and values per head, as attention reads them. No score is computed."""
         x, context, places = self._inputs(tap)
         return self.layer.attention.projected(x, context, places=places, tap=tap)
 
     def scores(self, q: Tensor, k: Tensor) -> Scores:
-        """What softmax is taken of, for all heads, as a question."""
+        """The scores of all heads, not yet computed."""
         allowed, bias = self.allowed, None
         if self.config.positions == "alibi":
             key_places = self.places if self.context is None else torch.arange(k.shape[2], device=k.device)
@@ -104,15 +104,15 @@ class Setup:
         if self.bias is not None:
             forbids = self.bias.isneginf()
             if bool(forbids.any()):
-                given = masks.from_tensor(~forbids)
-                allowed = given if allowed is None else masks.both(allowed, given)
+                bias_mask = masks.from_tensor(~forbids)
+                allowed = bias_mask if allowed is None else masks.both(allowed, bias_mask)
             added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
             bias = added if bias is None else sum_of_biases(added, bias)
         scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
         return Scores(q, k, scale, self.config.softcap, bias, allowed)
 
     def _inputs(self, tap: Tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
-        """What the layer reads, and the places of its rows: those of a context count from 0."""
+        """The layer's input, its context, and the positions of its tokens (None with a context, which counts from 0)."""
         x = self.rows(tap)
         if self.context is None:
             return x, None, self.places
@@ -122,22 +122,22 @@ class Setup:
         return x, context, None
 
     def rows(self, tap: Tap = no_tap) -> TokenVectors:
-        """What the layer reads: embedded tokens or random rows, with positions where those are added."""
+        """The layer's input: embedded tokens or random vectors, plus additive positions."""
         return place_rows(self.content(tap), self.added(self.places), real=self.ids >= 0, tap=tap)
 
     def content(self, tap: Tap = no_tap) -> TokenVectors:
-        """What the rows say without their positions: embedded tokens, or random numbers in their place."""
+        """The input without positions: embedded tokens or random vectors."""
         if self.random is None:
             return embed_tokens(self.ids, self.layer.embedding, tap=tap)
         tap("random", self.random)
         return self.random
 
     def context_content(self, context: ContextRows) -> Float[Tensor, "batch key d_input"]:
-        """The same of the context."""
+        """The embedded tokens of the context."""
         return embed_tokens(context.ids, self.layer.embedding)
 
     def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
-        """What positions add to rows at these places; None where they act elsewhere."""
+        """The position vectors to add at these positions; None if positions are not additive."""
         return added_positions(
             places,
             self.facts.size("d_input"),
@@ -147,7 +147,7 @@ class Setup:
         )
 
     def visible(self) -> Bool[Tensor, "#batch #head query key"]:
-        """Which cells may be attended to: the mask, less what the bias sets to −∞."""
+        """The visible cells: those that the mask allows and the bias does not set to −∞."""
         q_idx, k_idx = (torch.arange(n, device=self.device) for n in (self.facts.q_len, self.facts.k_len))
         cells = visible_cells(self.allowed, q_idx, k_idx, self.bias)
         if cells is None:
@@ -156,9 +156,9 @@ class Setup:
 
 
 def make_setup(request: LayerRequest, *, allow_nonfinite: bool = False) -> Setup:
-    """A run made ready: with the weights of the request's file, or new ones from the seed.
+    """The setup for a request, with the weights of its file or new ones from the seed.
 
-    Raises `MhaError` when the device is missing or the weights do not fit the vocabulary.
+    Raises `MhaError` if the device is missing or the weights do not fit the vocabulary.
     """
     encoded, config, facts, source = request.encoded, request.config, request.facts, request.source
     device = choose_device(config.device)
@@ -200,21 +200,21 @@ def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile
 
 
 def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Int[Tensor, "batch length"]:
-    """Ids, −1 where a shorter sequence is filled up."""
-    return _filled([sequence.ids for sequence in sequences], -1, facts, device)
+    """Ids, −1 for padding."""
+    return _padded([sequence.ids for sequence in sequences], -1, facts, device)
 
 
 def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:
-    """The place of each row in its own text: one row for all sequences where they begin together."""
+    """The position of each token in its text: one row for all sequences if they begin together."""
     if facts.own_places:
-        return _filled([sequence.places for sequence in sequences], 0, facts, device)
+        return _padded([sequence.places for sequence in sequences], 0, facts, device)
     return torch.arange(max(len(sequence.ids) for sequence in sequences), device=device)
 
 
-def _filled(
+def _padded(
     rows: Sequence[Sequence[int]], value: int, facts: Facts, device: torch.device
 ) -> Int[Tensor, "batch length"]:
-    """Rows of different lengths as one tensor, filled up with `value` on the side that the config says."""
+    """Rows of different lengths as one tensor, padded with `value` on the config's side."""
     longest = max(map(len, rows))
     fill = [[value] * (longest - len(row)) for row in rows]
     is_left = facts.config.padding == "left"
@@ -223,7 +223,7 @@ def _filled(
 
 
 def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
-    """Rows from the config's distribution: normal with deviation 1, or uniform from 0 to 1. The weights have another stream."""
+    """Vectors from the config's distribution: normal with deviation 1, or uniform from 0 to 1."""
     shape = (*(config.random or (1, 1)), config.d_input or config.d_model)
     generator = torch.Generator().manual_seed((config.seed + _INPUT_STREAM) % 2**64)
     draw = torch.randn if config.distribution == "normal" else torch.rand
@@ -231,19 +231,23 @@ def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch q
 
 
 def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool) -> Float[Tensor, "..."]:
-    """The score bias of a file, in the dtype that scores have. −∞ in it means masked; NaN and +∞ are refused."""
+    """The score bias of a file, in the dtype of scores. −∞ in it means masked; NaN and +∞ are refused."""
     from safetensors.torch import load
 
     source = read_bias_file(where, facts)
-    found = tensors_of(source.file, load)[source.name]
-    bias = found.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
-    if not allow_nonfinite:  # −∞ is meant only where the file says it, not where a number is too large for the dtype
-        weights.require_finite({source.name: bias.masked_fill(found.isneginf(), 0.0)}, source.file.path)
+    stored = tensors_of(source.file, load)[source.name]
+    bias = stored.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
+    if not allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
+        weights.require_finite({source.name: bias.masked_fill(stored.isneginf(), 0.0)}, source.file.path)
     return bias.to(device)
 
 
 def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed | None:
-    """Only real keys, only for real queries, and what the config forbids: every rule must allow a cell. None: all is allowed."""
+    """The mask of a run, or None if all cells are allowed.
+
+    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of positions, and
+    documents.
+    """
     config, keys = facts.config, encoded.context or encoded.sequences
 
     def padding(sequences: Sequence[TokenSequence], of: Literal["key", "query"]) -> Allowed:
@@ -255,13 +259,13 @@ def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed |
     rules += _order(config, _places(keys, facts, device))
     if facts.packed:
         rules.append(
-            masks.documents(*(_filled([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
+            masks.documents(*(_padded([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
         )
     return masks.both(*rules) if rules else None
 
 
 def _order(config: Config, places: Places) -> list[Mask]:
-    """What the places of a query and a key allow: causality, a window and its sinks, and the prefix that all see."""
+    """The rules on positions: causality, a window with its sinks, and the prefix that all queries see."""
     rules = [masks.causal()] if config.causal or config.prefix is not None else []
     if config.window is not None:
         near = masks.window(*config.window)

@@ -1,4 +1,4 @@
-"""The taps of a run: one fills a record with what was seen at each site, one takes the time of each."""
+"""Taps: one records the tensors at each site, another the time of each site."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from mhacli.spec.sites import SITES, Site
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
-"""Tensors of up to this many numbers are shown whole."""
+"""The most numbers of a tensor that is shown in full."""
 
 
 class Capture:
-    """A tap that notes shape, layout and (when asked) the numbers of every tensor, and keeps those that are named.
+    """A tap that records the shape and layout of every tensor (and its numbers on request), and keeps the named
+    tensors.
 
-    `parameters` are the shapes of the weights by their names on disk. It checks each shape against `SITES`: a tensor that
-    does not have the axes that its site names is a bug of ours.
+    `parameters` are the shapes of the weights by their names on disk. Each shape is checked against `SITES`: a tensor
+    with other axes than its site's is a bug of mha.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Capture:
         self.steps: list[Step] = []
 
     def __call__(self, site: str, tensor: Tensor, **_: Any) -> None:
-        """Notes one tensor."""
+        """Records one tensor."""
         entry = SITES[site]
         if tuple(tensor.shape) != entry.shape_for(self._facts):
             raise AssertionError(
@@ -71,7 +72,8 @@ class Capture:
         )
 
     def _view_of(self, site: Site, tensor: Tensor) -> str | None:
-        """The source whose memory the tensor shares. Sources stay alive, so that their memory is not used again."""
+        """The source whose memory the tensor shares, or None. Sources are kept alive, so that their memory is not
+        reused."""
         storage = tensor.untyped_storage().data_ptr()
         source_of_memory = next((source for source in site.sources if self._storages.get(source) == storage), None)
         if any(site.name in other.sources for other in SITES.values()):
@@ -91,7 +93,7 @@ def step_of(
     is_view: bool = False,
     **more: Any,
 ) -> Step:
-    """A line of a trace: what is said of a tensor, and what the tensor says itself. `more` are further fields of `Step`."""
+    """A step of a trace, from a site's description and the tensor. `more` are further fields of `Step`."""
     return Step(
         site=site,
         axes=axes,
@@ -108,12 +110,15 @@ def step_of(
 
 
 def _is_repeated(tensor: Tensor) -> bool:
-    """Whether rows stand for others without memory of their own: an expanded tensor, with strides of 0."""
+    """Whether rows share memory: an expanded tensor has strides of 0."""
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def summarise(tensor: Tensor) -> TensorSummary:
-    """The one-line summary of a tensor's numbers; moments in float64 over the finite ones, deviation of the population."""
+    """A one-line summary of a tensor's numbers.
+
+    The moments are those of the finite numbers, computed in float64, with the population's deviation.
+    """
     tensor = tensor.detach().cpu()  # not every device has float64
     finite = tensor[torch.isfinite(tensor)].double()
     n_nan, n_inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()) if tensor.is_floating_point() else 0
@@ -137,14 +142,14 @@ def summarise(tensor: Tensor) -> TensorSummary:
 
 
 def to_array(tensor: Tensor) -> Array:
-    """The tensor in numpy, on the CPU; 16-bit floats, which not all readers know, widened to float32 (exactly)."""
+    """The tensor as a numpy array. 16-bit floats, which some readers lack, become float32 (exactly)."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     array: Array = wide.detach().cpu().numpy()
     return array
 
 
 def require_finite(qk: Tensor, out: Tensor, dtype: str) -> None:
-    """Raises `MhaError` naming the heads whose dot products are not finite, or else saying that the output is not."""
+    """Raises `MhaError` that names the heads with non-finite dot products, or else says that the output is not finite."""
     if torch.isfinite(qk).all() and torch.isfinite(out).all():
         return
     bad = ~torch.isfinite(qk)
@@ -167,9 +172,10 @@ MIN_RUNS, DEFAULT_RUNS, DEFAULT_BUDGET_S = 2, 5, 1.0
 
 
 class Stopwatch:
-    """A tap that notes how long each site took, and passes what it sees to another tap off the clock.
+    """A tap that measures the time of each site, and passes its tensor to another tap while the clock is stopped.
 
-    On an accelerator every site waits for the device, so stage times add waiting that an unobserved run does not have.
+    On an accelerator every site waits for the device, so the times of stages include waiting that an unobserved run
+    does not have.
     """
 
     def __init__(self, device: torch.device, then: Tap | None = None) -> None:
@@ -178,7 +184,7 @@ class Stopwatch:
         self._since = self._now()
 
     def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
-        """Ends the site's interval, and begins the next when the other tap is done."""
+        """Ends the site's interval. The next one begins after the other tap."""
         self.seconds[site] = self._now() - self._since
         if self._then is not None:
             self._then(site, tensor, **where)
@@ -193,9 +199,9 @@ class Stopwatch:
 def time_stages(
     run: Callable[[Tap], object], first: Mapping[str, float], device: torch.device, repeat: int | None
 ) -> dict[str, Timing]:
-    """Timings of every site, and of their sum as `total`, over `repeat` runs after the first, which is kept apart.
+    """Timings of every site, and of their sum as `total`, over `repeat` runs after the first, which is kept separate.
 
-    `repeat` None means 5 runs, fewer (from 2) when they take longer than a second together.
+    `repeat` None means 5 runs, or fewer (at least 2) if they take longer than a second together.
     """
     runs: list[dict[str, float]] = []
     began = perf_counter()
@@ -223,7 +229,7 @@ def stage_timings(seconds: Mapping[str, float]) -> dict[str, Timing]:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """The largest distance of finite cells; infinite where only one of two cells is finite."""
+    """The largest difference of two cells; infinite if only one of them is finite."""
     a, b = a.cpu().double(), b.cpu().double()
     if bool((a.isfinite() != b.isfinite()).any()):
         return math.inf

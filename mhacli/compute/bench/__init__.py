@@ -1,1 +1,1 @@
-"""The timing of attention backends: `mha bench`."""
+"""Times attention backends for `mha bench`."""

@@ -1,4 +1,4 @@
-"""`mha bench`: attention backends at many sizes, timed in turns, with the error and the memory of each beside its time."""
+"""`mha bench`: attention backends at many sizes, timed in turns, with the error and the memory of each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from mhacli.spec.config import Dtype
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How to measure: rounds (None: until they are enough), seconds for the rounds of one size, and for one call at most."""
+    """The number of rounds (None: until precise enough), the seconds for one size's rounds, and the limit of one call."""
 
     repeat: int | None = None
     budget_s: float = 3.0
@@ -81,10 +81,10 @@ def bench(
     tell: Progress = no_progress,
     announce: Callable[[float, int], None] = lambda seconds, n_sizes: None,
 ) -> Benchmark:
-    """Every backend at every size of the sweep. What cannot run is a row that says why.
+    """The benchmark of every backend at every size of the sweep. A backend that cannot run has a row with the reason.
 
-    `announce` takes about how many seconds all sizes will take, and how many there are, before the first is measured.
-    Raises `MhaError` where the device is not there, and `UsageError` for sizes that cannot be.
+    Before the first size, `announce` receives the estimated total seconds and the number of sizes. Raises `MhaError` if
+    the device is missing, and `UsageError` for invalid sizes.
     """
     device = choose_device(device_name)
     workloads, full = sweep.workloads(device.type), sweep.on(device.type)
@@ -104,8 +104,8 @@ def bench(
                 timed = [row for of_size, _ in results for row in of_size]
                 most_flops = options.call_limit_s * _best_rate(timed, ceilings[workload.dtype])
                 if max(expected_flops(backend, workload) for backend in full.backends) > most_flops:
-                    again = measure_peak(workload.dtype, device, clock, options.seed)
-                    ceilings[workload.dtype] = ceilings[workload.dtype].or_higher(again)
+                    peak = measure_peak(workload.dtype, device, clock, options.seed)
+                    ceilings[workload.dtype] = ceilings[workload.dtype].or_higher(peak)
                     most_flops = options.call_limit_s * _best_rate(timed, ceilings[workload.dtype])
                 benchmark = SizeBenchmark(
                     workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh
@@ -113,37 +113,37 @@ def bench(
                 tell_part = partial(_tell_part, tell, place, len(workloads))
                 results.append(_measured_size(benchmark, full.backends, options, tell_part))
         tell(1.0, "a matrix product and a copy again")
-        with suppress(RuntimeError, MemoryError):  # a device in trouble must not take the rows along
-            for dtype, again in _peaks(workloads, device, clock, options.seed).items():
-                ceilings[dtype] = ceilings[dtype].or_higher(again)
+        with suppress(RuntimeError, MemoryError):  # a failing device must not lose the rows
+            for dtype, peak in _peaks(workloads, device, clock, options.seed).items():
+                ceilings[dtype] = ceilings[dtype].or_higher(peak)
     rows = tuple(row.under(ceilings[row.dtype]) for of_size, _ in results for row in of_size)
     controls = tuple(control for _, control in results if control is not None)
     return Benchmark(options.command, options.seed, where, full, tuple(ceilings.values()), rows, controls)
 
 
-_USUAL_SHARE = 0.4
-"""Of the machine's matrix product, what a backend usually reaches."""
+_USUAL_FRACTION = 0.4
+"""The usual speed of a backend as a fraction of the machine's matrix product."""
 _CALLS_BEFORE, _PREPARING_S = 6, 0.3
-"""Of a backend at a size, before its rounds: calls, in a fresh process and to see kernel and error, and all the rest."""
+"""Per backend and size, before the rounds: the number of calls (fresh process, kernel, error), and other seconds."""
 
 
 def expected_s(workload: Workload, backends: Sequence[str], ceiling: MachinePeak, options: BenchOptions) -> float:
-    """About how many seconds a size will take, backends that are too slow left out."""
+    """The estimated seconds for a size, without backends that are too slow."""
     calls = [expected_flops(backend, workload) / (ceiling.matmul_tflops * 1e12) for backend in backends]
-    calls = [seconds / _USUAL_SHARE for seconds in calls if seconds <= options.call_limit_s]
+    calls = [seconds / _USUAL_FRACTION for seconds in calls if seconds <= options.call_limit_s]
     one_round = sum(calls) + min(calls, default=0.0)
     least = (MIN_ROUNDS if options.repeat is None else options.repeat) * one_round
     rounds = max(least, options.budget_s if options.repeat is None and calls else 0.0)
     return sum(_PREPARING_S + _CALLS_BEFORE * seconds for seconds in calls) + rounds
 
 
-def _tell_part(tell: Progress, place: int, n_places: int, share: float, doing: str) -> None:
-    """A share of one of several places, as a share of the whole."""
-    tell((place + share) / n_places, doing)
+def _tell_part(tell: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
+    """Reports the progress of one size as progress of the whole."""
+    tell((place + fraction) / n_places, doing)
 
 
 def _best_rate(timed: Sequence[BenchRow], ceiling: MachinePeak) -> float:
-    """Operations per second of the machine's matrix product, or of a faster backend: a busy moment may have slowed the former."""
+    """Operations per second of the matrix product or of a faster backend, because the machine may have been busy."""
     reached = (row.tflops or 0.0 for row in timed if row.dtype == ceiling.dtype)
     return max(ceiling.matmul_tflops, *reached, 0.0) * 1e12
 
@@ -151,7 +151,7 @@ def _best_rate(timed: Sequence[BenchRow], ceiling: MachinePeak) -> float:
 def _measured_size(
     benchmark: SizeBenchmark, backends: Sequence[str], options: BenchOptions, tell: Progress
 ) -> tuple[list[BenchRow], NoiseBaseline | None]:
-    """One size: every backend enters, and those that can run do so in turns."""
+    """The rows of one size: every backend is prepared, and those that can run are timed in turns."""
     for step, backend in enumerate(backends):
         tell(step / len(backends) / 2, f"{benchmark.workload.k_len} tokens: {backend}")
         benchmark.enter(backend)
@@ -162,30 +162,30 @@ def _measured_size(
 
 
 def _fresh_processes_on(device: torch.device) -> AbstractContextManager[FreshProcesses | None]:
-    """Processes to measure memory in, on the CPU of a system that tells a process its high-water mark."""
+    """Processes for measuring CPU memory, on systems that report a process's peak."""
     return fresh_processes() if device.type == "cpu" and sys.platform == "linux" else nullcontext()
 
 
 @contextmanager
 def _from_scratch() -> Iterator[None]:
-    """Within it, nothing compiled in an earlier run is found, and torch's profiler does not tell of itself on stderr."""
+    """Hides earlier compilation results from torch within the context, and silences its profiler."""
     before = dict(os.environ)
     with temporary_folder() as folder:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "KINETO_LOG_LEVEL": "99"}
         try:
             yield
         finally:
-            os.environ.clear()  # torch adds names of its own that lead into the folder
+            os.environ.clear()  # torch adds variables that refer to the folder
             os.environ |= before
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, the device is the one that events and streams belong to."""
+    """Makes the device current for events and streams."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _peaks(workloads: Sequence[Workload], device: torch.device, clock: Clock, seed: int) -> dict[Dtype, MachinePeak]:
-    """One for each dtype; measured before the rest and after it, for a busy moment must not lower them."""
+    """The machine's peak for each dtype. It is measured before and after all else, since a busy moment would lower it."""
     return {
         dtype: measure_peak(dtype, device, clock, seed)
         for dtype in dict.fromkeys(workload.dtype for workload in workloads)
@@ -206,7 +206,7 @@ def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
 
 
 MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
-"""Of the exact answer in float64; a longer one is found for some of the queries."""
+"""The most operations for the exact answer in float64. Beyond it, only some queries are computed."""
 _UNFUSED = ("math", "unfused")
 _NO_ROOM = "not enough memory to measure the error"
 
@@ -218,7 +218,7 @@ class _Entry:
 
 
 class _BrokeError(Exception):
-    """A backend raised in the middle of a round."""
+    """A backend raised an error during a round."""
 
     def __init__(self, backend: str, fault: Exception) -> None:
         super().__init__(backend)
@@ -226,7 +226,8 @@ class _BrokeError(Exception):
 
 
 class SizeBenchmark:
-    """Backends enter one by one, then run in turns. `rows` says at any time how each fared, in the order of entering."""
+    """Benchmarks one size: backends enter one by one and then run in turns. `rows` has the state of each, in entry
+    order."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class SizeBenchmark:
         return [entry.row for entry in self._entries.values()]
 
     def enter(self, backend: str) -> None:
-        """Finds out whether the backend can run: foreseen memory, a process of its own, a first call, the exact answer."""
+        """Tries a backend: predicted memory, a fresh process, the first call, and the error."""
         entry = _Entry(self._empty_row(backend))
         self._entries[backend] = entry
         if entry.row.status != "ok":
@@ -267,13 +268,14 @@ class SizeBenchmark:
                 self._first_calls(entry)
         except Exception as fault:
             failure = outcome_of(fault)
-        if failure is not None:  # only now is the fault gone, and with it what the failed call held
+        if failure is not None:  # outside of `except`, where the fault no longer holds the failed call's memory
             self._withdraw(backend, *failure)
 
     def run(self, *, repeat: int | None, budget_s: float) -> NoiseBaseline | None:
-        """Rounds of all that can run; one that breaks is out, and the others start anew. None where none is left.
+        """Times the backends in turns. If one fails it is withdrawn and the rest start again. None if no backend is
+        left.
 
-        A fault that comes later than the call it belongs to, as a device reports some, ends them all.
+        An error that a device reports after the call that caused it withdraws all backends.
         """
         while running := {name: e.prepared for name, e in self._entries.items() if e.prepared is not None}:
             entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
@@ -281,22 +283,22 @@ class SizeBenchmark:
             try:
                 rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
             except _BrokeError as broke:
-                out, became = [broke.backend], outcome_of(broke.fault)
+                withdrawn, outcome = [broke.backend], outcome_of(broke.fault)
             except RuntimeError as fault:
-                out, became = list(running), outcome_of(fault)
+                withdrawn, outcome = list(running), outcome_of(fault)
             else:
                 return self._judge(rounds, others.cpus())
-            for backend in out:
-                self._withdraw(backend, *became)
+            for backend in withdrawn:
+                self._withdraw(backend, *outcome)
         return None
 
     def close(self) -> None:
-        """Lets go of what was compiled for this size, so that it counts neither for nor against the next."""
+        """Discards code compiled for this size, so that it does not affect the next."""
         if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entries.items()):
             torch.compiler.reset()
 
     def _empty_row(self, backend: str) -> BenchRow:
-        """The row with what is foreseen, and the verdict where that does not fit."""
+        """The row with predictions, and the reason if the backend needs too much memory or time."""
         work = self.workload
         predicted = expected_extra_bytes(backend, work, self._device.type)
         row = BenchRow(**asdict(work), backend=backend, status="ok", predicted_bytes=predicted)
@@ -311,7 +313,7 @@ class SizeBenchmark:
         return row
 
     def _first_calls(self, entry: _Entry) -> None:
-        """The first call on the clock, with all that is compiled for it; then what ran, what it took, how exact it is."""
+        """Times the first call, with any compilation, and finds the kernel, the memory and the error."""
         work, row = self.workload, entry.row
         if self._heads is None:
             self._heads = draw_heads(work, self._device, self._seed)
@@ -329,7 +331,7 @@ class SizeBenchmark:
         entry.prepared = prepared
 
     def _with_deviation(self, row: BenchRow, prepared: Prepared) -> BenchRow:
-        """The distance from the exact answer; without room for that, or with numbers that are none, the reason."""
+        """The row with the error against the exact answer, or the reason why it has none."""
         most = MOST_EXACT_FLOPS[self._device.type]
         if not memory.fits(exact_bytes(self.workload), free_bytes(str(self._device))):
             return replace(row, reason=_NO_ROOM)
@@ -355,26 +357,26 @@ class SizeBenchmark:
             torch.cuda.empty_cache()
 
     def _timed(self, backend: str, prepared: Prepared) -> Timed:
-        """What is on the clock in this direction, and what is not."""
+        """The timed and untimed parts of a call in this direction."""
         direction = self.workload.direction
         around = partial(prepared.running, direction)
         if direction == "forward":
             return Timed(_naming(backend, prepared.forward), around)
         if direction == "both":
             return Timed(_naming(backend, lambda: self._backward(prepared, prepared.forward())), around)
-        graphs: list[Tensor] = []  # one at a time: a graph holds all that backward needs
+        graphs: list[Tensor] = []  # at most one, because a graph holds everything for backward
         run = _naming(backend, lambda: self._backward(prepared, graphs.pop()))
         return Timed(run, around, before=_naming(backend, lambda: graphs.append(prepared.forward())))
 
     def _backward(self, prepared: Prepared, out: Tensor) -> object:
-        """The gradients of the leaves for normal numbers, drawn once, as the gradient of the result."""
+        """The gradients of the leaves, for a fixed random gradient of the output."""
         if out.shape not in self._weights:
             generator = torch.Generator(out.device).manual_seed(self._seed)
             self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
         return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
 
     def _judge(self, rounds: InterleavedSamples, foreign_load: float | None) -> NoiseBaseline:
-        """Times, ratios to the fastest, the noise, and who is surely the fastest."""
+        """Fills in times, ratios to the fastest, and the backends that are surely fastest. The result is the noise."""
         again = paired_ratio(rounds.control, rounds.samples[rounds.reference])
         control = NoiseBaseline(**asdict(self.workload), backend=rounds.reference, samples_s=rounds.control,
                                 median_s=median_interval(rounds.control).median, foreign_load=foreign_load,
@@ -398,28 +400,28 @@ class SizeBenchmark:
         return control
 
     def _fastest(self, near: set[str], n_backends: int) -> set[str]:
-        """The first and those as fast as it, `near`, where they ran the same kernel and every other one is surely slower."""
+        """The backends in `near` if they ran the same kernel and all others are surely slower; else none."""
         kernels = {self._entries[name].row.ran for name in near}
         is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
         return near if len(near) < n_backends and is_one_kernel else set()
 
 
-_OWN: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
-"""What torch's operators look like where attention of ours runs: a softmax without a kernel, or neither."""
+_MHA_KERNELS: Mapping[str, str | None] = {"explicit": "unfused", "tiled": None}
+"""The kernel that torch's operators show for mha's own backends: an unfused softmax, or none."""
 
 
 def _with_what_ran(row: BenchRow, operators: frozenset[str]) -> BenchRow:
-    """The kernel that was seen, beside what the backend promises."""
+    """The row with the observed kernel, and whether it is a fallback."""
     kernel, kind = kernel_among(operators), BACKENDS[row.backend]
     if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
         return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
-    is_own = row.backend in _OWN and kernel == _OWN[row.backend]
-    ran = row.backend if is_own else kernel or "unknown"
+    is_mha = row.backend in _MHA_KERNELS and kernel == _MHA_KERNELS[row.backend]
+    ran = row.backend if is_mha else kernel or "unknown"
     return replace(row, ran=ran, is_fallback=kind.hopes_for_fused and ran in _UNFUSED)
 
 
 def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call, whose faults say whose they are."""
+    """The call, with its errors marked by the backend."""
 
     def run() -> Any:
         try:
@@ -438,15 +440,15 @@ def _wait(device: torch.device) -> None:
 # ------------------------------------------------------------------------------------------- memory of a fresh process
 
 
-_SURROUNDINGS = {"MALLOC_MMAP_THRESHOLD_": "65536", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-"""Blocks from this size on are given back at once, so that the mark shows what was needed at one time; one process compiles."""
+_CHILD_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Larger blocks are freed at once, so that the peak shows the memory needed at a time. One process compiles."""
 
 _PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
 
 
 class MemoryUse(NamedTuple):
-    """How a fresh process fared; the bytes are None where the system does not tell."""
+    """The outcome in a fresh process. The bytes are None if the system does not report them."""
 
     status: BackendStatus
     extra_bytes: int | None
@@ -454,7 +456,7 @@ class MemoryUse(NamedTuple):
 
 
 def cuda_memory_use(prepared: Prepared, workload: Workload) -> int:
-    """Bytes beyond the inputs, from CUDA's own allocator."""
+    """The bytes that CUDA's allocator used beyond the inputs."""
     device = prepared.leaves[0].device
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -465,13 +467,13 @@ def cuda_memory_use(prepared: Prepared, workload: Workload) -> int:
 
 
 class FreshProcesses:
-    """Runs sizes on the CPU, each in a process of its own."""
+    """Runs each backend and size in a process of its own on the CPU."""
 
     def __init__(self, parent: subprocess.Popen[str]) -> None:
         self._parent = parent
 
     def memory_use(self, backend: str, workload: Workload, seed: int) -> MemoryUse:
-        """What became of it; a process that the system kills, for memory most likely, is `out-of-memory`."""
+        """The memory and outcome of one call. A process killed by the system counts as `out-of-memory`."""
         question = {"backend": backend, "workload": asdict(workload), "seed": seed, "threads": torch.get_num_threads()}
         questions, answers = cast(TextIO, self._parent.stdin), cast(TextIO, self._parent.stdout)
         try:
@@ -484,29 +486,29 @@ class FreshProcesses:
 
 @contextmanager
 def fresh_processes() -> Iterator[FreshProcesses]:
-    """A process that loads torch and waits to be copied; it ends with the context, or with this process."""
-    words = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+    """A process that loads torch and forks for each question. It ends with the context or with this process."""
+    command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with temporary_folder() as folder:
-        surroundings = os.environ | _SURROUNDINGS | {"TORCHINDUCTOR_CACHE_DIR": folder}
-        with subprocess.Popen(words, text=True, env=surroundings, **pipes) as parent:
+        child_environment = os.environ | _CHILD_ENVIRONMENT | {"TORCHINDUCTOR_CACHE_DIR": folder}
+        with subprocess.Popen(command, text=True, env=child_environment, **pipes) as parent:
             try:
                 yield FreshProcesses(parent)
             finally:
                 parent.kill()
-                with suppress(OSError):  # what it never read
+                with suppress(OSError):  # unread questions
                     cast(TextIO, parent.stdin).close()
 
 
 def serve() -> None:
-    """Answers each line of stdin, a size, with what became of a copy of this process that ran it."""
+    """Answers each question on stdin with the outcome in a forked child."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not come between the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for line in sys.stdin:
         question = json.loads(line)
         child = os.fork()
         if child == 0:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a long call must not outlive who asked for it
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the parent
             use = _measured(
                 question["backend"], Workload(**question["workload"]), question["seed"], question["threads"]
             )
@@ -519,7 +521,7 @@ def serve() -> None:
 
 
 def _measured(backend: str, workload: Workload, seed: int, threads: int) -> MemoryUse:
-    """Once to warm up, once to measure."""
+    """The memory of the second call, after one to warm up."""
     torch.set_num_threads(threads)
     try:
         with explained(backend):
@@ -538,7 +540,7 @@ def _measured(backend: str, workload: Workload, seed: int, threads: int) -> Memo
 
 
 def _reset_mark() -> int | None:
-    """The resident bytes now, with the high-water mark set back to them; None where the system cannot."""
+    """The resident bytes now, after a reset of the peak to them; None if the system cannot."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

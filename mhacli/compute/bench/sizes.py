@@ -1,4 +1,4 @@
-"""`mha bench` as a function: sizes and limits in, the benchmark out."""
+"""`mha bench` as a Python function."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def bench(
     call_limit_s: float = 5.0,
     seed: int = 0,
 ) -> Benchmark:
-    """How long each attention backend takes at each size: what `mha bench` prints.
+    """The time of each attention backend at each size, as `mha bench` prints it.
 
-    All lists are crossed; an empty one takes what suits the device. `lengths` are numbers of tokens, with `decode` of keys.
-    Rounds of one size go on until medians are known to 1 %, `repeat` rounds are done or `budget_s` seconds are spent; a backend
-    whose single call is predicted to take longer than `call_limit_s` is left out. Raises `MhaError` where the device is not
-    there, and for sizes that cannot be.
+    All lists are crossed; an empty list takes what suits the device. `lengths` are numbers of tokens, or of keys with
+    `decode`. Rounds of one size continue until medians are precise to 1 %, `repeat` rounds are done, or `budget_s`
+    seconds have passed. A backend whose single call is predicted to take longer than `call_limit_s` is skipped. Raises
+    `MhaError` for a missing device and for invalid sizes.
     """
     sweep = Sweep(
         backends=tuple(backends),

@@ -1,4 +1,4 @@
-"""Timing in rounds, in which every backend takes its turn, on the clock that suits the device."""
+"""Interleaved timing: in each round every backend takes its turn, on the clock that suits the device."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mhacli.results.bench.result import MachinePeak
 from mhacli.spec.config import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01
-"""Enough rounds: the interval of every median lies within this share of it."""
+"""The rounds are enough if the interval of every median lies within this fraction of it."""
 MAX_ROUNDS = 384
 MIN_SAMPLE_S = 2e-3
-"""Shorter calls are repeated within a sample, so that the clock and the loop do not count."""
+"""Shorter calls are repeated within a sample, so that the overhead of clock and loop does not count."""
 L2_BYTES = 256 << 20
-"""More than the level-2 cache of any GPU: clearing so much leaves nothing of the inputs there.
+"""More than the level-2 cache of any GPU, so that clearing so many bytes evicts the inputs.
 
 Source: `triton.testing.do_bench`.
 """
@@ -35,7 +35,7 @@ Source: `triton.testing.do_bench`.
 
 @dataclass(frozen=True)
 class Timed:
-    """Something to time: `run`, within `around`, after `before`, which is off the clock."""
+    """Code to time: `run`, within `around`, after the untimed `before`."""
 
     run: Callable[[], object]
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -43,16 +43,16 @@ class Timed:
 
 
 class Clock(Protocol):
-    """Takes one sample of each in turn."""
+    """Takes one sample of each entry in turn."""
 
     repeats_short_calls: bool
 
     def round(self, turns: Sequence[tuple[Timed, int]]) -> list[float]:
-        """Seconds of one call, of each entry, which is called so many times."""
+        """The seconds per call of each entry, which is called the given number of times."""
 
 
 class WallClock:
-    """Seconds on the wall, until `wait` says that the device has finished."""
+    """Wall-clock seconds, until `wait` returns because the device has finished."""
 
     repeats_short_calls = True
 
@@ -60,7 +60,7 @@ class WallClock:
         self._wait = wait
 
     def round(self, turns: Sequence[tuple[Timed, int]]) -> list[float]:
-        """One sample each: the calls together, waited for at the end only."""
+        """One sample per entry: all its calls together, with one wait at the end."""
         seconds = []
         for timed, n_calls in turns:
             with timed.around():
@@ -76,10 +76,10 @@ class WallClock:
 
 
 class EventClock:
-    """The device's own clock: events before and after each call, the level-2 cache cleared in between.
+    """The device's clock: events before and after each call, with the level-2 cache cleared before.
 
-    Nothing here waits inside a round, so the host is ahead of the device, and its own time does not count; except for a
-    backend that waits itself, as `attend` does to look for rows without a key.
+    Within a round the host never waits and stays ahead of the device, so its own time does not count. The exception is
+    a backend that itself waits, as `attend` does to find rows without a key.
     """
 
     repeats_short_calls = False
@@ -90,7 +90,7 @@ class EventClock:
         self._new_event, self._synchronize, self._clear_cache = new_event, synchronize, clear_cache
 
     def round(self, turns: Sequence[tuple[Timed, int]]) -> list[float]:
-        """One sample each, of one call."""
+        """One sample per entry, of one call."""
         events = []
         for timed, _ in turns:
             with timed.around():
@@ -107,7 +107,7 @@ class EventClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Events on CUDA, the wall elsewhere, with a wait for the device where there is something to wait for."""
+    """Events on CUDA; elsewhere wall-clock time, with a wait for the device unless it is the CPU."""
     if device.type == "cuda":
         cache = torch.empty(L2_BYTES, dtype=torch.int8, device=device)
         return EventClock(
@@ -118,7 +118,7 @@ def clock_for(device: torch.device) -> Clock:
 
 @dataclass(frozen=True)
 class InterleavedSamples:
-    """Seconds of each entry, round by round; those of `reference` a second time, as `control`; calls per sample."""
+    """The seconds of each entry by round, a second series of `reference` as `control`, and the calls per sample."""
 
     samples: Mapping[str, tuple[float, ...]]
     reference: str
@@ -129,16 +129,16 @@ class InterleavedSamples:
 def time_in_turns(
     entries: Mapping[str, Timed], clock: Clock, *, repeat: int | None, budget_s: float, seed: int
 ) -> InterleavedSamples:
-    """Rounds of all entries, in an order that is shuffled anew for each, until they are enough.
+    """Samples of all entries in rounds, each in a new random order, until there are enough.
 
-    Enough is `repeat` rounds, or else when the interval of every median is within 1 % of it, or when `budget_s` is over, but
-    six at least. Whether they are enough is asked after 6, 12, 24, … rounds: whoever looks all the time stops at a lucky
-    moment. The one that was quickest in a round that is thrown away stands in every round twice.
+    That is after `repeat` rounds, or when the interval of every median is within 1 % of it, or after `budget_s`
+    seconds; there are at least six. The intervals are checked after 6, 12, 24, … rounds, since checking after each
+    round would stop at a lucky moment. The entry that is fastest in a trial round takes two turns per round.
     """
     names = list(entries)
     with _undisturbed():
         once = [(entries[name], 1) for name in names]
-        clock.round(once)  # warms up
+        clock.round(once)  # to warm up
         estimates = dict(zip(names, clock.round(once), strict=True))
         reference = min(estimates, key=estimates.__getitem__)
         n_calls = {name: _calls(entries[name], estimates[name], clock) for name in names}
@@ -146,8 +146,8 @@ def time_in_turns(
         order, began = random.Random(seed), perf_counter()
         while not _enough(samples, repeat, perf_counter() - began, budget_s):
             places = order.sample(range(len(turns)), len(turns))
-            called = [turns[place] or reference for place in places]
-            seconds = clock.round([(entries[name], n_calls[name]) for name in called])
+            turn_names = [turns[place] or reference for place in places]
+            seconds = clock.round([(entries[name], n_calls[name]) for name in turn_names])
             for place, sample in zip(places, seconds, strict=True):
                 samples[place].append(sample)
     *of_entries, control = map(tuple, samples)
@@ -155,7 +155,7 @@ def time_in_turns(
 
 
 def _calls(timed: Timed, estimate_s: float, clock: Clock) -> int:
-    """How many calls make a sample: one where something must come before each."""
+    """The calls per sample: one if `before` must precede each."""
     if timed.before is not None or not clock.repeats_short_calls:
         return 1
     return max(1, min(1000, math.ceil(MIN_SAMPLE_S / max(estimate_s, 1e-9))))
@@ -167,13 +167,13 @@ def _enough(samples: Sequence[Sequence[float]], repeat: int | None, elapsed_s: f
         return n_rounds == repeat
     if n_rounds >= MAX_ROUNDS or elapsed_s > budget_s:
         return True
-    is_time_to_look = n_rounds % MIN_ROUNDS == 0 and (n_rounds // MIN_ROUNDS).bit_count() == 1
-    return is_time_to_look and all(median_interval(column).relative_width <= CLOSE_ENOUGH for column in samples)
+    is_checkpoint = n_rounds % MIN_ROUNDS == 0 and (n_rounds // MIN_ROUNDS).bit_count() == 1
+    return is_checkpoint and all(median_interval(column).relative_width <= CLOSE_ENOUGH for column in samples)
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without Python's collection of garbage, which would fall into one sample or another."""
+    """Switches garbage collection off within the context, where it would disturb single samples."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -188,15 +188,15 @@ def _undisturbed() -> Iterator[None]:
 
 
 _COPY_BYTES = 512 << 20
-"""More than fits in any cache, and a sixteenth of what is free at most."""
+"""More than fits into any cache. The copy takes at most a sixteenth of the free memory."""
 _SMALLEST, _LARGEST = 256, 8192
 _LONG_ENOUGH_S, _SAMPLES = 0.04, 8
 
 
 def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> MachinePeak:
-    """The best of several square matrix products and of several copies.
+    """The best rates of square matrix products and of copies.
 
-    A kernel may widen 16-bit numbers, so theirs is the better rate of their own product and of float32's.
+    A kernel may widen 16-bit numbers, so their rate is the better of their own product's and of float32's.
     """
     generator = torch.Generator(device).manual_seed(seed)
     formats = dict.fromkeys((dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,))
@@ -204,13 +204,13 @@ def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) ->
     n_bytes = min(_COPY_BYTES, free_bytes(str(device)) // 16)
     numbers = torch.ones(
         n_bytes // ITEM_BYTES[dtype], dtype=getattr(torch, dtype), device=device
-    )  # a copy takes as long
+    )  # copies take as long
     copy_s = _best(partial(torch.empty_like(numbers).copy_, numbers), clock, _SAMPLES)
     return MachinePeak(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
 
 
 def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -> float:
-    """Operations per second of a square product, of a size that takes 40 ms, or the largest."""
+    """Operations per second of a square product that takes 40 ms, or of the largest."""
     n = _SMALLEST
     while True:
         a, b = (torch.randn(n, n, generator=generator, dtype=dtype, device=generator.device) for _ in range(2))
@@ -221,7 +221,7 @@ def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -
 
 
 def _best(call: Callable[[], object], clock: Clock, n_samples: int) -> float:
-    """The shortest of several samples, after one that warms up."""
+    """The shortest of several samples, after one to warm up."""
     turn = [(Timed(call), 1)]
     return min(clock.round(turn)[0] for _ in range(n_samples + 1))
 
@@ -230,13 +230,13 @@ def _best(call: Callable[[], object], clock: Clock, n_samples: int) -> float:
 
 
 class ForeignLoad:
-    """From its making on: how many of this process's CPUs others kept busy, on average."""
+    """The average number of this process's CPUs that other processes kept busy since this object was made."""
 
     def __init__(self) -> None:
         self._busy_s, self._own_s, self._began = _busy_s(), process_time(), perf_counter()
 
     def cpus(self) -> float | None:
-        """The average until now; None where the system does not tell."""
+        """The average until now; None if the system does not report it."""
         busy_s, elapsed_s = _busy_s(), perf_counter() - self._began
         if busy_s is None or self._busy_s is None or elapsed_s <= 0:
             return None
@@ -244,19 +244,19 @@ class ForeignLoad:
 
 
 def is_crowded(foreign_load: float | None, n_threads: int, n_cpus: int) -> bool:
-    """Whether others took CPUs that the threads needed; a quarter of one is what any system takes."""
+    """Whether other processes took CPUs that the threads needed. A quarter of a CPU is normal."""
     return foreign_load is not None and foreign_load > max(0.25, n_cpus - n_threads)
 
 
 def _busy_s() -> float | None:
-    """Seconds that the CPUs this process may use have been busy since the system began, for anybody."""
+    """The busy seconds, for all processes, of the CPUs that this process may use, since boot."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         times = [line.split()[1:9] for line in lines if line.split()[0] in ours]
         ticks = [
             sum(map(int, of_cpu)) - int(of_cpu[3]) - int(of_cpu[4]) for of_cpu in times
-        ]  # but idle and waiting for disks
+        ]  # without idle time and waiting for disks
         return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
     except (OSError, AttributeError, ValueError, IndexError):
         return None

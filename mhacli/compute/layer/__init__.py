@@ -1,1 +1,1 @@
-"""One layer of our own: `mha run`, `mha trace` and `mha decode`."""
+"""One layer of mha: `mha run`, `mha trace` and `mha decode`."""

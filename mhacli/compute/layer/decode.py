@@ -36,7 +36,7 @@ from mhacli.spec.facts import (
 )
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
-"""Sites with one row per query, and what stands where a later key is not there yet."""
+"""Sites with one row per query, and the value for keys that a step does not see yet."""
 
 
 def decode(
@@ -44,9 +44,9 @@ def decode(
 ) -> Record:
     """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
 
-    Its arrays are what the steps computed, row by row; its self-check is their distance from a full recomputation of the
-    whole sequence. The ways of keeping the past are compared at `lengths`, by default that of the text. Raises `MhaError`
-    as `inspect` does, and `UsageError` for what cannot be decoded token by token.
+    Its arrays are the steps' results, row by row. Its self-check compares them with a full recomputation of the
+    sequence. The kinds of cache are timed at `lengths`, by default the length of the text. Raises `MhaError` as
+    `inspect` does, and `UsageError` for options that token-by-token decoding does not support.
     """
     request = decodable(request, prompt_len)
     setup, options = prepare(request), request.options
@@ -79,7 +79,7 @@ def decode(
 
 @dataclass(frozen=True)
 class Decoder:
-    """The rows of a text and a way of keeping the past, to be run again and again with the same numbers."""
+    """The token vectors of a text and a kind of cache, for repeatable runs."""
 
     setup: Setup
     x: TokenVectors
@@ -87,18 +87,18 @@ class Decoder:
     prompt_len: int
 
     def spans(self) -> list[tuple[int, int]]:
-        """Where each step's new tokens begin and end."""
+        """The start and end of each step's new tokens."""
         return spans_of(self.prompt_len, self.x.shape[1])
 
     def run(self, tap: Tap) -> None:
-        """All steps, each told to the tap as `step N` with its output."""
+        """Runs all steps. The tap receives each output as `step N`."""
         past = self._empty()
         for number, (start, end) in enumerate(self.spans()):
             out, past = self.step(start, end, past)
             tap(site_of(number), out)
 
     def step(self, start: int, end: int, past: Past | None, tap: Tap = no_tap) -> tuple[TokenVectors, Past | None]:
-        """The output of the tokens from `start` to `end`, and the state behind them."""
+        """The output of the tokens from `start` to `end`, and the cache after them."""
         layer, places = self.setup.layer.attention, self.setup.places[..., :end]
         if past is None:
             bias = self._bias(0, end)
@@ -111,7 +111,7 @@ class Decoder:
         return out, past
 
     def observe(self) -> Observed:
-        """Runs all steps once, and gathers their rows into whole tensors."""
+        """Runs all steps once, and assembles their rows into whole tensors."""
         whole: dict[str, Tensor] = {}
         steps: list[Step] = []
         seconds: dict[str, float] = {}
@@ -132,7 +132,7 @@ class Decoder:
         return Observed(tuple(steps), tensors, self.setup.visible().cpu(), seconds)
 
     def _gather(self, whole: dict[str, Tensor], seen: Mapping[str, Tensor], span: tuple[int, int]) -> None:
-        """The rows of a step's queries into tensors for all queries and keys; the keys that come later stay as not there."""
+        """Copies the rows of a step's queries into the whole tensors. Later keys keep their initial value."""
         n_new, length = span[1] - span[0], self.x.shape[1]
         for site in ("qk", "scores", "pattern", "z", "out"):
             rows = seen[site][..., -n_new:, :]
@@ -172,7 +172,7 @@ class Decoder:
         )
 
     def _tokens(self, start: int, end: int) -> tuple[tuple[str, ...], ...]:
-        """The names of the new tokens of each sequence; none where it is padding."""
+        """The names of each sequence's new tokens; empty for padding."""
         named = []
         for sequence in self.setup.encoded.sequences:
             first = self.setup.config.first_column(len(sequence.tokens), self.x.shape[1])
@@ -185,7 +185,7 @@ class Decoder:
         return CACHES[self.cache](self.setup.layer.attention, self.x.shape[0], self.x.shape[1])
 
     def _bias(self, start: int, end: int) -> Tensor | None:
-        """The rows and columns of the score bias that these queries meet."""
+        """The part of the score bias for these queries and their keys."""
         bias = self.setup.bias
         if bias is None:
             return None
@@ -195,7 +195,7 @@ class Decoder:
 
 
 def _require_room(setup: Setup, length: int) -> None:
-    """Raises `MhaError` for a length at which computing all again, one of the ways compared, does not fit in memory."""
+    """Raises `MhaError` if recomputing the whole sequence, one of the kinds of cache, does not fit into memory."""
     longer = replace(setup.facts, q_len=length, k_len=length)
     try:
         plan_memory(longer, (), 0, free_bytes(setup.config.device))
@@ -211,7 +211,7 @@ def _require_room(setup: Setup, length: int) -> None:
 
 
 def spans_of(prompt_len: int, length: int) -> list[tuple[int, int]]:
-    """Where each step's new tokens begin and end: the prompt at once, then one by one."""
+    """The start and end of each step's new tokens: the prompt at once, then token by token."""
     after = [(t, t + 1) for t in range(prompt_len, length)]
     return [(0, prompt_len), *after] if prompt_len else after
 
@@ -222,18 +222,18 @@ def site_of(number: int) -> str:
 
 
 def phase_of(number: int, prompt_len: int) -> Literal["prefill", "decode"]:
-    """What a step does: read the prompt at once, or one new token."""
+    """The phase of a step: `prefill` for the prompt, else `decode`."""
     return "prefill" if number == 0 < prompt_len else "decode"
 
 
 def decode_step(number: int, out: TokenVectors, *, n_keys: int, cache: CacheStep, **described: Any) -> Step:
-    """A step of a trace, with its output and the `cache`; `described` are further arguments of `step_of`."""
+    """A step of the trace with its output and the size of the `cache`. `described` are further arguments of `step_of`."""
     new = "the prompt at once" if cache.phase == "prefill" else "one new token"
     return step_of(site_of(number), out, meaning=f"{new} over {n_keys} keys and values", cache=cache, **described)
 
 
 def largest_of(steps: Sequence[Step]) -> float:
-    """The largest distance of a step's output from that of a pass over all; infinite where one is not finite."""
+    """The largest difference of a step's output from the full recomputation; infinite if one is not finite."""
     differences = [step.cache.max_abs_difference for step in steps if step.cache is not None]
     return max((math.inf if error is None else error for error in differences), default=0.0)
 
@@ -252,9 +252,10 @@ def _span(start: int, end: int) -> str:
 
 
 def _against_recomputation(record: Record) -> SelfCheck:
-    """The larger of two errors: the steps' outputs against what follows from the pattern that is shown, and against their
-    rows of a full recomputation. There both sides may err, so the tolerance is twice that of one output; what is shown must
-    still keep its own.
+    """The larger of two errors: of the outputs against the pattern shown, and against a full recomputation.
+
+    Both sides of the second comparison round, so its tolerance is twice that of one output. The first keeps the
+    tolerance of one output.
     """
     shown_error, tolerance = record.self_check.max_abs_error, 2 * record.self_check.tolerance
     worst = max(math.inf if shown_error is None else shown_error, largest_of(record.trace))
@@ -270,15 +271,17 @@ def _against_recomputation(record: Record) -> SelfCheck:
 
 KINDS: tuple[CacheKind, ...] = get_args(CacheKind)
 N_TIMED = 9
-"""Lengths from 1 to the whole at which steps are timed; the steps between are interpolated."""
+"""The number of timed lengths, from 1 to the whole. Steps between them are interpolated."""
 _MIN_ROUNDS, _MAX_ROUNDS, _BUDGET_S = 6, 50, 0.9
 
 
 def time_caches(
     layer: MultiHeadAttention, config: Config, lengths: Sequence[int], batch: int
 ) -> tuple[CacheTiming, ...]:
-    """Each way at each length, over random rows with a causal mask. Every round has all
-    ways at all timed lengths, so that noise meets all alike."""
+    """The timings of each kind of cache at each length, over random vectors with a causal mask.
+
+    Every round runs all kinds at all lengths, so that noise affects all alike.
+    """
     timings_of_caches: list[CacheTiming] = []
     for length in sorted(set(lengths)):
         grid = sorted({round(1 + (length - 1) * part / (N_TIMED - 1)) for part in range(N_TIMED)})
@@ -305,7 +308,7 @@ def _cache_timing(
 
 
 def interpolated_sum(known: Mapping[int, float]) -> float:
-    """The sum over every whole number from the first to the last point, on straight lines between the known ones.
+    """The sum over all integers from the first to the last point, with linear interpolation between the points.
 
     >>> interpolated_sum({1: 1.0, 4: 4.0})  # 1 + 2 + 3 + 4
     10.0
@@ -319,7 +322,7 @@ def interpolated_sum(known: Mapping[int, float]) -> float:
 
 
 def _time_steps(layer: MultiHeadAttention, batch: int, lengths: Sequence[int]) -> dict[int, dict[str, Timing]]:
-    """The step to each of some lengths from the tokens before it, with each way."""
+    """The timings of the last step to each length, by kind of cache."""
     like = layer.q_proj.weight
     steps: dict[tuple[int, str], Callable[[], object]] = {}
     for length in lengths:
@@ -340,7 +343,7 @@ def _time_steps(layer: MultiHeadAttention, batch: int, lengths: Sequence[int]) -
 def _step_of(
     kind: CacheKind, layer: MultiHeadAttention, rows: Tensor, generator: torch.Generator
 ) -> Callable[[], object]:
-    """One step, which can be taken again and again: the state that goes in stays as it is."""
+    """One step, repeatable because its input state stays unchanged."""
     if kind == "none":
         return lambda: layer(rows, allowed=masks.causal())[0][:, -1:]
     batch, n_past = rows.shape[0], rows.shape[1] - 1

@@ -1,4 +1,4 @@
-"""The main study: a text, and what every attention head does with it."""
+"""`mha run`: a text, and the attention of every head over it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def inspect(
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
-    `text` is one sequence, several (a batch, padded), texts that are tokens already, or nothing where the config asks
-    for random rows. `context` makes it cross-attention. `source` gives weights from a file, else they come from the config's
-    seed. Raises `MhaError` for what a user can mend: sizes that do not fit together, text without tokens, too little memory,
-    numbers that overflow.
+    `text` is one sequence, several (a padded batch), tokenized texts, or nothing with `config.random`. `context` makes
+    it cross-attention. `source` gives weights from a file; otherwise they come from the config's seed. Raises
+    `MhaError` for errors that the user can fix: contradictory sizes, text without tokens, too little memory, numbers
+    that overflow.
     """
     resolved = (config or Config()).resolved() if source is None else source.config
     encoded = (
@@ -59,14 +59,15 @@ def inspect(
 
 
 def inspect_layer(request: LayerRequest) -> Record:
-    """The same of a request that is planned already."""
+    """The record for a resolved request, as by `inspect`."""
     setup = prepare(request)
     with torch.no_grad():
         return record_run(setup, request)[0]
 
 
 def prepare(request: LayerRequest) -> Setup:
-    """A run made ready. Raises `MhaError`, before the first large tensor, if it cannot fit into the memory of its device."""
+    """The setup of a run. Raises `MhaError`, before the first large tensor, if the run does not fit into the device's
+    memory."""
     require_memory(request, free_bytes(request.config.device))
     return make_setup(request, allow_nonfinite=request.options.allow_nonfinite)
 
@@ -79,7 +80,8 @@ def record_run(
     values: bool = False,
     also: Sequence[str] = (),
 ) -> tuple[Record, Observed]:
-    """One observed run and its repetitions as a record, and what was observed, with the sites of `also` besides."""
+    """The record of one observed run and its repetitions, and the observed run, which keeps the sites of `also` as
+    well."""
     observed = observe(setup, (*request.plan.keep, *also), route=route, values=values)
     if not request.options.allow_nonfinite:
         require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
@@ -88,7 +90,7 @@ def record_run(
 
 
 def weights_content(request: LayerRequest) -> bytes:
-    """The weights that `inspect` computes with, as the content of a weights file. Raises `MhaError` if not finite."""
+    """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
     setup = make_setup(request)
     number = None if request.source is None else request.source.layer
     return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens, number=number)
@@ -96,7 +98,7 @@ def weights_content(request: LayerRequest) -> bytes:
 
 @dataclass(frozen=True)
 class Observed:
-    """One observed run: its steps, the tensors that were kept, the mask, and the seconds of every site."""
+    """One observed run: its steps, kept tensors, mask, and the seconds of every site."""
 
     steps: tuple[Step, ...]
     tensors: Mapping[str, Tensor]
@@ -104,7 +106,8 @@ class Observed:
     first_s: Mapping[str, float]
 
     def tensor(self, name: str) -> Tensor:
-        """`q`, `k`, `v` or `out` as the route made it; `shares`: what multiplied the values, after any dropout."""
+        """`q`, `k`, `v` or `out` under the route's name, or `shares`: the weights that multiplied the values, after any
+        dropout."""
         names = {"out": ("out", "out_sum"), "shares": ("dropped", "pattern")}.get(name, (name, f"{name}_per_head"))
         return next(self.tensors[site] for site in names if site in self.tensors)
 
@@ -126,7 +129,7 @@ _ALWAYS = (
 
 
 def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
-    """Runs once and keeps the sites named, and what the statistics and the self-check need."""
+    """Runs once and keeps the named sites, and those for the statistics and the self-check."""
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
     capture = Capture(setup.facts, shapes, keep={*keep, *_ALWAYS}, values=values)
     watch = Stopwatch(setup.device, then=capture)
@@ -137,16 +140,16 @@ def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", value
 
 
 def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings: Mapping[str, Timing]) -> Record:
-    """The record of an observed run, everything moved to the CPU once.
+    """The record of an observed run, moved to the CPU once.
 
-    Raises `UsageError` where an array was to be kept of a site that the run does not pass.
+    Raises `UsageError` for an array of a site that the run does not have.
     """
     for name in request.options.keep or ():
         if name not in observed.tensors:
             passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
     entropy, heads = _statistics_of(setup, observed)
-    tensors = {**observed.tensors, "out": observed.tensor("out")}  # whatever a route calls it
+    tensors = {**observed.tensors, "out": observed.tensor("out")}  # under the route's own name
     arrays = {name: to_array(tensors[name]) for name in request.plan.keep}
     arrays |= {
         "allowed": to_array(observed.visible),
@@ -171,11 +174,11 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
 
 
 def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
-    """The entropy of each query, and what is said of each head: by the tiles that reduce long texts, of the pattern shown."""
+    """The entropy of each query and the statistics of each head, reduced in tiles from the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
-    asked = statistics_request(setup.axes).on("cpu")
-    baseline = make_baseline(pattern, asked)
-    statistics = summarise(pattern, asked, floor=times_uniform(SINK_LIFT, baseline.visible))
+    request = statistics_request(setup.axes).on("cpu")
+    baseline = make_baseline(pattern, request)
+    statistics = summarise(pattern, request, floor=times_uniform(SINK_LIFT, baseline.visible))
     heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
     return statistics.entropy, head_statistics(
         pattern, statistics, heads=heads, top_score=top_score, baseline=baseline, axes=setup.axes
@@ -183,16 +186,17 @@ def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[Head
 
 
 def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
-    """The output again, in float64, from the shares that are shown: blocks of queries, to bound the memory.
+    """The error of the output against a recomputation in float64 from the weights shown, in blocks that bound the
+    memory.
 
-    The tolerance is relative to the largest sum of magnitudes behind an output, which is what bounds its rounding.
+    The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
-    shares, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
+    weights, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
     v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
-    block = max(1, _BLOCK_CELLS // (shares.shape[0] * shares.shape[1] * shares.shape[3]))
+    block = max(1, _BLOCK_CELLS // (weights.shape[0] * weights.shape[1] * weights.shape[3]))
     error, magnitude = 0.0, 0.0
-    for start in range(0, shares.shape[2], block):
-        rows = shares[:, :, start : start + block].double()
+    for start in range(0, weights.shape[2], block):
+        rows = weights[:, :, start : start + block].double()
         again, sums = _output(rows @ v, o_proj), _output(rows @ v.abs(), o_proj, magnitudes=True)
         error = max(error, largest_difference(again, out[:, start : start + block]))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
@@ -201,7 +205,7 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
 
 
 def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = False) -> Tensor:
-    """Heads to output in float64, or with `magnitudes` the sum of the absolute values of what is added up."""
+    """The output of the heads in float64, or with `magnitudes` the sum of the absolute values of its terms."""
     concat = merge_heads(z)
     if o_proj is None:
         return concat

@@ -1,4 +1,4 @@
-"""`mha trace`: one layer observed site by site, by one of three routes; a cell followed all the way; the mask alone."""
+"""`mha trace`: one layer observed site by site, by one of three routes; one cell in full; the mask alone."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from mhacli.spec.variants import mask_rules
 def walk(
     request: LayerRequest, *, route: str = "separate", values: bool = False, place: CellIndex | None = None
 ) -> Record:
-    """A record whose trace is that of `route`, checked against the other routes; with `values`, each tensor's numbers.
+    """A record whose trace follows `route`, checked against the other routes; with `values`, includes each tensor's
+    numbers.
 
-    `place` adds the cell's whole story. Raises `MhaError` as `inspect` does, and `UsageError` for a place outside.
+    `place` adds all numbers of one cell. Raises `MhaError` as `inspect` does, and `UsageError` for a cell out of range.
     """
     if place is not None:
         require_inside(place, request)
@@ -47,7 +48,7 @@ def walk(
 
 
 def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
-    """Every route's output against that of the separate projections, with the sites that it passes.
+    """The difference of every route's output from that of the separate projections, with the route's sites.
 
     `tolerance` is twice that of one output, since both may err.
     """
@@ -65,11 +66,11 @@ def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
 
 
 NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
-"""The sites that a story is told from, besides those that every run keeps."""
+"""The sites needed to explain a cell, besides those that every run keeps."""
 
 
 def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
-    """The numbers behind one cell, taken from the tensors of the observed run. Indices are those of the tokens."""
+    """The numbers behind one cell, from the tensors of the observed run. Indices are those of tokens."""
     b, h, at = place.sequence, place.head, _columns(setup, place)
     i, j = at
     keys = (setup.encoded.context or setup.encoded.sequences)[b]
@@ -101,7 +102,7 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
 
 
 def _columns(setup: Setup, place: CellIndex) -> tuple[int, int]:
-    """Where the cell's query and key stand in the tensors: behind the padding, if that is on the left."""
+    """The columns of the cell's query and key in the tensors, after any left padding."""
     config, facts, b = setup.config, setup.facts, place.sequence
     n_queries, n_keys = (
         len(family[b].tokens) for family in (setup.encoded.sequences, setup.encoded.context or setup.encoded.sequences)
@@ -112,13 +113,13 @@ def _columns(setup: Setup, place: CellIndex) -> tuple[int, int]:
 
 
 def _per_head(setup: Setup, observed: Observed, name: str) -> Tensor:
-    """`q`, `k` or `v` as they meet each other: turned where positions are rotary, one for every query head."""
-    turned = observed.tensors.get(f"{name}_rot")
-    return per_query_head(observed.tensor(name) if turned is None else turned, setup.config.n_heads)
+    """`q`, `k` or `v` as used in attention: after any rotation, one per query head."""
+    rotated = observed.tensors.get(f"{name}_rot")
+    return per_query_head(observed.tensor(name) if rotated is None else rotated, setup.config.n_heads)
 
 
 def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, int]) -> Iterator[ScorePart]:
-    """The terms of the score before the mask, in float64: they add up to it, but for rounding."""
+    """The terms of the score before the mask, in float64. Up to rounding they add up to the score."""
     b, h, (i, j), scale = place.sequence, place.head, at, setup.config.scale or 0.0
     q, k = (_per_head(setup, observed, name)[b, h].double() for name in ("q", "k"))
     scaled = scale * float(q[i] @ k[j])
@@ -147,7 +148,7 @@ def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, in
 
 
 def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float) -> Iterator[ScorePart]:
-    """`q = W(content + position) + b` multiplied out: four products, the biases counted as content.
+    """The expansion of `q · k` with `q = W(content + position) + b`: four products, with biases counted as content.
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
@@ -173,7 +174,7 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
 
 
 def _projected(linear: nn.Linear, content: Tensor, position: Tensor, head: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """One head's columns of the projection of a content and of a position, in float64 on the CPU."""
+    """One head's columns of the projections of a content and of a position, in float64 on the CPU."""
     columns = slice(head * d_head, (head + 1) * d_head)
     weight = linear.weight[columns].cpu().double()
     bias = 0.0 if linear.bias is None else linear.bias[columns].cpu().double()
@@ -188,16 +189,14 @@ def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
 
 
 MAX_BLOCKS = 256
-"""Blocks of the map along its longer side, at most."""
+"""The most blocks along the longer side of the map."""
 MAX_CELLS = 1 << 34
-"""Most cells to ask of a mask: some minutes."""
+"""The most cells of a mask to evaluate, which takes minutes."""
 _BLOCK_CELLS = 1 << 20
 
 
 def summarise_mask(request: LayerRequest) -> MaskSummary:
-    """What the mask of a request allows over its tokens. Raises `MhaError` when the device is missing
-    or the cells are too many to ask for each.
-    """
+    """What the mask of a request allows. Raises `MhaError` if the device is missing or there are too many cells."""
     facts, device = request.facts, choose_device(request.config.device)
     n_asked = facts.batch * facts.q_len * facts.k_len
     if n_asked > MAX_CELLS:
@@ -228,12 +227,12 @@ def summarise_mask(request: LayerRequest) -> MaskSummary:
 
 
 def _positions(start: int, end: int, device: torch.device) -> Int[Tensor, " idx"]:
-    """Narrow numbers: a mask over many cells is faster to ask with them."""
+    """Positions in a narrow integer type, with which masks are faster."""
     return torch.arange(start, end, dtype=torch.int32, device=device)
 
 
 def _count_in_blocks(numbers: Shaped[Tensor, "batch row column"], block: int) -> Int[Tensor, "batch row blocks"]:
-    """Sums over `block` columns each; the last block may be smaller. Of true and false in float32, which is fastest."""
+    """Sums over `block` columns each; the last block may be smaller. Booleans are summed as float32, which is fastest."""
     padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[-1] % block))
     summands = padded.float() if padded.dtype == torch.bool else padded
     counts: Tensor = summands.unflatten(-1, (-1, block)).sum(dim=-1)
