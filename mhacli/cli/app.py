@@ -28,19 +28,19 @@ from mhacli.text.escape import message_text, without_surrogates
 
 COMMANDS: Mapping[str, str] = {
     "run": "Show the attention pattern of every head for a text, with a table of what each head does.",
-    "heads": "Compute exact statistics of every head for a long text, without a matrix of all queries and keys.",
+    "heads": "Compute exact statistics of every head for a long text, without storing its attention matrices.",
     "effect": "Measure what changes when heads or single attention weights are removed.",
     "scan": "Compute the statistics of every head of a checkpoint over a corpus; an interrupted scan resumes.",
-    "trace": "Show every step of attention with its shape and formula, or how one attention weight comes about.",
+    "trace": "Show every step of attention with its shape and formula, or how one attention weight is computed.",
     "decode": "Decode token by token with a KV cache, and compare each step with a full computation.",
     "bench": "Measure the time, memory and numerical error of attention backends on this machine.",
-    "doctor": "Examine this installation or a checkpoint: what is wrong with it, and how to mend it.",
+    "doctor": "Examine this installation or a checkpoint: what is wrong with it, and how to fix it.",
     "check": "Check attention code: whether it is correct, and if not, which mistake it makes and how to correct it.",
     "vocab": "Count the tokens of a text of any size, and number them.",
     "weights": "List what a checkpoint or a weights file contains, or convert one attention layer of it.",
     "view": "Explore a text, a checkpoint or a saved record in an interactive viewer.",
     "show": "Show a saved record in any view of run. Needs no torch.",
-    "explain": "Say what a column, sign, type of head, tensor or mistake means, with formula and source.",
+    "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
     "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
 }
 """The commands with their help. `mhacli.cli.commands.NAME` holds each as a function, or a group of commands, of the same name."""

@@ -107,7 +107,7 @@ def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, 
 
 # ----------------------------------------------------------------------------------------- options of several commands
 
-CAUSAL = "No token attends to a later one."
+CAUSAL = "Mask later tokens: no token attends to a later one."
 QUERY_HEADS = "Number of query heads."
 KV_HEADS = "Number of key/value heads; query heads share them in groups."
 HEAD_WIDTH = "Width of the queries and keys of a head."
@@ -116,8 +116,8 @@ ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repea
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
 TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
 NUMBER_FORMAT = "Number format of the computation."
-LITERAL_TEXT = "Take this text literally, even if a file has that name; repeatable. After --, all texts are."
-HTML = "Write one HTML page to explore; it needs no network."
+LITERAL_TEXT = "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also texts."
+HTML = "Write an interactive HTML page that works offline."
 SVG, PNG = "Write an SVG picture.", "Write the same picture as PNG (needs the extra png)."
 HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _ONLY_HEADS, _ONLY_SEQUENCES = "Show only these heads, such as 0,2 or 0-3.", "Show only these sequences, such as 0,2."
@@ -188,7 +188,7 @@ class SourceOptions:
     typed: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The text; several make a batch, and - reads stdin.",
+            help="The text to inspect, or - for stdin; several texts form a batch.",
             metavar="[TEXT]...",
             show_default=False,
         ),
@@ -201,7 +201,7 @@ class SourceOptions:
         list[str] | None,
         option(_TEXT, "Read a text file; repeatable, and - reads stdin.", "--file", "-f", metavar="FILE", common=True),
     ] = None
-    lines: Annotated[bool, option(_TEXT, "Make each line of a file a sequence.", "--lines")] = False
+    lines: Annotated[bool, option(_TEXT, "Treat each line of a file as a sequence.", "--lines")] = False
     tokenizer: Annotated[
         str | None,
         option(
@@ -225,26 +225,26 @@ class SourceOptions:
         number(
             _TEXT,
             size("max-bytes"),
-            f"Refuse a text of more bytes. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
+            f"Refuse larger texts. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
             metavar="SIZE",
         ),
     ] = None
     max_token_len: Annotated[
         int,
-        number(_TEXT, whole("max-token-len", 1, 10**9), "Refuse a word of more characters."),
+        number(_TEXT, whole("max-token-len", 1, 10**9), "Refuse words of more than N characters."),
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
 ContextTexts = Annotated[
     list[str] | None,
-    option(_TEXT, "Take keys and values from this text (cross-attention); once, or once per sequence."),
+    option(_TEXT, "Text for the keys and values (cross-attention): one for all sequences, or one for each."),
 ]
 MaxTokens = Annotated[
     int | None,
     number(
         _TEXT,
         whole("max-tokens", 1, MAX_LENGTH),
-        f"Take only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
+        f"Use only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
     ),
 ]
 
@@ -256,9 +256,11 @@ class TextOptions:
     context: ContextTexts = None
     documents: Annotated[
         str | None,
-        option(_TEXT, "Split each text here into documents that do not attend to each other.", metavar="SEPARATOR"),
+        option(
+            _TEXT, "Split each text at SEPARATOR into documents that do not attend to each other.", metavar="SEPARATOR"
+        ),
     ] = None
-    vocab: Annotated[str | None, option(_TEXT, "Take the vocabulary from a file.", metavar="FILE")] = None
+    vocab: Annotated[str | None, option(_TEXT, "Read the vocabulary from a file.", metavar="FILE")] = None
     max_tokens: MaxTokens = None
     random: Annotated[
         str | None, option(_TEXT, "Use random token vectors instead of a text.", metavar="BATCH,LENGTH")
@@ -320,7 +322,9 @@ class LayerOptions:
     init: Annotated[Init | None, option(_LAYER, "Initialisation of the random weights. (default: xavier)")] = None
     seed: Annotated[int | None, seed_option(_LAYER, " (default: 0)")] = None
     weights: Annotated[str | None, option(_LAYER, "Load the weights from a safetensors file.", metavar="FILE")] = None
-    allow_nonfinite: Annotated[bool, option(_LAYER, "Go on when numbers are NaN or Inf.", "--allow-nonfinite")] = False
+    allow_nonfinite: Annotated[
+        bool, option(_LAYER, "Continue even if numbers are NaN or Inf.", "--allow-nonfinite")
+    ] = False
     positions: Annotated[
         Positions | None,
         option(_POSITIONS, "Position encoding. (default: sinusoidal; with --random, none)", common=True),
@@ -444,7 +448,7 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        option(OUTPUT, "Colour the output; auto does on a terminal, and obeys NO_COLOR and FORCE_COLOR."),
+        option(OUTPUT, "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."),
     ] = "auto"
 
 

@@ -62,7 +62,7 @@ class SweepOptions:
     ] = None
     causal: Annotated[bool | None, option(_COMPUTED, CAUSAL, "--causal/--no-causal", common=True)] = None
     decode: Annotated[
-        bool, option(_COMPUTED, "Time a step of decoding: one query, all keys.", "--decode", common=True)
+        bool, option(_COMPUTED, "Time one decoding step: one query against all keys.", "--decode", common=True)
     ] = False
     lengths: Annotated[
         str | None,
@@ -107,7 +107,9 @@ class MeasureOptions:
         device_option(_TIMING, common=True),
     ] = "auto"
     threads: Annotated[int | None, threads_option(_TIMING)] = None
-    repeat: Annotated[int | None, repeat_option(_TIMING, "until medians are known to 1 %, or --budget ends")] = None
+    repeat: Annotated[
+        int | None, repeat_option(_TIMING, "until each median is accurate to 1 %, or --budget is spent")
+    ] = None
     budget: Annotated[
         float, number(_TIMING, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")
     ] = 3.0
@@ -131,7 +133,7 @@ class BaselineOptions:
         str | None,
         option(
             _BASELINE,
-            "Compare with a saved run, at its sizes unless others are given.",
+            "Compare with a saved run, measured at the same sizes by default.",
             metavar="FILE",
             common=True,
         ),
@@ -140,13 +142,13 @@ class BaselineOptions:
         str | None,
         option(
             _BASELINE,
-            "slower:1.10: exit with code 3 if a time is more than 1.10 × that in the baseline, beyond noise.",
+            "slower:1.10: exit with code 3 if a time exceeds 1.10 × the baseline's, beyond the measured noise.",
             metavar="RULE",
             common=True,
         ),
     ] = None
     strict: Annotated[
-        bool, option(_BASELINE, "With --fail-if: exit with code 3 also if it is inconclusive.", "--strict")
+        bool, option(_BASELINE, "With --fail-if: exit with code 3 if the result is inconclusive, too.", "--strict")
     ] = False
     save_baseline: Annotated[
         str | None, option(_BASELINE, "Save this run, for --compare.", metavar="FILE", common=True)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
 _TARGET_HELP = (
-    "FILE.py:NAME or package.module:NAME, a class, a function that returns a module, or a function of q, k and v. "
-    "It is imported and run."
+    "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function of q, k and v. "
+    "mha imports and runs it."
 )
 
 
@@ -72,7 +72,7 @@ class SubjectOptions:
         list[str] | None,
         option(
             _CODE,
-            "Argument of the constructor of --against; repeatable. (default: as --arg, under its own names)",
+            "Argument of the constructor of --against; repeatable. (default: the values of --arg, under the names that it uses)",
             metavar="NAME=VALUE",
         ),
     ] = None

@@ -54,7 +54,7 @@ class PairOptions:
             _COMPARISON,
             real("tolerance"),
             "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
-            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16; that of the coarser record)",
+            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)",
             metavar="X",
         ),
     ] = None

@@ -67,7 +67,8 @@ class RemovalOptions:
         str | None,
         option(
             _REMOVED,
-            "Remove these heads, each alone and all together: LAYER.HEAD of a checkpoint, else numbers. (default: each of all)",
+            "Remove these heads, one at a time and all together, such as 5.1,6.3 (LAYER.HEAD); without --model, such "
+            "as 0,2. (default: every head, one at a time)",
             metavar="LIST",
             common=True,
         ),
@@ -76,7 +77,8 @@ class RemovalOptions:
         bool,
         option(
             _REMOVED,
-            "Remove the weights from the query at --position to each key, one by one, of each --head or layer.",
+            "Remove single attention weights instead: those of the query at --position, one key at a time, in each "
+            "--head or layer.",
             "--edges",
             common=True,
         ),
@@ -85,7 +87,7 @@ class RemovalOptions:
         str | None,
         option(
             _REMOVED,
-            "Hide span A from span B, named by --span: no token of B sees one of A, in all chosen layers at once.",
+            "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once. --span names the spans.",
             metavar="A:B",
         ),
     ] = None
@@ -102,19 +104,23 @@ class RemovalOptions:
         number(
             _REMOVED,
             whole("screen", 1, 100_000),
-            "Estimate all heads by one backward pass; remove only the K with the largest estimates and K others. (default: all)",
+            "Estimate all heads by one backward pass, then remove only the K with the largest estimates and K random "
+            "others. (default: remove all)",
             metavar="K",
         ),
     ] = None
     other: Annotated[
         str | None,
         option(
-            _REMOVED, "Text for --replace resample, whose tokens correspond to those of TEXT.", "--with", metavar="TEXT"
+            _REMOVED,
+            "Text for --replace resample; its tokens must correspond to those of TEXT.",
+            "--with",
+            metavar="TEXT",
         ),
     ] = None
     at: Annotated[
         int | None,
-        number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads only at this position. (default: at all)"),
+        number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads only at this position. (default: at all positions)"),
     ] = None
 
 
@@ -152,7 +158,10 @@ class MeasurementOptions:
         option(_MEASURED, "Measure how well attention weights and other common scores rank the effects.", "--judge"),
     ] = False
     verify: Annotated[
-        int, number(_MEASURED, whole("verify", 1, 10_000), "Compute this many removals a second time, in another way.")
+        int,
+        number(
+            _MEASURED, whole("verify", 1, 10_000), "Number of removals to verify by a second, different computation."
+        ),
     ] = 4
 
 

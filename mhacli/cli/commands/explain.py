@@ -35,7 +35,7 @@ class ExplainOptions:
     term: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A column, sign, type of head, site, mistake or concept; or a group, such as sites. (default: list them)",
+            help="A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)",
             metavar="[TERM]",
             show_default=False,
         ),

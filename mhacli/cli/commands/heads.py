@@ -100,7 +100,7 @@ class HeadsOutput:
 
     save: SaveRecord = None
     force: Force = False
-    keep_z: Annotated[bool, option(OUTPUT, "Save the outputs z of the heads too.", "--keep-z")] = False
+    keep_z: Annotated[bool, option(OUTPUT, "Save the head outputs (z) too.", "--keep-z")] = False
     formats: HeadsFormats
     pictures: PictureOptions
     colour: ColourOptions

@@ -64,7 +64,7 @@ class CorpusOptions:
         str | None,
         option(
             _CORPUS,
-            "The files are JSON lines, and this field is the text. (default: text)",
+            "Read JSON lines, and take the text from this field. (default: text)",
             metavar="NAME",
             common=True,
         ),
@@ -73,22 +73,22 @@ class CorpusOptions:
         str | None,
         option(
             _CORPUS,
-            "The files are Parquet files, and this column is the text (needs pyarrow). (default: text)",
+            "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)",
             metavar="NAME",
             common=True,
         ),
     ] = None
-    lines: Annotated[bool, option(_CORPUS, "Make each line of a file a sequence.", "--lines", common=True)] = False
+    lines: Annotated[bool, option(_CORPUS, "Treat each line of a file as a sequence.", "--lines", common=True)] = False
     max_docs: Annotated[
         int | None,
-        number(_CORPUS, whole("max-docs", 1, 10**12), "Take only the first N documents.", common=True),
+        number(_CORPUS, whole("max-docs", 1, 10**12), "Use only the first N documents.", common=True),
     ] = None
     max_tokens: Annotated[
         int | None,
         number(
             _CORPUS,
             whole("max-tokens", 1, MAX_LENGTH),
-            "Take only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)",
+            "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)",
             common=True,
         ),
     ] = None
@@ -97,7 +97,7 @@ class CorpusOptions:
         number(
             _CORPUS,
             size("max-bytes"),
-            f"Leave out documents of more bytes. (default: {format_size(DEFAULT_MAX_BYTES)})",
+            f"Leave out larger documents. (default: {format_size(DEFAULT_MAX_BYTES)})",
             metavar="SIZE",
             show_default=False,
         ),
@@ -135,12 +135,14 @@ class ScanModelOptions(ModelOptions):
         bool,
         option(
             HEADS,
-            "Remove each head in turn too, and report what changes at the first [MASK], else the last token.",
+            "Also remove each head in turn, and report what changes at the first [MASK], else the last token.",
             "--effect",
             common=True,
         ),
     ] = False
-    allow_nonfinite: Annotated[bool, option(_MODEL, "Go on when numbers are NaN or Inf.", "--allow-nonfinite")] = False
+    allow_nonfinite: Annotated[
+        bool, option(_MODEL, "Continue even if numbers are NaN or Inf.", "--allow-nonfinite")
+    ] = False
 
 
 @option_group
@@ -174,7 +176,10 @@ class ScanOutput:
         option(OUTPUT, "Folder of the result. An interrupted scan resumes from it.", metavar="DIR", common=True),
     ] = None
     mixed: Annotated[
-        bool, option(OUTPUT, "Put results of several kinds of devices into one folder; the result says so.", "--mixed")
+        bool,
+        option(
+            OUTPUT, "Allow results from different kinds of devices in one folder; the result records this.", "--mixed"
+        ),
     ] = False
     formats: ScanFormats
     all: Everything = False

@@ -81,7 +81,7 @@ class WalkOptions:
         str | None,
         option(
             _WALK,
-            "Show how one attention weight comes about, and nothing else; not of FILE.py:NAME.",
+            "Show only how this attention weight is computed; not for FILE.py:NAME.",
             metavar="HEAD,QUERY,KEY",
             common=True,
         ),
@@ -89,7 +89,7 @@ class WalkOptions:
     sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
     verbose: Annotated[bool, option(_WALK, VERBOSE, "--verbose", common=True)] = False
     mask: Annotated[bool, option(_WALK, "Draw only the mask, with its density.", "--mask", common=True)] = False
-    step: Annotated[bool, option(_WALK, "Wait for a key after each step; q ends.", "--step")] = False
+    step: Annotated[bool, option(_WALK, "Wait for a key after each step; q quits.", "--step")] = False
 
 
 @option_group

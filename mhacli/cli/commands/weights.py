@@ -98,7 +98,7 @@ class ConvertOptions:
         str | None,
         option(
             _TENSORS,
-            "Which attention of a model with several: encoder, decoder, cross, text or vision.",
+            "Which attention, if the model has several: encoder, decoder, cross, text or vision.",
             metavar="NAME",
             autocompletion=lambda: list(TOWERS),
         ),
@@ -135,7 +135,9 @@ def _group(context: typer.Context) -> None:
 
 
 _INFO_HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
-_CONVERT_HELP = "Write one attention layer of a checkpoint as a weights file for --weights, or with --to the other way."
+_CONVERT_HELP = (
+    "Write one attention layer of a checkpoint as a weights file for --weights, or convert such a file back with --to."
+)
 
 
 @weights.command("info", cls=HelpCommand, help=_INFO_HELP)

@@ -47,7 +47,7 @@ class LayerChoiceOptions:
         str | None,
         option(
             _MODEL,
-            "Take only these layers, such as 5 or 0,8-10; decoder.5 or cross.5 of an encoder-decoder.",
+            "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5.",
             metavar="LIST",
             common=True,
         ),
@@ -83,7 +83,7 @@ class GenerateOptions:
         number(
             _MODEL,
             whole("generate", 1, 100_000),
-            "Generate N tokens greedily, and inspect prompt and continuation.",
+            "Generate N tokens greedily, then inspect prompt and continuation together.",
         ),
     ] = None
 

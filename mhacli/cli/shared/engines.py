@@ -35,7 +35,8 @@ class EngineOptions:
         str | None,
         option(
             _WORKERS,
-            "Compute on the Ray cluster with this address, or on that of this machine: auto; local starts one here.",
+            "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a "
+            "new one on this machine.",
             metavar="ADDRESS",
         ),
     ] = None
