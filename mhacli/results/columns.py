@@ -105,8 +105,8 @@ DECODE_COLUMNS: Mapping[str, ColumnText] = {
     "length": ColumnText("length", "The number of tokens of the sequence."),
     "cache": ColumnText(
         "cache",
-        "How keys and values of earlier tokens are kept. none: not at all, every step computes them again. concat: each step "
-        "copies them into new tensors. preallocated: each step writes its own into room that was made at the beginning.",
+        "How keys and values of earlier tokens are kept. none: no cache, every step recomputes them. concat: each step "
+        "copies them into new tensors. preallocated: each step writes its own into memory allocated at the beginning.",
         ("none", "concat", "preallocated"),
     ),
     "step": ColumnText("a step", "The median time of the last step of the length: one more token."),

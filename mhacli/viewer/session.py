@@ -102,7 +102,7 @@ class Session:
         """How small pictures are shaded."""
         shown = "sinks shown" if self.has_sinks else "no sinks"
         sinks = "sinks taken out, rows renormalised" if self.hides_sinks else shown
-        return f"pictures: {self.scale_for(self.head())}, each up to its own largest · {sinks}"
+        return f"pictures: {self.scale_for(self.head())}, each up to its own maximum · {sinks}"
 
     def picture_facts(self) -> Sequence[tuple[str, str]]:
         """What is drawn now, as lines for the page of origins."""

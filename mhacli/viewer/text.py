@@ -132,13 +132,13 @@ _EXPLAINED = (
     ),
     (
         "the matrix",
-        "Queries go down, keys across; a cell is the attention weight that a query gives a key. Where not all cells fit, one "
-        "stands for a block: the mean over its queries of what they give to its keys together.",
+        "A row is a query, a column a key, a cell the attention weight between them. If not all cells fit, each cell stands for "
+        "a block: the attention that its queries give, on average, to all its keys.",
     ),
     (
         "the texts and the list",
-        "Keys are shaded by what the cursor's query gives them, queries by what they give to its key, each up to the "
-        "largest of these. The length of a bar is a key's weight relative to that of the strongest key.",
+        "Keys are shaded by the weight that the cursor's query gives them, queries by the weight that they give to the "
+        "cursor's key, each up to the largest. The length of a bar is a key's weight relative to the strongest key's.",
     ),
 )
 

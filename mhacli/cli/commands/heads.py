@@ -319,7 +319,7 @@ def _announce(run: HeadsRun) -> None:
         note(
             f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: at most about {seconds_text(prediction.seconds)} and "
             f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} beyond torch's own; "
-            f"whole matrices would take {format_size(prediction.full_bytes)}"
+            f"full attention matrices would take {format_size(prediction.full_bytes)}"
         )
 
 

@@ -306,7 +306,7 @@ def memory_text(step: Step, *, in_brief: bool = False) -> str:
     """Whose memory it is, or why there is none: `view of q_proj: the same memory`, `a new tensor`. `in_brief` does not say what a
     view is."""
     if not step.built:
-        return "made to be seen here, never by the kernel that ran"
+        return "computed only for display: the kernel never makes it"
     if step.view_of:
         return f"view of {visible(step.view_of)}{'' if in_brief else ': the same memory'}"
     return (

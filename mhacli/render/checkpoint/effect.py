@@ -96,10 +96,10 @@ def _what_is_removed(record: Record) -> list[Text]:
 def _removed(effect: Effect, other: str | None) -> str:
     """What a removal does, in words; `other` is the text that heads are resampled from."""
     if effect.removed == "edge":
-        return "removed: one attention weight at a time, the rest of its row growing in proportion"
+        return "removed: one attention weight at a time; the rest of its row is renormalised"
     if effect.removed == "spans":
         first, second = map(token_label, effect.spans)
-        return f"removed: what “{second}” reads of “{first}” in {count_of(len(effect.layers), 'layer')}"
+        return f"removed: the attention from “{second}” to “{first}” in {count_of(len(effect.layers), 'layer')}"
     by = "zeros" if effect.replace == "zero" else "its mean over the text"
     by = by if effect.replace != "resample" else f"that in “{fitted(visible(other or ''), _QUOTED)}”"
     where = "at all positions" if effect.at is None else f"at position {effect.at}"
@@ -295,7 +295,7 @@ def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
     """How many removals take away what is masked already."""
     n = sum(effect.masked for effect in record.effects)
     if n:
-        words = f"{n} of {count_of(len(record.effects), 'removal')} took away only what is masked already: exactly 0"
+        words = f"{n} of {count_of(len(record.effects), 'removal')} affect only masked weights: exactly 0"
         yield flowing([Text(words, style="dim")], screen.width)
 
 
@@ -305,8 +305,8 @@ def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
     if direct is None:
         return
     meaning = (
-        "direct: as if no later layer reacted",
-        "later = Δlogit − direct: what later layers do about it",
+        "direct: the effect if no later layer reacted",
+        "later = Δlogit − direct: how later layers react",
     )
     yield flowing([Text(part, style="dim") for part in meaning], screen.width)
     terms = {"embedding": direct.embedding, "heads": direct.heads, "MLPs": direct.mlps, "biases": direct.biases}
@@ -316,7 +316,7 @@ def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         parts = [f"logit {logit} = {total}", f"residue {residue} (tolerance {number_text(direct.tolerance)})"]
         yield flowing([Text(part, style="green") for part in parts], screen.width)
     else:
-        parts = ["direct and later NOT verified: this model does more with its parts than to add them up"]
+        parts = ["direct and later NOT verified: the logit of this model is not the sum of its parts"]
         parts += [f"{total} leaves {residue} of the logit {logit}"]
         yield flowing([Text(part, style="yellow") for part in parts], screen.width)
 
@@ -332,7 +332,7 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         ]
         has_others = screening.n_largest + screening.n_others < screening.n_heads
         is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
-        words += ["1st order misses what matters here: run without --screen"] if is_weak else []
+        words += ["1st order misses heads that matter here: run without --screen"] if is_weak else []
         yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
     if summary.judgements:
         width = max(len(judged.picture) for judged in summary.judgements)
@@ -359,7 +359,7 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
         words = Text("not verified: no removal was computed a second time", style="yellow")
         return flowing([words, floor], screen.width)
     words = Text(
-        f"verified: {count_of(proof.n, 'removal')} computed in another way within {number_text(proof.max_abs_error)} "
+        f"verified: {count_of(proof.n, 'removal')} repeated by a second method, equal within {number_text(proof.max_abs_error)} "
         f"(tolerance {number_text(proof.tolerance)})",
         style="green",
     )

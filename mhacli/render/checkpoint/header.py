@@ -28,10 +28,10 @@ from mhacli.text.escape import visible
 
 _MAX_TOLD = 8
 _SEEN = {
-    "registry": "seen in transformers' attention registry",
-    "module": "seen in the model's own eager_attention_forward",
-    "sdpa": "seen in torch's scaled_dot_product_attention",
-    "softmax": "seen by its softmax: weights and values, no queries and keys",
+    "registry": "captured in transformers' attention registry",
+    "module": "captured in the model's own eager_attention_forward",
+    "sdpa": "captured in torch's scaled_dot_product_attention",
+    "softmax": "captured at its softmax: weights and values, but no queries and keys",
 }
 
 
@@ -46,8 +46,8 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
     ]
     if model.generated is not None:
         generated = model.generated
-        summary = f"{count_of(generated.n_tokens, 'token')} generated, each the likeliest"
-        repeated = f"one pass over the whole text makes {generated.repeated} of {generated.n_tokens} the same"
+        summary = f"{count_of(generated.n_tokens, 'token')} generated greedily"
+        repeated = f"one pass over the whole text reproduces {generated.repeated} of {generated.n_tokens}"
         style = "green" if generated.repeated == generated.n_tokens else "yellow"
         lines.append(flowing([Text(summary), Text(repeated, style=style)], screen.width))
         lines.append(Text(f"generated: {_generated_text(record, generated)}", style="bold"))
@@ -71,7 +71,7 @@ def _sizes(record: Record, model: Model) -> Iterator[str]:
     chosen = f", {names_of(record.layers)} inspected" if seen + len(model.without) < n_all else ""
     yield count_of(model.n_layers, "layer") + chosen
     yield from by_layers(record.layers, _heads)
-    most = "" if model.max_positions is None else f", {model.max_positions:,} at most"
+    most = "" if model.max_positions is None else f", up to {model.max_positions:,}"
     yield f"positions {visible(model.positions)}{most}"
     yield from (visible(model.dtype), visible(environment.device))
     yield f"torch {visible(environment.torch)}"
@@ -95,7 +95,7 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
     longest = max(len(sequence.tokens) for family in families for sequence in family)
     part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""
     if model.identical_outputs is None:
-        yield Text("outputs not compared with those of the model alone", style="yellow")
+        yield Text("outputs not compared with a run without inspection", style="yellow")
     elif model.identical_outputs:
         yield Text(f"inspecting changed no bit of the outputs{part}", style="green")
     else:
@@ -121,11 +121,11 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     total = record.timings.get("total")
     if total is not None:
         loading = record.timings.get("loading")
-        of_it = "" if loading is None else f", loading {seconds_text(loading.median_s)} of it"
+        of_it = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
         yield f"took {seconds_text(total.median_s)}{of_it}"
     are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
     take = "take" if are_kept else "would take"
-    yield f"whole matrices {take} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+    yield f"full attention matrices {take} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _departure(name: str, layer: InspectedLayer) -> str:

@@ -118,9 +118,9 @@ def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOpt
     if options.view == "heatmap":
         yield scale_caption(heads, scale, screen, options.precision)
     if options.view != "matrix" and any(head.has_learned_sink for head in heads):
-        yield Text("rows sum to less than 1: the sink logit, which is no key, takes the rest, s_aux", style="dim")
+        yield Text("rows sum to less than 1: the sink logit takes the rest (s_aux)", style="dim")
     if any(head.is_followed(row) for head in heads for row in range(len(head.weights))):
-        yield Text("a → b: the query a, of which the model made the next token b", style="dim")
+        yield Text("a → b: after query a the model generated token b", style="dim")
     if options.words:
         yield Text(WORDS_CAPTION, style="dim")
 

@@ -133,7 +133,7 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
         parts.append("beside uniform: H/max")
     nearest = [HEAD_TYPES[found[0]] for found in map(nearest_type, listed) if found is not None]
     if nearest:
-        parts.append(f"mixed (nearest): every {'excess' if has_type else excess} is below {least}")
+        parts.append(f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}")
     explained = {column.heading for column in columns}
     abbreviated = [kind for kind in nearest if kind.short not in (*explained, kind.name)]
     parts += dict.fromkeys(f"{kind.short} = {kind.name}" for kind in abbreviated)

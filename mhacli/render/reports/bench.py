@@ -242,9 +242,9 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
             ["≈ not surely slower: the interval of the ratio reaches into the noise"]
             * any(row.is_similar for row in rounds)
         ),
-        "peak: least time on this machine ÷ median; c, m: set by matrix product, copy",
+        "peak: shortest possible time on this machine ÷ median; c: compute-bound, m: memory-bound",
         "memory: beyond the inputs" + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
-        "error: the largest from float64",
+        "error: largest difference from float64",
         *(["tokens: batch × length"] if any(row.batch > 1 for row in rounds) else []),
         *_doubts(benchmark, rounds),
         *_remarks(rounds),

@@ -209,16 +209,17 @@ def _number(value: float | None) -> str:
 def _legend(model: ExaminedModel, checks: Sequence[HealthCheck]) -> str:
     """What both numbers of a check are; of `repeat`, `finite`, `bos` and `row-sums` they are others than of the rest."""
     of_repeat = [
-        f"repeat: at most {_number(check.tolerance)}, more than another order of summing and less than dropout makes."
+        f"repeat: at most {_number(check.tolerance)}, above what a different order of summation changes, "
+        "below what dropout changes."
         for check in checks
         if check.name == "repeat" and check.tolerance is not None
     ]
     return "\n".join(
         [
-            "found: the largest change of a token's output, relative to the usual size of an output.",
+            "found: the largest change of a token's output, relative to the typical size of an output.",
             f"at most: {model.tolerance}.",
             *of_repeat,
-            "finite and bos: counts. row-sums: the largest distance of a sum from 1, or of an output that is wrong.",
+            "finite and bos: counts. row-sums: the largest deviation of a row sum from 1, or of a recomputed output.",
         ]
     )
 

@@ -46,9 +46,9 @@ _LEAST_WIDTHS = {"flops": _WIDE, "step_bytes": _WIDE, "total": 64, "total_bytes"
 _STEP_WIDTHS = {"phase": 64, "appends": 64, "difference": 64}
 """The same of the steps."""
 _KEPT = {
-    "none": "nothing is kept: every step computes all keys and values again",
-    "concat": "each step copies the kept keys and values into new tensors, with its own behind them",
-    "preallocated": "each step writes its own keys and values into room that was made at the beginning",
+    "none": "no cache: every step recomputes all keys and values",
+    "concat": "each step copies the cached keys and values into new tensors and appends its own",
+    "preallocated": "each step writes its keys and values into memory that was allocated at the beginning",
 }
 
 
@@ -118,7 +118,7 @@ def _step_table(
             table.add_row(*("⋮" if name == "number" else "" for name in wanted))
         row = _step_words(number, steps[number], sequences)
         table.add_row(*(row[name] for name in wanted))
-    caption = ["sees: keys that the last new token meets", "appends, reads: bytes of keys and values"]
+    caption = ["sees: keys that the last new token attends to", "appends, reads: bytes of keys and values"]
     caption += ["difference: from a full computation"] if "difference" in wanted else []
     caption += [f"⋮ {count_of(shown.hidden, 'step')} more (--all)"] if shown.hidden else []
     caption.append("--verbose prints shapes, weights, FLOPs and time of each step")
@@ -179,7 +179,7 @@ def _shapes(cache: CacheStep) -> list[str]:
 
 def _traffic(cache: CacheStep, n_new: int) -> list[str]:
     if not cache.cache_bytes:
-        return [f"keys and values of all {count_of(cache.start + n_new, 'token')} anew, nothing is kept"]
+        return [f"keys and values of all {count_of(cache.start + n_new, 'token')} recomputed, nothing is stored"]
     room_made = f" in room for {bytes_text(cache.cache_bytes)}" if cache.cache_bytes > cache.read_bytes else ""
     return [
         f"appends {bytes_text(cache.appended_bytes)} to {count_of(cache.n_past, 'token')} before",
@@ -298,11 +298,11 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
     item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
     lines = [
-        f"FLOPs of a cached step, products and biases: batch · ({row_flops(c):,} to project + "
+        f"FLOPs of a cached step (products and biases): batch · ({row_flops(c):,} to project + "
         f"2 · {c.n_heads} heads · (d_head + d_v) · T); without a cache T times as many",
         f"cache: batch · T · n_kv_heads · (d_head + d_v) · {item} B = {batch} · T · {bytes_text(decoding.token_bytes)}; "
         "a step reads all of it once",
-        "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
+        "moved per step: preallocated T + 1 tokens, concat 3T − 1, none 2T",
         _weights_line(decoding),
     ]
     if c.window is not None:
@@ -316,7 +316,7 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
             f"{bytes_text(decoding.full_token_bytes)}, {c.heads_per_kv_head} × less to keep and to read"
         )
     elif c.n_heads > 1:
-        lines.append(f"with --kv-heads 1 it would be {c.n_heads} × less to keep and to read per token")
+        lines.append(f"with --kv-heads 1 the cache would be {c.n_heads} × smaller per token")
     return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
 
 
@@ -329,7 +329,7 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
     ]
     if decoding.full_token_bytes != decoding.token_bytes:
         lines.append(
-            f"with a kv head for every query head it would be {bytes_text(decoding.full_token_bytes)} per token"
+            f"with one kv head per query head the cache would take {bytes_text(decoding.full_token_bytes)} per token"
         )
     return Group(Text("what it costs", style="bold"), *(Text(line) for line in lines))
 
@@ -340,7 +340,7 @@ def _weights_line(decoding: DecodeSummary, max_positions: int | None = None) -> 
     return (
         f"weights: every step reads all {bytes_text(decoding.weight_bytes)}; beyond T = {_tokens(decoding.crossing_len)} tokens "
         + (f"(this model ends at {max_positions:,}) " if is_beyond else "")
-        + "it reads more keys and values than weights"
+        + "it reads more cache than weights"
     )
 
 

@@ -118,9 +118,9 @@ def test_the_header_says_what_the_model_is():
     text = flat(view(record, 200))
     for piece in (
         "./tiny · revision 1a2b3c", "tinybert · TinyModel · 22.7 M parameters · 3 layers · 4 heads × d_head 5, 2 kv heads",
-        "positions learned, 512 at most", "float32", "cpu", "torch 2.6.0",
+        "positions learned, up to 512", "float32", "cpu", "torch 2.6.0",
         "sink logits (s_aux), which entropy counts as one more key", "took 219 ms",
-        "seen in transformers' attention registry", "kernel flash",
+        "captured in transformers' attention registry", "kernel flash",
         "mask: causal (layers 0, 2) · mask: causal, window 3 (layer 1)",
     ):  # fmt: skip
         assert piece in text, piece
@@ -133,14 +133,14 @@ def test_the_header_says_what_the_model_is():
         (True, 15, "inspecting changed no bit of the outputs"),
         (True, 8, "inspecting changed no bit of the outputs (first 8 tokens)"),
         (False, 15, "inspecting CHANGED the outputs"),
-        (None, 0, "outputs not compared with those of the model alone"),
+        (None, 0, "outputs not compared with a run without inspection"),
     ],
 )
 def test_the_proof_says_whether_looking_changed_anything(identical, compared, said):
     record = RECORDS["run"]
     model = replace(record.model, identical_outputs=identical, compared_len=compared)
     text = flat(view(replace(record, model=model), 200, verbose=True))
-    assert f"attention: sdpa (unchanged) · {said} 15 tokens · seen in" in text
+    assert f"attention: sdpa (unchanged) · {said} 15 tokens · captured in" in text
     assert f"{HEAD_OUTPUTS} within 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
 
 
@@ -156,7 +156,7 @@ def test_a_layer_seen_only_by_its_softmax_says_so_and_claims_no_keys():
     record = RECORDS["run"]
     seen = replace(record.layers[1], captured_by="softmax", scale=None)
     text = flat(view(replace(record, layers=(record.layers[0], seen, record.layers[2])), 200))
-    assert "seen by its softmax: weights and values, no queries and keys (layer 1)" in text
+    assert "captured at its softmax: weights and values, but no queries and keys (layer 1)" in text
     assert "4 heads × d_v 5 (layer 1)" in text
     assert "kernel flash (layers 0, 2)" in text
 
@@ -241,9 +241,7 @@ def test_padding_is_masked_and_generated_tokens_are_marked():
     assert [row.split()[-1] for row in rows[4:]] == ["masked"] * 11
     rows = token_rows(view(KEPT, 80, everything=True, tokens=True), "text")
     assert ["generated" in row for row in rows] == [False] * 9 + [True] * 6
-    assert "6 tokens generated, each the likeliest · one pass over the whole text makes 5 of 6 the same" in flat(
-        view(KEPT, 120)
-    )
+    assert "6 tokens generated greedily · one pass over the whole text reproduces 5 of 6" in flat(view(KEPT, 120))
     short = token_rows(view(KEPT, 80, tokens=True), "text")
     assert len(short) == 15
     long = layered(text_of(WORDS * 3))
@@ -599,7 +597,7 @@ def test_rows_of_which_the_model_made_the_next_token_say_what_they_made():
         tokens = KEPT.sequences[0].tokens
         for i in range(14):
             assert (f"{tokens[i]} → {tokens[i + 1]}" + ("”" if options else " ") in text) == (i >= 8)
-    assert "the query a, of which the model made the next token b" in text
+    assert "after query a the model generated token b" in text
     rows = matrix_rows(view(KEPT, 120, layers=((None, 0),), heads=(0,), rows=(8, 12)), "layer 0 · head 0")
     assert [row.split()[:4] for row in rows] == [["8", "over", "→", "it"], ["12", "slept", "→", "on"]]
     assert "made the next token" not in flat(view(KEPT, 120, layers=((None, 0),), heads=(0,), rows=(3,)))

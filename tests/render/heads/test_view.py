@@ -714,7 +714,7 @@ def test_the_legend_explains_what_stands_beside_the_types_that_are_listed(record
     for kind, weight, expected in (
         ("induction", None, ["beside a type"]),
         ("uniform", None, ["beside uniform"]),
-        ("mixed", 0.25 + 0.75 * 0.2, ["mixed (nearest)"]),
+        ("mixed", 0.25 + 0.75 * 0.2, ["mixed (nearest type)"]),
         ("mixed", 0.25, []),
     ):
         heads = tuple(
@@ -722,8 +722,8 @@ def test_the_legend_explains_what_stands_beside_the_types_that_are_listed(record
             for head in record.heads
         )
         text = " ".join(view(replace(record, heads=heads), 200))
-        assert re.findall(r"beside (?:a type|uniform)|mixed \(nearest\)", text) == expected
-        assert ("(prev .20)" in text) == (expected == ["mixed (nearest)"])
+        assert re.findall(r"beside (?:a type|uniform)|mixed \(nearest type\)", text) == expected
+        assert ("(prev .20)" in text) == (expected == ["mixed (nearest type)"])
 
 
 def test_the_legend_says_what_a_short_name_of_a_type_stands_for_where_no_heading_does(records):

@@ -297,8 +297,8 @@ def test_a_device_that_was_named_and_a_system_without_load_are_told_as_they_are(
 
 ALWAYS = (
     "ratio: median ÷ that of the fastest, the first row",
-    "peak: least time on this machine ÷ median; c, m: set by matrix product, copy",
-    "error: the largest from float64",
+    "peak: shortest possible time on this machine ÷ median; c: compute-bound, m: memory-bound",
+    "error: largest difference from float64",
 )
 NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
     ("! not a fused kernel", made_row("sdpa", EIGHT, ran="math", is_fallback=True), {}),

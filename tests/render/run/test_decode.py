@@ -99,22 +99,22 @@ def test_a_cache_that_copies_has_no_room_to_spare_and_one_that_keeps_nothing_say
     for number, step in enumerate(steps_of(decoded(record, cache="none"), width), 1):
         tokens = "1 token" if number == 1 else f"{number} tokens"
         assert f"computes q [1, 2, {number}, 3] k [1, 2, {number}, 3] v [1, 2, {number}, 3]" in step
-        assert f"keys and values of all {tokens} anew, nothing is kept head" in step
+        assert f"keys and values of all {tokens} recomputed, nothing is stored head" in step
         assert "cache" not in step
 
 
 @widths
 def test_the_introduction_tells_how_the_past_is_kept(width):
     record = make_record(TEXT, causal=True)
-    start = "cache concat: each step copies the kept keys and values into new tensors, with its own behind them "
+    start = "cache concat: each step copies the cached keys and values into new tensors and appends its own "
     one_by_one = "one token at a time: its query meets the keys of all tokens so far "
     legend = "per head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only"
     assert sections(decoded(record, cache="concat"), width)[1] == start + one_by_one + legend
     with_prompt = sections(decoded(record, cache="concat", prompt_len=3), width)[1]
     assert with_prompt == start + "prefill of 3 tokens, then " + one_by_one + legend
     for cache, words in (
-        ("none", "nothing is kept: every step computes all keys and values again "),
-        ("preallocated", "each step writes its own keys and values into room that was made at the beginning "),
+        ("none", "no cache: every step recomputes all keys and values "),
+        ("preallocated", "each step writes its keys and values into memory that was allocated at the beginning "),
     ):
         assert sections(decoded(record, cache=cache), width)[1] == f"cache {cache}: {words}{one_by_one}{legend}"
 
@@ -471,12 +471,12 @@ def test_what_it_costs_counts_with_the_numbers_of_the_layer(width):
     record = make_record(("the", "cat"), ("a", "dog"), causal=True, n_heads=4)
     *_, costs, _ = sections(decoded(record), width)
     # rows of 12 numbers to 4 heads of 3 + 3 + 3 numbers, twice for products and sums, and a bias for each
-    assert "what it costs FLOPs of a cached step, products and biases: batch (900 to project + " in costs
+    assert "what it costs FLOPs of a cached step (products and biases): batch (900 to project + " in costs
     assert "2 4 heads (d_head + d_v) T); without a cache T times as many" in costs
     assert "cache: batch T n_kv_heads (d_head + d_v) 4 B = 2 T 96 B; a step reads all of it once" in costs
-    assert "moved by a step: preallocated T + 1 tokens, concat 3T − 1, none 2T" in costs
-    assert "weights: every step reads all 4.8 KiB; beyond T = 26 tokens it reads more keys" in costs
-    assert costs.endswith("with --kv-heads 1 it would be 4 × less to keep and to read per token")
+    assert "moved per step: preallocated T + 1 tokens, concat 3T − 1, none 2T" in costs
+    assert "weights: every step reads all 4.8 KiB; beyond T = 26 tokens it reads more cache" in costs
+    assert costs.endswith("with --kv-heads 1 the cache would be 4 × smaller per token")
 
 
 def test_a_window_says_how_little_of_the_cache_it_needs():
