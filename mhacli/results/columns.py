@@ -1,4 +1,4 @@
-"""The columns of tables that are not about heads: what stands above them, in JSON, and what they mean.
+"""The columns of tables that are not about heads: their headings, their names in JSON, and what they mean.
 
 The screens take headings from here, `mha explain` and docs/READING.md explanations. `STATISTICS` are the columns of heads.
 """
@@ -25,15 +25,15 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     ),
     "backend": ColumnText(
         "backend",
-        "What was called. → names the kernel that really ran where the name does not say so, ! an unfused fallback where a "
+        "The backend that was called. → names the kernel that ran, if the name does not; ! marks an unfused fallback where a "
         "fused kernel was expected.",
         ("ran",),
     ),
     "median": ColumnText(
         "median",
-        "The median time of a call. All backends take turns in shuffled rounds, so what slows the machine down slows all of "
-        "them down. ~ marks less than a millisecond: mostly the cost of calling torch, not of attention. On a CPU, caches are"
-        " as warm as the call before left them.",
+        "The median time of a call. All backends take turns in shuffled rounds, so a disturbance of the machine slows all of "
+        "them. ~ marks less than a millisecond: mostly the cost of calling torch, not of attention. On a CPU, each call finds "
+        "the caches as the call before left them.",
         ("median_s",),
     ),
     "quartiles": ColumnText(
@@ -41,11 +41,11 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     ),
     "min": ColumnText("min", "The shortest time.", ("min_s",)),
     "n": ColumnText("n", "The number of rounds.", ("n_samples", "rounds")),
-    "first": ColumnText("first", "The time of the first call, with all that it compiles.", ("first_s",)),
+    "first": ColumnText("first", "The time of the first call, compilation included.", ("first_s",)),
     "ratio": ColumnText(
         "ratio",
-        "The median divided by that of the fastest backend of the same size, which is the first row. * marks the one that is "
-        "surely the fastest; ≈ one that is not surely slower, because the interval of its ratio reaches into the noise; ? "
+        "The median divided by that of the fastest backend of the same size, which is the first row. * marks a backend that is "
+        "certainly the fastest; ≈ one that is not certainly slower, because the interval of its ratio reaches into the noise; ? "
         "uncertain times: too few rounds, or other processes on the same CPUs.",
     ),
     "interval": ColumnText(
@@ -55,19 +55,21 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     ),
     "noise": ColumnText(
         "noise of",
-        "One backend is timed twice in each round, and this is how far it differs from itself: the end of the 95 % interval "
-        "of that ratio which is farther from 1. A smaller ratio between two backends is no difference; the interval in the row "
-        "holds all ratios that are none.",
+        "How far one backend, timed twice in each round, differs from itself: of the 95 % interval of that ratio the end "
+        "farther from 1. A smaller ratio between two backends is no difference; the interval in the row holds all ratios that "
+        "are within the noise.",
         ("noise", "again"),
     ),
     "bar": ColumnText("speed", "A bar that is longest for the fastest backend of the size.", ()),
-    "rate": ColumnText("GFLOP/s", "Operations per second, those on masked pairs left out.", ("TFLOP/s", "tflops")),
-    "intensity": ColumnText("FLOP/B", "Operations per byte that has to be moved.", ("flops_per_byte",)),
+    "rate": ColumnText(
+        "GFLOP/s", "Operations per second; those on masked pairs are not counted.", ("TFLOP/s", "tflops")
+    ),
+    "intensity": ColumnText("FLOP/B", "Operations per byte of memory traffic.", ("flops_per_byte",)),
     "share": ColumnText(
         "peak",
-        "The least time that this machine needs for the work, in percent of the median. c: the rate of its best matrix "
-        "product sets that time, m: the rate of its best copy. Above 100 % a backend was faster than these rates: its data "
-        "came from a cache, or the machine was busy while they were measured.",
+        "The shortest possible time for the work on this machine, in percent of the median. c: compute-bound, limited by the "
+        "rate of its best matrix product; m: memory-bound, limited by the rate of its best copy. Above 100 % the backend was "
+        "faster than these rates allow: its data came from a cache, or the machine was busy while the rates were measured.",
         ("share_of_peak",),
     ),
     "memory": ColumnText(
@@ -75,7 +77,7 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
         "The most memory beyond the inputs: on a CPU in a fresh process for each row, on CUDA by its allocator.",
         ("extra_bytes",),
     ),
-    "predicted": ColumnText("predicted", "The memory beyond the inputs by formula.", ("predicted_bytes",)),
+    "predicted": ColumnText("predicted", "The memory beyond the inputs, computed by formula.", ("predicted_bytes",)),
     "error": ColumnText("error", "The largest difference from float64 on the same inputs.", ("max_error",)),
     "mean": ColumnText("mean error", "The mean difference from float64 on the same inputs.", ("mean_error",)),
     "change": ColumnText(
@@ -91,11 +93,13 @@ STEP_COLUMNS: Mapping[str, ColumnText] = {
     "number": ColumnText("step", "The number of the step. Each step reads its new tokens in one pass."),
     "phase": ColumnText(
         "phase",
-        "How tokens come in. prefill: the first --prompt-len tokens at once. decode: one token.",
+        "How the step reads tokens. prefill: the first --prompt-len tokens at once. decode: one token.",
         ("prefill", "decode"),
     ),
-    "tokens": ColumnText("new tokens", "The tokens that come in; of a batch those of each sequence, between bars."),
-    "sees": ColumnText("sees", "How many keys the last new token meets: those of all tokens so far."),
+    "tokens": ColumnText(
+        "new tokens", "The tokens that the step reads; in a batch those of each sequence, separated by bars."
+    ),
+    "sees": ColumnText("sees", "How many keys the last new token attends to: those of all tokens so far."),
     "appends": ColumnText("appends", "Bytes of keys and values that the step adds to the cache."),
     "reads": ColumnText("reads", "Bytes of keys and values that attention reads from the cache."),
     "difference": ColumnText("difference", "The largest difference of the output from that of a full computation."),
@@ -105,31 +109,31 @@ DECODE_COLUMNS: Mapping[str, ColumnText] = {
     "length": ColumnText("length", "The number of tokens of the sequence."),
     "cache": ColumnText(
         "cache",
-        "How keys and values of earlier tokens are kept. none: no cache, every step recomputes them. concat: each step "
+        "How keys and values of earlier tokens are stored. none: no cache, every step recomputes them. concat: each step "
         "copies them into new tensors. preallocated: each step writes its own into memory allocated at the beginning.",
         ("none", "concat", "preallocated"),
     ),
-    "step": ColumnText("a step", "The median time of the last step of the length: one more token."),
+    "step": ColumnText("a step", "The median time of the last step: one more token, at that length."),
     "faster": ColumnText(
         "speed-up",
-        "The time of a step without a cache divided by that with this one: below 1 the cache is slower.",
+        "The time of a step without a cache divided by the time with this cache: below 1 the cache is slower.",
         ("faster",),
     ),
-    "flops": ColumnText("FLOPs", "Operations of the step by formula."),
+    "flops": ColumnText("FLOPs", "Operations of the step, computed by formula."),
     "step_bytes": ColumnText("moved", "Bytes of keys and values that the step reads and writes."),
     "total": ColumnText(
         "all steps",
-        "The median times of the steps from 1 token to the length, added. ≈ marks a sum of which some steps were timed and "
-        "those between them interpolated.",
+        "The sum of the median times of all steps from 1 token to the length. ≈: only some steps were timed, and those between "
+        "them interpolated.",
     ),
     "total_bytes": ColumnText("moved in all", "Bytes of keys and values that all steps together read and write."),
-    "holds": ColumnText("holds", "Bytes that the cache keeps."),
+    "holds": ColumnText("holds", "Size of the cache in bytes."),
 }
 
 EFFECT_COLUMNS: Mapping[str, ColumnText] = {
     "removed": ColumnText(
         "removed",
-        "What was taken out: a head as LAYER.HEAD, several with +, edges as the two tokens, or what a span reads.",
+        "The removed head as LAYER.HEAD, several joined by +; the removed weight as its two tokens; or the two spans of --cut.",
     ),
     "edge": ColumnText(
         "from → to", "The query whose attention weight was removed, and the key that it attended to.", ("edge",)
@@ -137,29 +141,29 @@ EFFECT_COLUMNS: Mapping[str, ColumnText] = {
     "type": ColumnText("type", "The type of the head on this text.", ("head type",)),
     "d_logit": ColumnText(
         "Δlogit",
-        "The change of the target's logit by the removal, or of its difference from that of --versus. Negative: what was "
-        "removed supports the target.",
+        "How the removal changes the target's logit, or its difference from the logit of --versus. Negative: what was removed "
+        "supports the target.",
         ("d_logit",),
     ),
     "direct": ColumnText(
         "direct",
-        "The part of Δlogit that needs no later layer: what the head's own output added to the logit is gone. direct? marks "
-        "numbers of a model whose parts do not add up to its logit.",
+        "The part of Δlogit that needs no later layer: the head's own contribution to the logit is gone. direct? marks a model "
+        "whose logit is not the sum of such contributions.",
         ("direct effect", "direct logit attribution"),
     ),
     "later": ColumnText(
         "later",
-        "Δlogit − direct: what later layers do about the loss. With the sign of direct they amplify it, against it they "
-        "repair it.",
+        "Δlogit − direct: how later layers react to the loss. With the same sign as direct they amplify it, with the opposite "
+        "sign they repair it.",
         ("later layers",),
     ),
     "first_order": ColumnText(
         "1st order",
-        "What Δlogit would be if the model were linear, by its gradient. Where softmax is saturated it is far too small.",
+        "An estimate of Δlogit by the gradient, as if the model were linear. Where a softmax is saturated it is far too small.",
         ("first order", "attribution patching"),
     ),
     "d_logprob": ColumnText(
-        "Δlogprob", "The change of the target's log probability by the removal, in nats.", ("d_logprob",)
+        "Δlogprob", "How the removal changes the target's log probability, in nats.", ("d_logprob",)
     ),
     "kl": ColumnText(
         "KL",
@@ -182,30 +186,30 @@ EFFECT_NUMBERS = tuple(name for name in EFFECT_COLUMNS if name not in EFFECT_WOR
 DOCTOR_COLUMNS: Mapping[str, ColumnText] = {
     "found": ColumnText(
         "found",
-        "The largest change of a token's output that a check saw, relative to the usual size of an output. Of finite and bos "
-        "a count, of row-sums the largest distance of a sum from 1.",
+        "The largest change of a token's output in this check, relative to the typical size of an output. For finite and bos "
+        "a count, for row-sums the largest deviation of a sum from 1.",
         ("value",),
     ),
     "tolerance": ColumnText(
         "at most",
-        "What the number before it may be. Of a checkpoint it is measured: 8 times what one rounding step in every part of "
-        "the model changes.",
+        "The limit for the number before it. For a checkpoint it is measured: 8 times the change that one rounding step in "
+        "every part of the model causes.",
         ("tolerance",),
     ),
-    "error": ColumnText("error", "The largest difference of attention from the same in float64.", ("max_error",)),
+    "error": ColumnText("error", "The largest difference from attention in float64.", ("max_error",)),
     "row_sum": ColumnText(
-        "rows − 1", "The largest distance of a row's sum of attention weights from 1.", ("row_sum_error",)
+        "rows − 1", "The largest deviation of a row's sum of attention weights from 1.", ("row_sum_error",)
     ),
-    "masked": ColumnText("masked", "The largest attention weight of a masked cell; it has to be 0.", ("forbidden",)),
-    "empty": ColumnText("no keys", "The largest output of a query that sees no key; it has to be 0.", ("empty",)),
+    "masked": ColumnText("masked", "The largest attention weight of a masked cell; it must be 0.", ("forbidden",)),
+    "empty": ColumnText("no keys", "The largest output of a query that sees no key; it must be 0.", ("empty",)),
     "loud": ColumnText(
-        "scores × 1000", "Whether results stay finite where the scores are a thousand times as large.", ("loud",)
+        "scores × 1000", "Whether results stay finite if the scores are a thousand times as large.", ("loud",)
     ),
 }
 
 DIFF_COLUMNS: Mapping[str, ColumnText] = {
     "numbers": ColumnText("numbers", "How many numbers of a site were compared.", ("n_cells",)),
-    "others": ColumnText("others", "How many of them are not equal, by however little.", ("n_different",)),
+    "others": ColumnText("others", "How many of them are not exactly equal.", ("n_different",)),
     "largest": ColumnText(
         "largest", "The largest |B − A| of the numbers that are finite in both. The last column says where."
     ),
@@ -216,7 +220,7 @@ DIFF_COLUMNS: Mapping[str, ColumnText] = {
     "within": ColumnText("within", "The numbers differ by no more than the tolerance."),
     "beyond": ColumnText(
         "DIFFERS",
-        "Some number differs by more than the tolerance, or the formula where no numbers were saved.",
+        "Some number differs by more than the tolerance; if no numbers were saved, the formula differs.",
         ("beyond",),
     ),
 }

@@ -1,7 +1,7 @@
-"""Every term that screens use, with its explanation: columns, types of heads, sites, mistakes, signs, and concepts.
+"""Every term that screens use, with its explanation: columns, head types, sites, mistakes, signs and concepts.
 
 The texts of columns, types and sites come from the tables that make the screens; those of mistakes from mistakes.json, which
-docs/reading.py writes from `mhacli.attention.mistakes`, for that needs torch. docs/READING.md is made from here.
+docs/reading.py writes from `mhacli.attention.mistakes`, because that module needs torch. docs/READING.md is made from here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Group = Literal[
     "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
-"""Of `column` are those of tables of heads, of a command those of its tables."""
+"""`column` holds the columns of tables of heads; the name of a command holds those of its own tables."""
 TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
     "bench": BENCH_COLUMNS,
     "decode": {**STEP_COLUMNS, **DECODE_COLUMNS},
@@ -160,16 +160,15 @@ CONCEPTS = (
         "A key that many queries attend to much more than they would with uniform attention, often the first "
         f"token. mha calls a key a sink if it receives at least {100 * SINK_SHARE:.0f} % of all attention and "
         f"{SINK_LIFT:g} times what uniform attention would give it, and if more than {100 * SINK_PART:.0f} % "
-        f"of the queries that see it (at least {SINK_QUERIES} of them) do so. Trained models use sinks to "
-        "attend to nothing in particular.",
+        f"of the queries that see it, and at least {SINK_QUERIES}, give it {SINK_LIFT:g} times their uniform weight. Trained "
+        "models use sinks to attend to nothing in particular.",
         source="Xiao et al. 2023, StreamingLLM; Gu et al. 2024, When Attention Sink Emerges in Language Models",
         also=("sink key", "attention sink", "sinks"),
     ),
     _concept(
         "sink logit",
-        "A learned number per head that takes part in the softmax beside the scores, as if it were one more "
-        "key without a value. It takes a part of the attention, so the weights of a row sum to less than 1. "
-        "The column s_aux shows that part.",
+        "A learned number per head that takes part in the softmax like the score of one more key, but has no value. "
+        "It takes a part of the attention, so the weights of a row sum to less than 1. The column s_aux shows that part.",
         "p[i, j] = exp(s[i, j]) / (exp(sink logit) + Σ_k exp(s[i, k]))",
         "gpt-oss; Xiao et al. 2023",
         also=("learned sink", "σ"),
@@ -203,15 +202,15 @@ CONCEPTS = (
     ),
     _concept(
         "KV cache",
-        "The keys and values of earlier tokens, kept so that a new token needs only its own query. mha "
-        "decode shows what each step reads and what the cache takes.",
+        "The keys and values of earlier tokens, stored so that each step computes only those of the new token. mha "
+        "decode shows what each step reads and how large the cache is.",
         source="Shazeer 2019, section 2.4",
         also=("cache",),
     ),
     _concept(
         "span",
         "A named part of the text. With two or more spans mha reports how much attention the queries of each "
-        "give to the keys of each, beside what uniform attention would give, so that long spans are not favoured.",
+        "give to the keys of each, next to the uniform baseline, so that long spans are not favoured.",
         also=("spans", "--span"),
     ),
     _concept(
@@ -229,8 +228,8 @@ CONCEPTS = (
     ),
     _concept(
         "cell",
-        "A place of the pattern: one query and one key of a head, with the attention weight that the query gives to the key. mha "
-        "trace --cell HEAD,QUERY,KEY follows how it comes about; all three are counted from 0.",
+        "One entry of the pattern of a head: the attention weight that one query gives to one key. mha trace --cell "
+        "HEAD,QUERY,KEY shows how it is computed; all three are counted from 0.",
         also=("--cell",),
     ),
     _concept(
@@ -241,8 +240,8 @@ CONCEPTS = (
     ),
     _concept(
         "position",
-        "The place of a token in its text, counted from 0. Types and columns that follow positions compare the places of query "
-        "and key, not their tokens.",
+        "The index of a token in its text, counted from 0. The type positional depends on the positions of query and key, not on "
+        "their tokens.",
         also=("pos", "positions"),
     ),
     _concept(
@@ -253,53 +252,53 @@ CONCEPTS = (
     ),
     _concept(
         "noise",
-        "How far a measurement differs from itself. mha bench times one backend twice in each round: a ratio whose 95 % interval "
-        "reaches into theirs is no proven difference. mha effect compares an untouched row of a batch with itself: a smaller "
-        "change is printed as 0.",
+        "How far repeated measurements of the same thing differ. mha bench times one backend twice in each round: a ratio "
+        "between two backends counts as a difference only if its whole 95 % interval lies beyond this noise. mha effect "
+        "compares two untouched rows of a batch: a change that is not larger is printed as 0.",
         also=("floor", "noise floor"),
     ),
     _concept(
         "verdict",
         "The answer of a command in one word. mha check: right, wrong, or unknown where it cannot tell. mha doctor: healthy or "
-        "unhealthy. mha diff: agree, differ, or nothing where nothing can be compared. mha bench --compare: slower, faster or "
+        "unhealthy. mha diff: agree, differ, or nothing if nothing can be compared. mha bench --compare: slower, faster or "
         "similar.",
     ),
     _concept(
         "residue",
-        "What remains of the logit when the direct parts of embedding, heads, MLPs and biases are taken away. Above its "
-        "tolerance the model does more with its parts than to add them up, and direct effects are not verified.",
+        "The part of the logit that the direct contributions of embedding, heads, MLPs and biases do not explain. If it exceeds "
+        "its tolerance, the logit is not the sum of these parts, and direct effects are not verified.",
         "residue = logit − (embedding + heads + MLPs + biases)",
     ),
     _concept(
         "stands out",
-        "In a table of mha heads, the attention weights that are the most times as large as uniform attention would give them: "
-        "the query, the key, the weight, and × how many times.",
+        "In a table of mha heads, the attention weights with the largest ratio to uniform attention: query, key, weight, and "
+        "the ratio after ×.",
         "× = p[i, j] · number of keys that i sees",
         also=("× uniform", "outstanding cells"),
     ),
     _concept(
         "shade",
-        "The colour or sign of a cell, by its attention weight, from small to large. The caption names its range: linear, in "
-        "which shades follow the weight; log, over three decades; or rank, by the order of the weights alone.",
+        "The colour or character of a cell; it shows the attention weight. The caption names the scale and its range: linear, "
+        "proportional to the weight; log, over three decades; or rank, by the order of the weights alone.",
         also=("shades", "scale of shades", "linear", "log", "rank scale", "--map-scale"),
     ),
     _concept(
         "map",
-        "In a record of mha heads, the attention pattern in blocks: the mean weight that the queries of a block give to a block "
-        "of keys, all its keys together. uniform_map is the same of uniform attention.",
+        "In a record of mha heads, the attention pattern reduced to blocks: a cell is the attention that the queries of a block "
+        "give, on average, to all keys of a block. uniform_map is the same for uniform attention.",
         also=("uniform_map",),
     ),
     _concept(
         "received",
         "In a record of mha heads, how much attention each key receives: the sum of its weights over all queries. "
-        "uniform_received is the same of uniform attention.",
+        "uniform_received is the same for uniform attention.",
         "received[j] = Σ_i p[i, j]",
         also=("uniform_received", "receives most"),
     ),
     _concept(
         "profile",
-        "In a record of mha heads, the part of all attention of a head at distances up to each of a row of steps. "
-        "uniform_profile is the same of uniform attention.",
+        "In a record of mha heads, how the attention of a head is distributed over the distance between query and key, in steps "
+        "that double. uniform_profile is the same for uniform attention.",
         also=("distance →", "uniform_profile"),
     ),
 )
@@ -320,31 +319,31 @@ SIGNS = (
     ),
     _sign(
         ".00",
-        "A weight that is allowed and smaller than the decimals show; --precision shows more. A masked cell is 0.",
+        "A visible cell whose weight is too small for the printed decimals; --precision shows more. A masked cell is 0.",
     ),
     _sign(
         "Σ",
         "The sum of a row of attention weights. It is 1 for a query that sees a key, 0 for a query that sees "
-        "none, and less than 1 where a sink logit or dropout takes a part.",
+        "none, and less than 1 if a sink logit or dropout takes a part.",
         also=("row sum", "sum"),
     ),
     _sign(
         "strongest",
-        "The key with the largest weight of a query: its position and token. In the matrix * marks the same cell. Of two keys "
-        "with nearly the same weight rounding names one, so in mha diff another key counts only where the weights differ too.",
+        "The key with the largest weight of a query: its position and token. In the matrix * marks the same cell. If two "
+        "keys have nearly the same weight, rounding decides; mha diff reports another key only if the weights differ too.",
         also=("strongest_key",),
     ),
     _sign("⋮", "Rows that do not fit on the screen. The line says how many; --all shows them.", also=("…",)),
     _sign(
         "‹pad›",
-        "Padding: a place that fills up a shorter text of a batch. It is masked, and attends to nothing.",
+        "Padding: it fills up a shorter text of a batch. It is masked, and attends to nothing.",
         also=("pad",),
     ),
     _sign("–", "A number that does not exist: no query counts, or the value is not finite.", also=("dash",)),
     _sign(
         "≈",
-        "About: a number that is estimated or rounded more than the others. In mha bench it marks a time that is not surely "
-        "slower, or not surely changed: the interval of its ratio reaches into the noise.",
+        "About: a number that is estimated, or rounded more than the others. In mha bench it marks a time that is not certainly "
+        "slower, or not certainly changed: the interval of its ratio reaches into the noise.",
         also=("about", "approximately"),
     ),
     _sign(

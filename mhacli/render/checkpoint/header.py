@@ -110,7 +110,9 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
     )
-    yield from by_layers(layers, lambda layer: f"mask: {visible(layer.mask)}")
+    yield from by_layers(
+        layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
+    )
     yield from by_layers(layers, _own_scale)
     for name in dict.fromkeys(name for layer in layers for name in layer.departures):
         yield from by_layers(layers, partial(_departure, name))

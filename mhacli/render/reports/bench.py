@@ -50,7 +50,7 @@ _CHANGED_NARROW = ("now/then", "95 %", "verdict")
 _NARROW = 60
 """The width of screen from which on both times stand beside their ratio."""
 _SIMILAR = (
-    "≈ not surely changed: the interval reaches into the noise, that of both runs and of the machine's speed; unclear: it lies "
+    "≈ not certainly changed: the interval reaches into the noise of both runs and of the machine's speed; unclear: it lies "
     "wholly above or below 1, but not beyond that noise"
 )
 _NAME = max(map(len, BACKENDS))
@@ -236,10 +236,10 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
     n_hidden = sum(screen.width < least for least in _LEAST_WIDTHS.values())
     lines = [
         "ratio: median ÷ that of the fastest, the first row",
-        *(["* surely the fastest"] * any(row.is_fastest for row in rounds)),
+        *(["* certainly the fastest"] * any(row.is_fastest for row in rounds)),
         *(["noise of: how far this backend, timed twice a round, differs from itself"] * bool(benchmark.controls)),
         *(
-            ["≈ not surely slower: the interval of the ratio reaches into the noise"]
+            ["≈ not certainly slower: the interval of the ratio reaches into the noise"]
             * any(row.is_similar for row in rounds)
         ),
         "peak: shortest possible time on this machine ÷ median; c: compute-bound, m: memory-bound",
@@ -274,7 +274,7 @@ def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
         yield "torch-mha computes the projections too"
     sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
     if sampled:
-        yield f"error: of {min(sampled)} queries or more, and of their gradients, where all would take too long"
+        yield f"error: of at least {min(sampled)} queries and their gradients, where all would take too long"
     if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
         yield "above 100 %: data from a cache, or the machine was busy while its best was measured"
 

@@ -199,15 +199,15 @@ STATISTICS = (
         field="entropy_share", unit="fraction", heading="H/max", priority=1, name="normalised entropy",
         legend="entropy ÷ its maximum",
         explanation="The entropy divided by its largest possible value, that of uniform attention over the visible keys. 0 % "
-        "means that one key gets everything, 100 % that all visible keys get the same. Queries that see one key only do not "
+        "means that one key gets everything, 100 % that all visible keys get the same. Queries that see only one key do not "
         "count.",
         formula="H / ln(number of visible keys)",
     ),
     Statistic(
         field="effective_keys", unit="count", heading="eff.keys", priority=2, name="effective keys",
         legend="effective keys, mean of exp(H)",
-        explanation="How many keys a query attends to in effect: so many keys with equal weights would have the same entropy. "
-        "It is averaged over the queries, so it is at least exp of the column H, which is the mean entropy.",
+        explanation="The number of keys that a query effectively attends to: that many keys with equal weights would have the "
+        "same entropy. Averaged over the queries, so it is at least exp(H), H being the mean entropy.",
         formula="mean over i of exp(H_i), H_i the entropy of query i", source="Hill 1973 (order 1)",
     ),
     Statistic(
@@ -280,7 +280,7 @@ STATISTICS = (
     ),
     Statistic(
         field="offset", unit="tokens", name="strongest distance",
-        explanation="The signed distance, other than 0 and −1, that gets most attention beyond uniform attention.",
+        explanation="The signed distance, other than 0 and −1, with the largest excess over uniform attention.",
         source="Voita et al. 2019",
     ),
     Statistic(
@@ -302,7 +302,7 @@ STATISTICS = (
     Statistic(
         field="certainty", unit="fraction", of="kind", name="excess over uniform",
         explanation="How far the attention weight that defines the head's type exceeds that of uniform attention: 0 for "
-        f"uniform attention, 1 where nothing else gets any. A head has a type from {CERTAIN_ENOUGH} on. It stands beside the "
+        f"uniform attention, 1 if nothing else gets any. A head has a type from {CERTAIN_ENOUGH} on. It stands beside the "
         "type; beside 'uniform' stands H/max.",
         formula="(w − u) / (1 − u), w the weight, u that of uniform attention",
     ),

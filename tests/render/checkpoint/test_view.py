@@ -149,7 +149,7 @@ def test_what_was_inspected_of_a_model_is_told_where_it_is_not_all():
     assert "12 layers, layers 0–2 inspected" in flat(view(record, 200))
     assert "inspected ·" not in flat(view(RECORDS["run"], 200)).split("attention: ")[0]
     pair = flat(view(RECORDS["pair"], 200))
-    assert "mask: all keys (encoder, cross) · mask: causal (decoder)" in pair
+    assert "no mask (encoder, cross) · mask: causal (decoder)" in pair
 
 
 def test_a_layer_seen_only_by_its_softmax_says_so_and_claims_no_keys():

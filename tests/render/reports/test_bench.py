@@ -304,7 +304,7 @@ NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
     ("! not a fused kernel", made_row("sdpa", EIGHT, ran="math", is_fallback=True), {}),
     ("torch-mha computes the projections too", made_row("torch-mha-weights", EIGHT, ran="unfused"), {}),
     (
-        "error: of 2 queries or more, and of their gradients, where all would take too long",
+        "error: of at least 2 queries and their gradients, where all would take too long",
         made_row("sdpa", EIGHT, n_error_queries=2),
         {},
     ),
@@ -340,7 +340,7 @@ def test_the_legend_tells_what_the_tables_need_and_no_more(place: int, width: in
 
 
 def test_the_legend_explains_the_signs_that_occur() -> None:
-    signs = ("≈ not surely slower: ", "* surely the fastest", "noise of: ")
+    signs = ("≈ not certainly slower: ", "* certainly the fastest", "noise of: ")
     words = words_of(made_benchmark(made_row("sdpa", EIGHT)))
     assert not [sign for sign in signs if sign in words]
     words = words_of(contest())
