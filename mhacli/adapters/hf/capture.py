@@ -47,15 +47,25 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
 
 @contextmanager
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """The same for a `watch` whose batch may change from pass to pass."""
-    with _ONE_AT_A_TIME, ExitStack() as stack:
-        writes_out = _writes_out(model)
-        stack.enter_context(_hooked(model, watch, every_module=writes_out))
+    """The same for a `watch` whose batch may change from pass to pass. What is wrapped is put back in the reverse order, also
+    where one that was opened before another is closed before it: until then it sees nothing more."""
+    writes_out = _writes_out(model)
+    with _ONE_AT_A_TIME, _hooked(model, watch, every_module=writes_out), ExitStack() as stack:
         for wrap in (_wrapped_registry, _wrapped_files):
             stack.enter_context(wrap(model, watch))
         if writes_out:
             stack.enter_context(_FunctionWatch(watch))
-        yield
+        _OPEN.append((watch, stack.pop_all()))
+        try:
+            yield
+        finally:
+            watch.is_closed = True
+            while _OPEN and _OPEN[-1][0].is_closed:
+                _OPEN.pop()[1].close()
+
+
+_OPEN: list[tuple[Watch, ExitStack]] = []
+"""What each watch has wrapped, the first one innermost."""
 
 
 class Watch:
@@ -64,7 +74,7 @@ class Watch:
     def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
         self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
         self.batch, self.may_lack_batch = batch, False
-        self.is_inside = False
+        self.is_inside = self.is_closed = False
         self.pending: _Pending | None = None
         self.open: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
@@ -84,8 +94,15 @@ class Watch:
         return None, self.n_runs if self.open or not self.running else -self.running[-1][1]
 
     @property
+    def is_blind(self) -> bool:
+        """Whether what is computed is no attention of the model that anybody asks for."""
+        return self.is_inside or self.is_closed
+
+    @property
     def caller(self) -> nn.Module | None:
         """The module whose code runs: the innermost that is an attention by its name, else the innermost."""
+        if self.is_blind:
+            return None
         return self.open[-1] if self.open else self.running[-1][0] if self.running else None
 
     def by_head(self, *tensors: Tensor) -> list[Tensor]:
@@ -134,7 +151,7 @@ class Watch:
 
         @functools.wraps(original)  # whoever wraps this in turn asks for its signature
         def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self.is_inside or id(module) not in self.names:
+            if self.is_blind or id(module) not in self.names:
                 return original(module, *args, **kwargs)
             self.is_inside, kernel = True, KernelWatch()
             try:
@@ -179,6 +196,22 @@ def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[s
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back
 
 
+class Hook:
+    """What hears of a module's runs. Copies of the module that are made or saved meanwhile have hooks that hear nothing."""
+
+    def __init__(self, hears: Callable[..., None] | None = None) -> None:
+        self._hears = hears
+
+    def __call__(self, *seen: Any) -> None:
+        """Hands on what torch tells of a run."""
+        if self._hears is not None:
+            self._hears(*seen)
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        """The hook of a copy."""
+        return Hook, ()
+
+
 @contextmanager
 def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[None]:
     """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last; with
@@ -196,8 +229,8 @@ def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[N
             if not watch.open:  # no product of its pattern and values can follow
                 watch.tell_pending()
 
-        yield followed_module.register_forward_pre_hook(enter)
-        yield followed_module.register_forward_hook(leave, always_call=True)
+        yield followed_module.register_forward_pre_hook(Hook(enter))
+        yield followed_module.register_forward_hook(Hook(leave), always_call=True)
 
     def begin(module: nn.Module, *_: Any) -> None:
         watch.n_entered += 1
@@ -207,12 +240,18 @@ def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[N
         if watch.running and watch.running[-1][0] is module:
             watch.running.pop()
 
-    handles = [model.register_forward_pre_hook(lambda *_: watch.begin_pass())]
+    def begin_model(*_: Any) -> None:
+        watch.begin_pass()
+        for running in (watch.open, watch.blocks, watch.running):
+            running.clear()  # of a pass that was interrupted, which calls no hook
+
+    handles = [model.register_forward_pre_hook(Hook(begin_model))]
     for name, module in model.named_modules():
         handles += followed(watch.open, module) if is_attention(name, module) else ()
         handles += followed(watch.blocks, module) if is_numbered(name) else ()
         if every_module:
-            handles += [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+            handles.append(module.register_forward_pre_hook(Hook(begin)))
+            handles.append(module.register_forward_hook(Hook(end), always_call=True))
     try:
         yield
     finally:
@@ -327,7 +366,7 @@ class _FunctionWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function, and looks at it if it is part of an attention."""
         kwargs = kwargs or {}
-        caller = None if self._watch.is_inside else self._watch.caller
+        caller = self._watch.caller
         if caller is None:
             return func(*args, **kwargs)
         if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 
 from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import Watch, watched
+from mhacli.adapters.hf.capture import Hook, Watch, watched
+from mhacli.adapters.hf.captured_pattern import FORBIDDING
 from mhacli.adapters.hf.device_map import is_split
 from mhacli.errors import MhaError, UsageError
 
@@ -77,17 +80,20 @@ def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = Fal
     out. Nothing that the model computes is changed, unless the listener `edits`. `by` is the function that a user called. Raises
     `MhaError` within a pass of another thread, and of one that edits in a backward pass."""
     passes = _Passes(model, listener, by, edits)
-    handles: list[Any] = []
-    for name, module in model.named_modules():
-        if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module):
-            handles.append(module.register_forward_pre_hook(passes.enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(passes.leave, always_call=True))
+    parts = [
+        module
+        for name, module in model.named_modules()
+        if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module)
+    ]
+    handles = [part.register_forward_pre_hook(Hook(passes.enter), with_kwargs=True) for part in parts]
     try:
-        with watched(model, passes.watch):
+        with watched(model, passes.watch):  # its hooks see the end of a part before it is the end of a pass
+            handles += [part.register_forward_hook(Hook(passes.leave), always_call=True) for part in parts]
             yield passes.watch
     finally:
         for handle in handles:
             handle.remove()
+        passes.interrupt()
 
 
 class _Passes:
@@ -127,7 +133,10 @@ class _Passes:
                     code="other-thread",
                 )
             )
+        if module in self._running:  # what is interrupted calls no hook
+            self.interrupt()
         given, is_first = _given(module, args, keywords), not self._running
+        self._require_readable(given.values())
         if is_first:
             self.watch.batch, self.watch.may_lack_batch = _batch_of(given)
             self.watch.begin_pass()
@@ -143,9 +152,20 @@ class _Passes:
             return
         self._running.pop()
         if not self._running:
-            self._listener.end(is_whole=output is not None)
+            has_raised = output is None and sys.exception() is not None
+            self._listener.end(is_whole=not has_raised)
+
+    def interrupt(self) -> None:
+        """A pass that has begun does not go on."""
+        if self._running:
+            self._running.clear()
+            self._listener.end(is_whole=False)
 
     def _read(self, name: str, given: Mapping[str, Any], *, is_first: bool) -> None:
+        cache: Any = given.get("past_key_values")
+        self._pass.is_cached |= cache is not None or given.get("use_cache") is True
+        if hasattr(cache, "get_seq_length"):
+            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
         own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
         sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
         for half, prefix in sources:
@@ -155,14 +175,21 @@ class _Passes:
                 ids = _first_tensor(given)
             vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
             if half not in self._pass.halves and _is_ids(ids):
-                self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids))
+                self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids, self._pass.n_past))
             elif isinstance(vectors, Tensor) and vectors.ndim == 3:
                 numbers = [list(range(vectors.shape[1])) for _ in vectors]
-                self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors), are_places=True)
-        cache: Any = given.get("past_key_values")
-        self._pass.is_cached |= cache is not None or given.get("use_cache") is True
-        if hasattr(cache, "get_seq_length"):
-            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
+                self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors, self._pass.n_past), are_places=True)
+
+    def _require_readable(self, values: Iterable[Any]) -> None:
+        if any(map(_is_unreadable, values)):
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called with tensors whose numbers cannot be read: on the device meta, "
+                    "nested, or in a transform of torch.func",
+                    hint=f"call it with ordinary tensors within {self._by}",
+                    code="hidden",
+                )
+            )
 
     def _take(self, call: Call) -> Tensor | None:
         if _is_in_backward():
@@ -180,6 +207,7 @@ class _Passes:
             return None
         if self._edits:
             return self._listener.take(call)
+        self._require_readable(vars(call).values())
         with torch.no_grad():
             seen = _detached(call)
             with torch.autocast(call.device.type, enabled=False):
@@ -208,6 +236,14 @@ def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[st
     return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}
 
 
+def _is_unreadable(value: Any) -> bool:
+    """Whether something is a tensor that has a shape alone, has rows of several lengths, or stands for many."""
+    if not isinstance(value, Tensor):
+        return False
+    is_of_transform = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return value.is_meta or value.is_nested or is_of_transform or isinstance(value, FakeTensor)
+
+
 def _first_tensor(given: Mapping[str, Any]) -> Tensor | None:
     return next((t for t in given.values() if isinstance(t, Tensor) and t.ndim), None)
 
@@ -224,9 +260,20 @@ def _is_ids(value: Any) -> bool:
     return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _shown(mask: Any, ids: Tensor) -> list[list[bool]] | None:
-    is_of_tokens = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[0] == ids.shape[0]
-    return (mask != 0)[:, -ids.shape[1] :].tolist() if is_of_tokens and mask.shape[1] >= ids.shape[1] else None
+def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
+    """Which tokens are no padding, by a mask for each token, or by one for each query and key, where keys that no query sees are
+    padding on the left."""
+    mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # of each kind of layers
+    batch, n = ids.shape[:2]
+    if not isinstance(mask, Tensor) or mask.shape[0] != batch:
+        return None
+    if mask.ndim == 2:
+        return (mask != 0)[:, -n:].tolist() if mask.shape[1] >= n else None
+    if mask.ndim != 4 or mask.shape[2] != n or mask.shape[3] < n_past + n:
+        return None
+    cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
+    seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
+    return (seen.cumsum(dim=1) > 0).tolist()
 
 
 def _detached(call: Call) -> Call:

@@ -145,7 +145,9 @@ class Seen:
         assert chain is not None
         largest = max(self._wanted.heads.heads or (0,))
         is_wanted = self._wanted.is_wanted(call.layer, call.kind)
-        if is_wanted and largest >= call.shape[1]:
+        if 0 in call.shape:
+            chain.inspection.unfit[place] = "attention without a token"
+        elif is_wanted and largest >= call.shape[1]:
             chain.inspection.unfit[place] = "attention in which " + out_of_range("head", largest, call.shape[1])
         elif call.kind == "encoder" or not chain.last.is_cached:
             chain.inspect(call)

@@ -100,6 +100,32 @@ def test_a_cache_of_a_fixed_length_gives_the_same_record(name: str) -> None:
             assert np.abs(record.arrays[own] - array).max() < 2e-5
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_padding_on_the_left_of_a_cache_of_a_fixed_length_is_no_token(name: str) -> None:
+    model, ids = speaking(name), ids_of(2, Q_LEN)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    with mhacli.inspecting(model, keep=("pattern",)) as seen:
+        generated(model, ids, attention_mask=mask, cache_implementation="static")
+    with mhacli.inspecting(model, keep=("pattern",)) as alone:
+        generated(model, ids[1:, 3:])
+    found, expected = seen.record, alone.record
+    assert found.sequences[1].ids[: Q_LEN - 3] == tuple(ids[1, 3:].tolist())
+    assert [len(text.ids) for text in found.sequences] == [Q_LEN + N_NEW - 1, Q_LEN - 3 + N_NEW - 1]
+    for layer in range(3):
+        pattern = found.arrays[f"layers.{layer}.pattern"][1, :, 3:, 3:]
+        assert np.abs(pattern - expected.arrays[f"layers.{layer}.pattern"][0]).max() < 2e-5
+
+
+def test_a_mask_that_hides_tokens_from_themselves_is_no_padding() -> None:
+    model, ids = speaking("llama"), ids_of(2, Q_LEN)
+    earlier = torch.ones(1, 1, Q_LEN, Q_LEN, dtype=torch.bool).tril(-1)
+    earlier[..., 0, 0] = True
+    with mhacli.inspecting(model) as seen, torch.no_grad():
+        model(ids, attention_mask=earlier.expand(2, -1, -1, -1), use_cache=False)
+    assert [len(text.ids) for text in seen.record.sequences] == [Q_LEN, Q_LEN]
+
+
 def test_a_cache_that_beam_search_reorders_is_named_with_the_way_out() -> None:
     model = speaking("llama")
     with mhacli.inspecting(model) as seen:

@@ -6,6 +6,7 @@ import contextlib
 import fractions
 import gc
 import hashlib
+import io
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -265,16 +266,51 @@ def test_dropout_is_named_and_is_no_failure() -> None:
 def test_hooks_and_wrappers_are_gone_after_any_exit() -> None:
     model, registry = tiny("bloom"), dict(AttentionInterface._global_mapping)
 
-    def hooks() -> int:
-        return sum(len(own._forward_hooks) + len(own._forward_pre_hooks) for own in model.modules())
-
-    before = hooks()
+    before = hooks_of(model)
     with contextlib.suppress(ZeroDivisionError), mhacli.inspecting(model):
-        assert hooks() > before
+        assert hooks_of(model) > before
         raise ZeroDivisionError
-    assert hooks() == before
+    assert hooks_of(model) == before
     assert dict(AttentionInterface._global_mapping) == registry
     assert _get_current_function_mode_stack() == []
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(own._forward_hooks) + len(own._forward_pre_hooks) for own in model.modules())
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("llama"), written])
+def test_contexts_may_end_in_the_order_in_which_they_began(make: Callable[[], nn.Module]) -> None:
+    model, registry = deepcopy(make()), dict(AttentionInterface._global_mapping)
+    first, second = mhacli.inspecting(model), mhacli.inspecting(model)
+    early, late = first.__enter__(), second.__enter__()
+    model(ids_of(1, 5))
+    first.__exit__(None, None, None)
+    model(ids_of(1, 7))
+    second.__exit__(None, None, None)
+    model(ids_of(1, 9))
+    assert dict(AttentionInterface._global_mapping) == registry
+    assert _get_current_function_mode_stack() == []
+    assert hooks_of(model) == 0
+    assert [[len(record.sequences[0].ids) for record in seen.passes] for seen in (early, late)] == [[5], [5, 7]]
+    assert (early.notes, late.notes) == ((), ())
+
+
+@pytest.mark.parametrize("make", [lambda: tiny("llama"), written])
+def test_a_copy_of_the_model_is_another_model(make: Callable[[], nn.Module]) -> None:
+    model, file = deepcopy(make()), io.BytesIO()
+    with mhacli.inspecting(model) as seen:
+        copied = deepcopy(model)
+        torch.save(model, file)
+        copied(ids_of(1, 7))
+        model(ids_of(1, 5))
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    with mhacli.inspecting(copied) as of_copy, mhacli.inspecting(loaded) as of_file:
+        copied(ids_of(1, 7))
+        loaded(ids_of(1, 9))
+    assert [len(own.record.sequences[0].ids) for own in (seen, of_copy, of_file)] == [5, 7, 9]
+    assert [len(own.passes) for own in (seen, of_copy, of_file)] == [1, 1, 1]
 
 
 def test_no_tensor_of_the_model_is_held_after_its_layer() -> None:
@@ -340,6 +376,48 @@ def test_a_pass_that_raises_is_in_no_record_and_the_next_one_is() -> None:
     assert [len(record.layers) for record in seen.passes] == [3]
     assert seen.notes == ("a pass that raised is in no record",)
     assert repr(seen) == "<Seen: 1 pass of GPT2Model; a pass that raised is in no record>"
+
+
+def test_so_is_one_that_was_interrupted() -> None:
+    """Of which torch tells no hook."""
+    model, fault = deepcopy(tiny("gpt2")), KeyboardInterrupt()
+
+    def interrupt(*_: Any) -> None:
+        raise fault
+
+    handle = model.h[1].register_forward_pre_hook(interrupt)
+    with mhacli.inspecting(model) as seen:
+        with pytest.raises(KeyboardInterrupt):
+            model(ids_of(2, Q_LEN))
+        handle.remove()
+        model(ids_of(2, K_LEN))
+    assert [[layer.layer for layer in record.layers] for record in seen.passes] == [[0, 1, 2]]
+    assert seen.notes == ("a pass that raised is in no record",)
+    model.h[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), mhacli.inspecting(model) as seen:
+        model(ids_of(2, Q_LEN))
+    assert seen.passes == ()
+    assert seen.notes == ("a pass that raised is in no record",)
+
+
+def test_a_model_may_return_nothing() -> None:
+    class Storing(Written):
+        def forward(self, tokens: Tensor) -> None:  # type: ignore[override]
+            self.made = super().forward(tokens)
+
+    model = Storing()
+    with mhacli.inspecting(model) as seen:
+        model(ids_of(1, 5))
+    assert (len(seen.passes), seen.notes) == (1, ())
+
+
+def test_a_batch_without_a_sequence_is_no_fault_and_has_no_record() -> None:
+    model = written()
+    with mhacli.inspecting(model) as seen:
+        assert model(ids_of(2, 5)[:0]).shape == (0, 5, 24)
+        model(ids_of(2, 5))
+    assert len(seen.passes) == 1
+    assert seen.notes == ("a pass is in no record: layer 0 (self) has attention without a token",)
 
 
 def test_a_call_from_another_thread_is_refused() -> None:
@@ -729,6 +807,34 @@ def test_so_is_an_attention_in_a_compiled_function() -> None:
     model = Laid(lambda q, k, v: attend(q, k, v))
     with mhacli.inspecting(model), pytest.raises(MhaError, match=r"^a function made by torch\.compile hides"):
         model(torch.randn(2, 5, 12))
+
+
+def ragged() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(3, 12), torch.ones(5, 12)], layout=torch.jagged)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.to("meta")(torch.ones(2, 5, 12, device="meta")),
+        lambda model: model(ragged()),
+        lambda model: torch.func.vmap(model)(torch.ones(2, 5, 12)),
+        lambda model: torch.func.grad(lambda x: model(x).sum())(torch.ones(2, 5, 12)),
+        lambda model: torch.func.grad(lambda own: torch.func.functional_call(model, own, torch.ones(2, 5, 12)).sum())(
+            dict(model.named_parameters())
+        ),
+    ],
+    ids=["meta", "nested", "vmap", "grad", "grad of parameters"],
+)
+def test_tensors_whose_numbers_cannot_be_read_are_refused(call: Callable[[nn.Module], Any]) -> None:
+    model = Laid(sdpa)
+    with mhacli.inspecting(model) as seen, pytest.raises(MhaError) as caught:
+        call(model)
+    assert caught.value.message == (
+        "Laid is called with tensors whose numbers cannot be read: on the device meta, nested, or in a transform of torch.func"
+    )
+    assert seen.passes == ()
 
 
 def test_an_implementation_that_is_compiled_is_left_alone_and_named() -> None:
