@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.attention import masks
@@ -30,21 +31,20 @@ Added = tuple[Mask | None, Tensor | None]
 
 class KnownMasks:
     """The masks of a pass, each made ready once: a model hands the same tensor to many layers. The last few are kept, for
-    others make a tensor for every layer, which is as large as its pattern."""
+    others make a tensor for every layer, which is as large as its pattern. The model's own tensors are not held."""
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[Added, object]] = {}
+        self._known: dict[object, Added] = {}
 
     def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
-        """The mask of a call. The tensors that it came from stay alive, so that their memory names them."""
-        held = (call.mask, call.bias)
+        """The mask of a call."""
         rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
-        key = (*self.key(call), rows, *map(_place, held))
+        key = (*self.key(call), rows, _place(call.mask), _place(call.bias))
         if key not in self._known:
             while len(self._known) >= KEPT_MASKS:
                 del self._known[next(iter(self._known))]
-            self._known[key] = (mask_of(call, real), held)
-        return self._known[key][0]
+            self._known[key] = mask_of(call, real)
+        return self._known[key]
 
     @staticmethod
     def key(call: ScoredCall) -> tuple[object, ...]:
@@ -52,9 +52,14 @@ class KnownMasks:
         return (call.causal, call.device, tuple(call.q.shape[:3]), call.k.shape[2])
 
 
-def _place(tensor: Tensor | None) -> tuple[int, int] | None:
-    """Where a tensor lies, and how often it was written to in place, which inference mode does not count."""
-    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
+    """Where a tensor lies, how it is laid out, and how often it was written to in place, which inference mode does not count. The
+    name of its storage is not given to another one while the reference exists, which does not keep the storage alive."""
+    if tensor is None:
+        return None
+    version = 0 if tensor.is_inference() else tensor._version
+    storage = StorageWeakRef(tensor.untyped_storage())
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
@@ -125,6 +130,12 @@ def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _h
     return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
 
 
+def _copied(keep: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    """A copy of what a tensor holds, as often as it is repeated."""
+    once = keep[tuple(slice(0, 1) if step == 0 else slice(None) for step in keep.stride())]
+    return once.clone().expand(keep.shape)
+
+
 def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
     """Which cells may be attended to, and what else is added to the scores."""
     rules: list[Mask] = [masks.causal()] if call.causal else []
@@ -134,6 +145,7 @@ def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask |
             continue
         keep = tensor if tensor.dtype == torch.bool else tensor > FORBIDDING
         keep = _alike(keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape)))
+        keep = _copied(keep) if tensor.dtype == torch.bool else keep
         if not bool(keep.all()):
             rules.append(masks.from_tensor(keep))
         if tensor.dtype != torch.bool:

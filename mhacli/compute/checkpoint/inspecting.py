@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
@@ -60,7 +60,7 @@ def inspecting(
     model that hides its parts (compiled, scripted, distributed), and within a call from another thread.
     """
     require_open(model, _NAME)
-    wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), keep_limit)
+    wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), _limit(keep_limit))
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME):
@@ -75,7 +75,10 @@ class Seen:
     def __init__(
         self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: CheckpointRunRequest, *, keep_passes: bool
     ) -> None:
-        self._model, self._tokenizer, self._wanted = model, tokenizer, wanted
+        self._tokenizer, self._wanted = tokenizer, wanted
+        self._name = type(model).__name__
+        self._parts = _classes(model.named_modules())
+        self._attentions = _classes(own for own in model.named_modules() if is_attention(*own))
         self._keeps_passes, self._sums = keep_passes, HeadSums()
         self._facts = _facts_of(model)
         self._passes: list[Record] = []
@@ -90,7 +93,7 @@ class Seen:
     def __repr__(self) -> str:
         """How many passes were seen, and the notes."""
         n, notes = len(self._passes), "".join(f"; {note}" for note in self.notes)
-        return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {type(self._model).__name__}{notes}>"
+        return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {self._name}{notes}>"
 
     @property
     def passes(self) -> tuple[Record, ...]:
@@ -192,7 +195,7 @@ class Seen:
     # ----------------------------------------------------------------------------------------- where there is no record
 
     def _nothing(self) -> MhaError:
-        name = type(self._model).__name__
+        name = self._name
         if self._strays:
             return MhaError(
                 f"only parts of {name} were called by themselves: {', '.join(list(self._strays)[:4])}",
@@ -208,7 +211,7 @@ class Seen:
         if self._unfit:
             return MhaError(
                 f"no attention of {name} could be shown: {_unfit_words(self._unfit)}",
-                hint="use_cache=False makes a pass of each step, which needs no cache" if self._has_cache else None,
+                hint=self._way_out(),
                 code="not-tokens",
             )
         if self._wanted.layers is not None and self._met:
@@ -219,20 +222,23 @@ class Seen:
             )
         return self._no_attention(name)
 
+    def _way_out(self) -> str | None:
+        if any("mask is of type" in reason for reason in self._unfit.values()):
+            return 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
+        return "use_cache=False makes a pass of each step, which needs no cache" if self._has_cache else None
+
     def _no_attention(self, name: str) -> MhaError:
-        classes = dict.fromkeys(type(module).__name__ for module in _attentions(self._model))
-        if not classes:
-            parts = dict.fromkeys(type(module).__name__ for module in self._model.modules())
+        if not self._attentions:
             return MhaError(
-                f"no attention was seen in {name}, which is made of {', '.join(list(parts)[:8])}",
+                f"no attention was seen in {name}, which is made of {', '.join(self._parts[:8])}",
                 hint="scaled_dot_product_attention is seen everywhere, a softmax of q kᵀ in a module whose class, or name in the "
                 "model, contains attn or atten",
                 code="no-attention",
             )
         return MhaError(
-            f"no attention was seen in {name}, though it has {', '.join(list(classes)[:8])}",
+            f"no attention was seen in {name}, though it has {', '.join(self._attentions[:8])}",
             hint="seen are scaled_dot_product_attention, and softmax(q kᵀ) v by torch's softmax and matmul; "
-            "compiled functions and kernels of other libraries compute out of sight",
+            "flex_attention, compiled functions and kernels of other libraries compute out of sight",
             code="no-attention",
         )
 
@@ -275,8 +281,8 @@ class _Chain:
             self.inspection.unfit[call.kind, call.layer] = f"attention that could not be inspected: {fault}"
 
 
-def _attentions(model: nn.Module) -> list[nn.Module]:
-    return [module for name, module in model.named_modules() if is_attention(name, module)]
+def _classes(modules: Iterable[tuple[str, nn.Module]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(type(module).__name__ for _, module in modules))
 
 
 def _unfit_words(unfit: Mapping[LayerKey, str]) -> str:
@@ -292,11 +298,21 @@ def _words(layers: Sequence[LayerChoice]) -> str:
 
 
 def _kept(keep: Sequence[str]) -> tuple[str, ...]:
-    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    names = tuple(keep) if isinstance(keep, Iterable) and not isinstance(keep, str) else (keep,)
     for name in names:
         if name not in KEPT:
             raise noted(UsageError(f"keep: {name!r} is no matrix of a layer", hint=f"choose among {', '.join(KEPT)}"))
     return names
+
+
+def _limit(keep_limit: int) -> int:
+    try:
+        limit = index(keep_limit)
+    except TypeError:
+        limit = -1
+    if limit < 0:
+        raise noted(UsageError(f"keep_limit {keep_limit!r} must be a number of bytes, 0 or more"))
+    return limit
 
 
 def _layers(layers: Sequence[int | LayerChoice] | None) -> tuple[LayerChoice, ...] | None:

@@ -222,6 +222,8 @@ def test_the_same_mask_is_made_ready_once_for_all_layers_that_share_it(scored: M
     assert known.of(scored(mask=mask.clone()), every()) is not first
     assert known.of(scored(mask=mask, causal=True), every()) is not first
     assert known.of(scored(), every()) is known.of(scored(), every())
+    call, square = scored(), torch.from_numpy(TRIANGLE)[:, :Q_LEN]
+    assert known.of(replace(call, mask=square), every()) is not known.of(replace(call, mask=square.mT), every())
     fewer = every()
     fewer[0, 4:] = False
     assert known.of(scored(), fewer) is not known.of(scored(), every())

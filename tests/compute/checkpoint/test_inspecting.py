@@ -35,6 +35,7 @@ from support.model_families import (
     tiny,
 )
 from torch import Tensor, distributed, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -332,6 +333,45 @@ def test_no_tensor_of_the_model_is_held_after_its_layer() -> None:
         model(ids_of(2, Q_LEN))
     assert alive == [0, 0]
     assert seen.record.layers
+
+
+class Masked(Attention):
+    """Attention with a mask of its own, which is a tensor of bools, or of numbers that are added."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(24, 3)
+        self.dtype, self.mask = dtype, list[StorageWeakRef]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        mask = torch.ones(1, 1, x.shape[1], x.shape[1]).tril()
+        mask = mask.bool() if self.dtype is torch.bool else mask.log().to(self.dtype)
+        self.mask.append(StorageWeakRef(mask.untyped_storage()))
+        z = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_no_mask_of_the_model_is_held_after_its_layer(dtype: torch.dtype) -> None:
+    model = nn.Sequential(Masked(dtype), Masked(dtype))
+    alive = list[bool]()
+    for layer in model:
+        layer.register_forward_hook(lambda layer, *_: alive.append(not layer.mask[0].expired()))
+    with mhacli.inspecting(model, keep=KEEP) as seen, torch.no_grad():
+        model(torch.randn(2, Q_LEN, 24))
+    assert alive == [False, False]
+    assert [layer.mask for layer in seen.record.layers] == ["causal", "causal"]
+
+
+def test_what_was_seen_does_not_keep_the_model() -> None:
+    model = written()
+    held = weakref.ref(model)
+    with mhacli.inspecting(model) as seen:
+        model(ids_of(1, 5))
+    del model
+    gc.collect()
+    assert held() is None
+    assert repr(seen) == "<Seen: 1 pass of Written>"
 
 
 # --------------------------------------------------------------------------------------------------------- several calls
@@ -707,6 +747,9 @@ def test_a_part_that_was_called_by_itself_is_named() -> None:
             {"layers": [("crss", 1)]},
             "layers [('crss', 1)] must be numbers, or pairs of a kind and a number, one at least",
         ),
+        ({"keep": None}, "keep: None is no matrix of a layer"),
+        ({"keep_limit": "1 GB"}, "keep_limit '1 GB' must be a number of bytes, 0 or more"),
+        ({"keep_limit": -1}, "keep_limit -1 must be a number of bytes, 0 or more"),
         ({"heads": 2}, "heads 2 must be numbers from 0 on, one at least"),
         ({"heads": ["1"]}, "heads ['1'] must be numbers from 0 on, one at least"),
         ({"heads": [-1]}, "heads [-1] must be numbers from 0 on, one at least"),
@@ -854,8 +897,10 @@ def test_an_implementation_that_is_compiled_is_left_alone_and_named() -> None:
         with mhacli.inspecting(model) as seen, torch.no_grad():
             model(ids_of(1, 5))
     assert set(modes) == {0}
-    with pytest.raises(MhaError, match="whose mask is of type Fraction"):
+    with pytest.raises(MhaError, match="whose mask is of type Fraction") as caught:
         _ = seen.record
+    assert caught.value.hint is not None
+    assert "set_attn_implementation" in caught.value.hint
 
 
 def test_a_matrix_that_does_not_exist_is_refused() -> None:
