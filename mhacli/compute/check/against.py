@@ -1,4 +1,4 @@
-"""Two implementations of attention side by side: the same weights, the same inputs, how far apart they are, and from where on."""
+"""Compares two implementations of attention with the same weights and inputs, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from mhacli.compute.check.inputs import (
     HIDDEN,
     TOLERANCE,
     arguments_without_effect,
-    ask,
     inputs_for,
     max_error,
+    output_for,
     randomised,
 )
 from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
@@ -42,17 +42,17 @@ from mhacli.io.json_schema import finite
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import Choice, Examination, Finding, FirstDifference, OutputComparison
 
-_OWN_OPTION = re.compile(r"--(?=(call-)?arg\b)")
+_ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")
-"""What the other is built with too where the first has it by default: rows must fit both."""
+"""Sizes that the second implementation gets too if the first has them by default, because inputs must fit both."""
 _MOST_TRANSFERS = 24
-"""In how many ways weights are carried over before the two are said to differ."""
+"""The most ways to copy weights to try."""
 
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """How far two answers to the same input are apart, relative to the tolerance; `case` names the input, which is `inputs`
-    with its masks in their `forms`."""
+    """The difference of two outputs for one input, with its tolerance. `inputs` are the input named `case`, `forms` the forms
+    of its masks."""
 
     case: str
     difference: float
@@ -63,62 +63,62 @@ class ErrorSummary:
 
     @property
     def ok(self) -> bool:
-        """Whether that is rounding."""
+        """Whether the difference is within rounding."""
         return self.difference <= self.tolerance
 
 
 def compare(request: CheckRequest, stage: Stage) -> Examination:
-    """Whether two of them answer alike. Raises `MhaError` for what cannot be built or called, or asked with the same rows."""
+    """Compares two implementations. Raises `MhaError` if one cannot be built or called, or if no input fits both."""
     assert request.against is not None
-    one = load_user_attention(request.of, stage)
-    other = _other(request.against, _arguments_of_first(one), stage)
-    _require_alike(one, other, request)
+    first = load_user_attention(request.of, stage)
+    second = _other(request.against, _arguments_of_first(first), stage)
+    _require_comparable(first, second, request)
     stage(f"comparing {request.of.target} with {request.against.target}", limited=False)
     best: list[ErrorSummary] = []
-    how, pair = Choice("weights", "there are no weights to copy"), (one, other)
-    for mine, theirs, said in _pairs(one, other, request):
-        gaps = list(_gaps(mine, theirs, request.of.seed))
+    weights_choice, pair = Choice("weights", "there are no weights to copy"), (first, second)
+    for copied_first, copied_second, choice in _pairs(first, second, request):
+        gaps = list(_gaps(copied_first, copied_second, request.of.seed))
         if not best or _worst(gaps) < _worst(best):
-            best, how, pair = gaps, said, (mine, theirs)
+            best, weights_choice, pair = gaps, choice, (copied_first, copied_second)
         if all(gap.ok for gap in gaps):
             break
-    parting = _parting(best, pair, request.of.seed)
-    worst = max(best, key=_strain)
-    findings = _findings(best, pair, request, parting)
+    departure = _first_difference(best, pair, request.of.seed)
+    worst = max(best, key=_relative_error)
+    findings = _findings(best, pair, request, departure)
     return Examination(
         verdict="wrong" if findings else "right",
         target=request.of.target,
-        called=one.described,
-        arguments=arguments_of(one.built),
+        called=first.described,
+        arguments=arguments_of(first.built),
         findings=findings,
-        departure=parting,
+        departure=departure,
         choices=(
-            how,
-            Choice("built", f"the other is {_built(other)}"),
-            Choice("called", f"the other is called {other.described}"),
+            weights_choice,
+            Choice("built", f"the other is {_built(second)}"),
+            Choice("called", f"the other is called {second.described}"),
         ),
         probes=(),
         comparison=OutputComparison(
             request.against.target,
-            str(one.dtype).removeprefix("torch."),
+            str(first.dtype).removeprefix("torch."),
             len(best),
             finite(worst.difference),
             worst.tolerance,
         ),
         against=request.against.target,
         not_examined=tuple(
-            dict.fromkeys(name for subject in (one, other) for name in subject.untried if name not in subject.unread)
+            dict.fromkeys(name for subject in (first, second) for name in subject.untried if name not in subject.unread)
         ),
         notes=tuple(
             f"{target.target}: {note}"
-            for target, subject in ((request.of, one), (request.against, other))
+            for target, subject in ((request.of, first), (request.against, second))
             for note in arguments_without_effect(subject, request.of.seed)
         ),
     )
 
 
 def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
-    """The arguments of the first that the other is built with too: those that were given or guessed, and every size."""
+    """The arguments of the first that the second gets too: given and guessed ones, and every size."""
     return tuple(
         (argument.name, argument.value)
         for argument in arguments_of(subject.built)
@@ -127,20 +127,20 @@ def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
 
 
 def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
-    """The other, ready to be asked. Raises `MhaError` that names its own options."""
+    """The second implementation, load_user_attention to be called. Raises `MhaError` that names the `--against-` options."""
     try:
-        return load_user_attention(_as_it_calls_them(request, first_arguments, stage), stage)
+        return load_user_attention(_with_its_names(request, first_arguments, stage), stage)
     except MhaError as fault:
-        fault.message = _OWN_OPTION.sub("--against-", fault.message)
-        fault.hint = fault.hint and _OWN_OPTION.sub("--against-", fault.hint)
+        fault.message = _ARGUMENT_OPTION.sub("--against-", fault.message)
+        fault.hint = fault.hint and _ARGUMENT_OPTION.sub("--against-", fault.hint)
         raise
 
 
-def _as_it_calls_them(
+def _with_its_names(
     request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage
 ) -> TargetRequest:
-    """The request with the arguments of the first by the names that the other has for them, `num_heads` for `n_heads`;
-    what it has no name for is left out, and its own come first."""
+    """The request with the first's arguments under the second's names, such as `num_heads` for `n_heads`. Arguments without
+    such a name are dropped, and the second's own arguments have priority."""
     stage(f"importing {request.target}")
     thing = find_target(request.target).thing
     is_built = inspect.isclass(thing) or is_factory(thing, dict(request.arguments))
@@ -149,29 +149,29 @@ def _as_it_calls_them(
     renamed = []
     for name, value in first_arguments:
         role = role_of(name)
-        own = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
-        renamed += [] if own is None else [(own, value)]
+        target_name = name if name.partition(".")[0] in names else None if role is None else roles.get(role)
+        renamed += [] if target_name is None else [(target_name, value)]
     return replace(request, arguments=tuple((dict(renamed) | dict(request.arguments)).items()))
 
 
 def _built(subject: UserAttention) -> str:
-    """How the other was built, as its author would write it."""
-    given = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
-    return f"{subject.built.name}({', '.join(f'{one.name}={one.value}' for one in given)})"
+    """The second's constructor call, with its given and guessed arguments."""
+    arguments = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
+    return f"{subject.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in arguments)})"
 
 
-def _require_alike(one: UserAttention, other: UserAttention, request: CheckRequest) -> None:
-    """Raises `MhaError` where no input fits both."""
+def _require_comparable(first: UserAttention, second: UserAttention, request: CheckRequest) -> None:
+    """Raises `MhaError` if no input fits both."""
     assert request.against is not None
-    if one.is_function != other.is_function:
+    if first.is_function != second.is_function:
         raise MhaError(
             "cannot compare the two: one projects token vectors, the other takes q, k and v as they are",
             code="cannot-compare",
         )
-    if not one.is_function and one.sizes.d_in != other.sizes.d_in:
+    if not first.is_function and first.sizes.d_in != second.sizes.d_in:
         raise MhaError(
-            f"cannot compare the two: {request.of.target} takes vectors of width {one.sizes.d_in}, {request.against.target} of "
-            f"width {other.sizes.d_in}",
+            f"cannot compare the two: {request.of.target} takes vectors of width {first.sizes.d_in}, {request.against.target} of "
+            f"width {second.sizes.d_in}",
             hint="--arg sets an argument of both, by the name that each has for it; --against-arg NAME=VALUE of the second alone",
             code="cannot-compare",
         )
@@ -181,45 +181,47 @@ def _require_alike(one: UserAttention, other: UserAttention, request: CheckReque
 
 
 def _pairs(
-    one: UserAttention, other: UserAttention, request: CheckRequest
+    first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[UserAttention, UserAttention, Choice]]:
-    """Both with the same weights, in every way in which those of the one can be those of the other."""
-    mine, theirs = one.built.module, other.built.module
-    if mine is None or theirs is None or not list(theirs.parameters()):
-        yield one, other, Choice("weights", "there are no weights to copy")
+    """Both with the same weights, in every possible correspondence."""
+    first_module, second_module = first.built.module, second.built.module
+    if first_module is None or second_module is None or not list(second_module.parameters()):
+        yield first, second, Choice("weights", "there are no weights to copy")
         return
     try:
-        yield from _carried(one, other, request)
-    except MhaError:  # a bias that the other has not, for instance: what it has can be carried the other way
-        yield from ((first, second, said) for second, first, said in _carried(other, one, request))
+        yield from _with_copied_weights(first, second, request)
+    except MhaError:  # for example, the second lacks a bias: its weights may still fit the first
+        yield from ((first, second, choice) for second, first, choice in _with_copied_weights(second, first, request))
 
 
-def _carried(
-    one: UserAttention, other: UserAttention, request: CheckRequest
+def _with_copied_weights(
+    first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[UserAttention, UserAttention, Choice]]:
     """Both with random weights of the first."""
-    assert one.built.module is not None
-    assert other.built.module is not None
-    source = cast(randomised(one.built.module, request.of.seed), one.dtype)
-    for made, said in _transferred(source, other.built.module, one, other, request):
-        yield one.of(source, one.dtype), other.of(cast(made, other.dtype), other.dtype), said
+    assert first.built.module is not None
+    assert second.built.module is not None
+    source = cast(randomised(first.built.module, request.of.seed), first.dtype)
+    for module, choice in _weight_copies(source, second.built.module, first, second, request):
+        yield first.of(source, first.dtype), second.of(cast(module, second.dtype), second.dtype), choice
 
 
-def _transferred(
-    source: nn.Module, target: nn.Module, one: UserAttention, other: UserAttention, request: CheckRequest
+def _weight_copies(
+    source: nn.Module, target: nn.Module, first: UserAttention, second: UserAttention, request: CheckRequest
 ) -> Iterator[tuple[nn.Module, Choice]]:
     shapes = {name: tuple(p.shape) for name, p in source.named_parameters()}
     if shapes == {name: tuple(p.shape) for name, p in target.named_parameters()}:
-        made = cast_copy(target, torch.float64)
-        made.load_state_dict({**made.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
-        yield made, Choice("weights", "weights are copied by their names")
+        module = cast_copy(target, torch.float64)
+        module.load_state_dict({**module.state_dict(), **{n: p.detach() for n, p in source.named_parameters()}})
+        yield module, Choice("weights", "weights are copied by their names")
         return
     count = 0
-    for mine, theirs in product(_readings(source, one, request), _readings(_numbered(target), other, request)):
-        made = cast_copy(target, torch.float64)
-        if count < _MOST_TRANSFERS and _carry(mine, theirs, made):
+    for first_reading, second_reading in product(
+        _readings(source, first, request), _readings(_numbered(target), second, request)
+    ):
+        module = cast_copy(target, torch.float64)
+        if count < _MOST_TRANSFERS and _copy_projections(first_reading, second_reading, module):
             count += 1
-            yield made, Choice("weights", f"weights are copied: {', '.join(theirs.parts)}")
+            yield module, Choice("weights", f"weights are copied: {', '.join(second_reading.parts)}")
     if not count:
         raise MhaError(
             "cannot give both the same weights: the names or shapes of their projections do not correspond",
@@ -237,105 +239,108 @@ def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) 
 
 
 def _numbered(module: nn.Module) -> nn.Module:
-    """A copy whose parameters hold the number of each of their cells, so that a reading of them tells where each lies."""
-    numbered, start = cast_copy(module, torch.float64), 1  # 0 is where a reading has put a zero of its own
+    """A copy in which each parameter cell holds its number, so that a reading shows the location of each cell."""
+    numbered, start = cast_copy(module, torch.float64), 1  # 0 marks zeros that a reading inserted
     for parameter in numbered.parameters():
         parameter.data = torch.arange(start, start + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
         start += parameter.numel()
     return numbered
 
 
-def _carry(mine: ProjectionReading, theirs: ProjectionReading, made: nn.Module) -> bool:
-    """Writes the projections of one reading to the cells that another reading tells. False where shapes do not fit."""
-    flat = torch.cat([parameter.data.flatten() for parameter in made.parameters()])
+def _copy_projections(source: ProjectionReading, target: ProjectionReading, module: nn.Module) -> bool:
+    """Copies the projections of one reading into the cells of another. False if shapes do not fit."""
+    flat = torch.cat([parameter.data.flatten() for parameter in module.parameters()])
     for name in ("q", "k", "v", "out"):
-        given, wanted = getattr(mine.weights, name), getattr(theirs.weights, name)
-        if (given is None) != (wanted is None):
+        projection, cells = getattr(source.weights, name), getattr(target.weights, name)
+        if (projection is None) != (cells is None):
             return False
-        if given is not None and not _write(given, wanted, flat):
+        if projection is not None and not _write(projection, cells, flat):
             return False
     start = 0
-    for parameter in made.parameters():
+    for parameter in module.parameters():
         parameter.data = flat[start : start + parameter.numel()].reshape(parameter.shape)
         start += parameter.numel()
     return True
 
 
-def _write(given: Projection, wanted: Projection, flat: Tensor) -> bool:
-    """Writes a projection to its cells. False where it has not their shape, or cannot be written in them."""
-    if given.weight.shape != wanted.weight.shape or not _put(given.weight, wanted.weight, flat):
+def _write(projection: Projection, cells: Projection, flat: Tensor) -> bool:
+    """Writes a projection to its cells. False if the shapes differ or it cannot be stored there."""
+    if projection.weight.shape != cells.weight.shape or not _write_cells(projection.weight, cells.weight, flat):
         return False
-    if wanted.bias is None:
-        return given.bias is None or not bool(given.bias.any())
-    return _put(torch.zeros_like(wanted.bias) if given.bias is None else given.bias, wanted.bias, flat)
+    if cells.bias is None:
+        return projection.bias is None or not bool(projection.bias.any())
+    return _write_cells(torch.zeros_like(cells.bias) if projection.bias is None else projection.bias, cells.bias, flat)
 
 
-def _put(given: Tensor, wanted: Tensor, flat: Tensor) -> bool:
-    """Writes numbers to the cells that `wanted` counts from 1; what stands at 0 must be zero, and a cell cannot hold two."""
-    cells, numbers = wanted.detach().flatten().long(), given.detach().flatten().to(torch.float64)
-    if bool(numbers[cells == 0].any()):
+def _write_cells(values: Tensor, cells: Tensor, flat: Tensor) -> bool:
+    """Writes numbers to the cells that `cells` numbers from 1. False if a number for cell 0 is not zero, or if one cell would
+    hold two numbers."""
+    positions, numbers = cells.detach().flatten().long(), values.detach().flatten().to(torch.float64)
+    if bool(numbers[positions == 0].any()):
         return False
-    cells, numbers = cells[cells > 0] - 1, numbers[cells > 0]
-    flat[cells] = numbers
-    return torch.equal(flat[cells], numbers)
+    positions, numbers = positions[positions > 0] - 1, numbers[positions > 0]
+    flat[positions] = numbers
+    return torch.equal(flat[positions], numbers)
 
 
-# -------------------------------------------------------------------------------------------------------------- the answers
+# -------------------------------------------------------------------------------------------------------------- the outputs
 
 
-def _gaps(one: UserAttention, other: UserAttention, seed: int) -> Iterator[ErrorSummary]:
-    """The differences on inputs that both take: their own rows, another text, masks and padding."""
-    common = replace_sizes(one, other)
-    draw = drawer_of(common, seed)
-    yield _gap("self-attention", one, other, draw.inputs(with_context=False))
-    if one.takes_context and other.takes_context:
-        yield _gap("fewer queries than keys", one, other, draw.inputs(with_context=True))
-    inputs = draw.inputs(with_context=one.takes_context and other.takes_context)
-    if one.mask_forms and other.mask_forms:
-        masked = inputs._replace(allowed=draw.allowed(inputs)[:1])
-        yield _least("a mask", one, other, masked, one.mask_forms, other.mask_forms, "mask")
-    if one.padding_forms and other.padding_forms:
-        padded = inputs._replace(real=draw.real(inputs))
-        yield _least("padding", one, other, padded, one.padding_forms, other.padding_forms, "padding")
+def _gaps(first: UserAttention, second: UserAttention, seed: int) -> Iterator[ErrorSummary]:
+    """The differences for inputs that both take: self-attention, a context, masks and padding."""
+    common = with_common_sizes(first, second)
+    drawer = drawer_of(common, seed)
+    yield _gap("self-attention", first, second, drawer.inputs(with_context=False))
+    if first.takes_context and second.takes_context:
+        yield _gap("fewer queries than keys", first, second, drawer.inputs(with_context=True))
+    inputs = drawer.inputs(with_context=first.takes_context and second.takes_context)
+    if first.mask_forms and second.mask_forms:
+        masked = inputs._replace(allowed=drawer.allowed(inputs)[:1])
+        yield _smallest_gap("a mask", first, second, masked, first.mask_forms, second.mask_forms, "mask")
+    if first.padding_forms and second.padding_forms:
+        padded = inputs._replace(real=drawer.real(inputs))
+        yield _smallest_gap("padding", first, second, padded, first.padding_forms, second.padding_forms, "padding")
 
 
-def replace_sizes(one: UserAttention, other: UserAttention) -> UserAttention:
-    """The first, to be asked with no more tokens or heads than both take."""
-    a, b = one.sizes, other.sizes
+def with_common_sizes(first: UserAttention, second: UserAttention) -> UserAttention:
+    """The first attention with sizes that both accept."""
+    a, b = first.sizes, second.sizes
     sizes = replace(a, batch=min(a.batch, b.batch), q_len=min(a.q_len, b.q_len), k_len=min(a.k_len, b.k_len))
-    return replace(one, sizes=sizes, n_heads=min(one.n_heads, other.n_heads), n_rows=min(one.n_rows, other.n_rows))
+    return replace(
+        first, sizes=sizes, n_heads=min(first.n_heads, second.n_heads), n_rows=min(first.n_rows, second.n_rows)
+    )
 
 
-def _least(
+def _smallest_gap(
     name: str,
-    one: UserAttention,
-    other: UserAttention,
+    first: UserAttention,
+    second: UserAttention,
     inputs: Inputs,
-    mine: Sequence[MaskForm],
-    theirs: Sequence[MaskForm],
-    how: str,
+    first_forms: Sequence[MaskForm],
+    second_forms: Sequence[MaskForm],
+    argument: str,
 ) -> ErrorSummary:
-    """The difference under those of their forms of a mask that bring them closest: what True means is a choice."""
+    """The smallest difference over their mask forms, because the meaning of True is a choice."""
     gaps = [
-        _gap(name, one, other, inputs, (CallMasks(**{how: a}), CallMasks(**{how: b})))
-        for a, b in product(mine[:4], theirs[:4])
+        _gap(name, first, second, inputs, (CallMasks(**{argument: a}), CallMasks(**{argument: b})))
+        for a, b in product(first_forms[:4], second_forms[:4])
     ]
     return min(gaps, key=lambda gap: gap.difference)
 
 
 def _gap(
     name: str,
-    one: UserAttention,
-    other: UserAttention,
+    first: UserAttention,
+    second: UserAttention,
     inputs: Inputs,
     forms: tuple[CallMasks, CallMasks] = (CallMasks(), CallMasks()),
 ) -> ErrorSummary:
     try:
-        a, b = ask(one, inputs, *forms[0]), ask(other, inputs, *forms[1])
-    except Exception:  # a form that these sizes do not fit
+        a, b = output_for(first, inputs, *forms[0]), output_for(second, inputs, *forms[1])
+    except Exception:  # the form does not fit these sizes
         return ErrorSummary(name, math.inf, TOLERANCE)
     if inputs.real is not None and inputs.real.shape[1] == a.shape[-2] and a.shape == b.shape and a.ndim == 3:
-        a, b = a[inputs.real], b[inputs.real]  # nobody says what padding is to answer
+        a, b = a[inputs.real], b[inputs.real]  # padded positions have no defined output
     finite = a[a.isfinite()]
     tolerance = TOLERANCE * (finite.abs().max().item() if finite.numel() else 1.0)
     error = max_error(a, b)
@@ -343,22 +348,22 @@ def _gap(
 
 
 def _worst(gaps: Sequence[ErrorSummary]) -> float:
-    return max(_strain(gap) for gap in gaps)
+    return max(_relative_error(gap) for gap in gaps)
 
 
-def _strain(gap: ErrorSummary) -> float:
+def _relative_error(gap: ErrorSummary) -> float:
     return gap.difference / gap.tolerance
 
 
-def _parting(
+def _first_difference(
     gaps: Sequence[ErrorSummary], pair: tuple[UserAttention, UserAttention], seed: int
 ) -> FirstDifference | None:
-    """Where the two part on the first of the inputs on which they differ; None where that cannot be told."""
+    """The first difference inside, for the first input with different outputs; None if it cannot be found."""
     for gap in gaps:
         if not gap.ok and gap.inputs is not None:
             try:
                 return departure(*pair, gap.inputs, gap.forms, seed)
-            except Exception:  # what cannot be watched: operations without end, or tensors of another kind
+            except Exception:  # the call cannot be recorded
                 return None
     return None
 
@@ -367,40 +372,40 @@ def _findings(
     gaps: Sequence[ErrorSummary],
     pair: tuple[UserAttention, UserAttention],
     request: CheckRequest,
-    parting: FirstDifference | None,
+    departure: FirstDifference | None,
 ) -> tuple[Finding, ...]:
-    apart = [gap for gap in gaps if not gap.ok]
-    if not apart:
+    failing = [gap for gap in gaps if not gap.ok]
+    if not failing:
         return ()
     assert request.against is not None
-    lines = [f"{gap.case}: {_words(gap)}" for gap in apart]
-    small = _smallest(*pair, request.of.seed)
-    lines += [] if small is None else [small]
-    lines += [f"{gap.case}: the same" for gap in gaps if gap.ok]
+    evidence = [f"{gap.case}: {_words(gap)}" for gap in failing]
+    example = _smallest(*pair, request.of.seed)
+    evidence += [] if example is None else [example]
+    evidence += [f"{gap.case}: the same" for gap in gaps if gap.ok]
     return (
         Finding(
             code="differs",
             message=f"{request.of.target} and {request.against.target} give different outputs with the same weights",
-            evidence="\n".join(lines),
-            fix=_fix(request, parting),
+            evidence="\n".join(evidence),
+            fix=_fix(request, departure),
             effect="they are not the same layer",
         ),
     )
 
 
-def _fix(request: CheckRequest, parting: FirstDifference | None) -> str:
-    """What to look at."""
-    if parting is not None:
-        return f"compare the two lines that compute {parting.site}"
+def _fix(request: CheckRequest, departure: FirstDifference | None) -> str:
+    """Advice on where to look."""
+    if departure is not None:
+        return f"compare the two lines that compute {departure.site}"
     assert request.against is not None
     return f"compare mha trace {request.of.target} with mha trace {request.against.target}, step by step"
 
 
-def _smallest(one: UserAttention, other: UserAttention, seed: int) -> str | None:
-    """The smallest of a few small inputs on which the two differ."""
+def _smallest(first: UserAttention, second: UserAttention, seed: int) -> str | None:
+    """The smallest of a few small inputs with different outputs, as text."""
     for batch, length in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)):
-        inputs = drawer_of(replace_sizes(one, other), seed).inputs(with_context=False, q_len=length, batch=batch)
-        gap = _gap("", one, other, inputs)
+        inputs = drawer_of(with_common_sizes(first, second), seed).inputs(with_context=False, q_len=length, batch=batch)
+        gap = _gap("", first, second, inputs)
         if not gap.ok and math.isfinite(gap.difference):
             rows = f"{batch} sequence{'s' * (batch > 1)} of {length} token{'s' * (length > 1)}"
             return f"smallest example, {rows}: they differ by {gap.difference:.4g}"
@@ -413,58 +418,62 @@ def _words(gap: ErrorSummary) -> str:
     return f"largest difference {gap.difference:.4g}"
 
 
-# ------------------------------------------------------------------------------------------------------- where they part
+# ------------------------------------------------------------------------------------------------------- first difference
 
 
 ComparedSite = Literal["q", "k", "v", "qk", "scores", "pattern", "z", "concat", "out"]
 _SCORING: tuple[ComparedSite, ...] = ("q", "k", "qk", "scores")
 _BEFORE: tuple[ComparedSite, ...] = ("q", "k", "v", "qk", "scores", "pattern", "z")
-_BEHIND: tuple[ComparedSite, ...] = ("concat", "out")
+_AFTER: tuple[ComparedSite, ...] = ("concat", "out")
 
 
 @dataclass(frozen=True)
 class _SiteTensors:
-    """What one of the two makes at a site: a tensor for each loop over heads, and the operations that led to the first of them,
-    the last one first."""
+    """The tensors at a site, one for each iteration over heads, and the operations that led to the first, the last one
+    first."""
 
     tensors: tuple[Tensor, ...]
     history: tuple[Operation, ...]
 
 
 def departure(
-    one: UserAttention, other: UserAttention, inputs: Inputs, forms: tuple[CallMasks, CallMasks], seed: int
+    first: UserAttention, second: UserAttention, inputs: Inputs, forms: tuple[CallMasks, CallMasks], seed: int
 ) -> FirstDifference | None:
-    """The first site, in the order of execution, from which on the two differ; None where their sites cannot be told. Raises
-    what either raises.
+    """The first site, in the order of execution, from which the two differ; None if their sites cannot be found. Raises what
+    either raises.
 
-    A difference that a later site takes back is none, such as queries that are scaled in place of scores; and of scores
-    that are a multiple of the other's, the site is that at which the factor came in.
+    A difference that a later site cancels does not count, such as scaled queries instead of scaled scores. If scores differ by
+    a factor, the site is where the factor appears.
     """
-    mine, theirs = (
+    first_sites, second_sites = (
         _sites(watched(subject, inputs_for(subject, inputs), seed, mask=form.mask, padding=form.padding))
-        for subject, form in zip((one, other), forms, strict=True)
+        for subject, form in zip((first, second), forms, strict=True)
     )
-    factors = {site: factor_of(mine[site].tensors, theirs[site].tensors) for site in mine if site in theirs}
+    factors = {
+        site: factor_of(first_sites[site].tensors, second_sites[site].tensors)
+        for site in first_sites
+        if site in second_sites
+    }
     site = first_apart(factors)
     if site is None:
         return None
     before = [name for name in list(factors)[: list(factors).index(site)] if factors[name] == 1.0]
-    here, there = _makers(mine[site], theirs[site])
-    lines = [SourceLine() if operation is None else operation.at for operation in (here, there)]
+    first_operation, second_operation = _makers(first_sites[site], second_sites[site])
+    lines = [SourceLine() if operation is None else operation.at for operation in (first_operation, second_operation)]
     return FirstDifference(site, before[-1] if before else None, *lines[0], *lines[1])
 
 
-def _makers(mine: _SiteTensors, theirs: _SiteTensors) -> tuple[Operation | None, Operation | None]:
-    """The operations that make a site; where both stand at one line, such as of a helper that both call, those before it."""
-    for here, there in zip(mine.history, theirs.history, strict=False):
-        if (here.file, here.line) != (there.file, there.line):
-            return here, there
-    return next(iter(mine.history), None), next(iter(theirs.history), None)
+def _makers(first: _SiteTensors, second: _SiteTensors) -> tuple[Operation | None, Operation | None]:
+    """The operations that produce a site. Operations at a common line, such as in a shared helper, are skipped."""
+    for first_operation, second_operation in zip(first.history, second.history, strict=False):
+        if (first_operation.file, first_operation.line) != (second_operation.file, second_operation.line):
+            return first_operation, second_operation
+    return next(iter(first.history), None), next(iter(second.history), None)
 
 
 def first_apart(factors: Mapping[ComparedSite, float | None]) -> ComparedSite | None:
-    """The site at which two computations part, from how their sites compare: 1 where they are the same, another number where
-    one is that multiple of the other, None where they differ. What one of the two does not make is absent.
+    """The site at which two computations diverge. Each factor is 1 for equal tensors, another number for a multiple, None for
+    different tensors; sites that one of the two lacks are absent.
 
     >>> first_apart({"q": 0.5, "qk": 0.5, "scores": 1.0, "pattern": None, "z": None, "out": None})
     'pattern'
@@ -474,79 +483,85 @@ def first_apart(factors: Mapping[ComparedSite, float | None]) -> ComparedSite | 
         return site in factors and factors[site] != 1.0
 
     if factors.get("z") == 1.0:
-        return next((site for site in _BEHIND if differs(site)), None)
+        return next((site for site in _AFTER if differs(site)), None)
     for site in _BEFORE:
-        if _is_taken_on(site, factors) if site in _SCORING else differs(site):
+        if _reaches_softmax(site, factors) if site in _SCORING else differs(site):
             return site
-    return next((site for site in _BEHIND if differs(site)), None)
+    return next((site for site in _AFTER if differs(site)), None)
 
 
-def _is_taken_on(site: ComparedSite, factors: Mapping[ComparedSite, float | None]) -> bool:
-    """Whether a difference before the softmax is still there in what the softmax reads: as it is, or as the same factor."""
+def _reaches_softmax(site: ComparedSite, factors: Mapping[ComparedSite, float | None]) -> bool:
+    """Whether a difference before the softmax persists in its input, as a difference or as the same factor."""
     if factors.get(site, 1.0) == 1.0 or factors.get("pattern") == 1.0:
         return False
-    end = factors.get("scores", factors.get("qk", math.nan))
-    own = factors[site]
-    if own is None or end is None:
-        return own is None and end != 1.0
-    return math.isclose(own, end, rel_tol=1e-3) if not math.isnan(end) else False
+    final_factor = factors.get("scores", factors.get("qk", math.nan))
+    factor = factors[site]
+    if factor is None or final_factor is None:
+        return factor is None and final_factor != 1.0
+    return math.isclose(factor, final_factor, rel_tol=1e-3) if not math.isnan(final_factor) else False
 
 
-# -------------------------------------------------------------------------------------------------------------- the sites
+# ----------------------------------------------------------------------------------------------------------------- sites
 
 
-def _sites(one: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
-    """What was made at each site that can be told, in the order of execution."""
-    flow, found = one.flow, one.roles.attentions
-    joined: list[int | None] = [index for index, site in one.roles.sites.items() if site == "concat"]
-    places: dict[ComparedSite, list[int | None]] = {
-        "q": [a.q for a in found],
-        "k": [_before_transpose(flow, a.k) for a in found],
-        "v": [a.v for a in found],
-        "qk": [a.qk for a in found if a.softmax != a.z],
-        "scores": [flow.made_by[a.softmax][0] for a in found if a.softmax != a.z],
-        "pattern": [a.pattern for a in found],
-        "z": [a.z for a in found],
+def _sites(run: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
+    """The tensors of each known site, in the order of execution."""
+    flow, attentions = run.flow, run.roles.attentions
+    joined: list[int | None] = [index for index, site in run.roles.sites.items() if site == "concat"]
+    site_indexes: dict[ComparedSite, list[int | None]] = {
+        "q": [a.q for a in attentions],
+        "k": [_before_transpose(flow, a.k) for a in attentions],
+        "v": [a.v for a in attentions],
+        "qk": [a.qk for a in attentions if a.softmax != a.z],
+        "scores": [flow.made_by[a.softmax][0] for a in attentions if a.softmax != a.z],
+        "pattern": [a.pattern for a in attentions],
+        "z": [a.z for a in attentions],
         "concat": joined[-1:],
     }
-    made: dict[ComparedSite, _SiteTensors] = {}
-    for site, indexes in places.items():
-        known = [index for index in dict.fromkeys(indexes) if index is not None]
-        if known:
-            made[site] = _SiteTensors(tuple(flow.operations[index].output for index in known), _history(flow, known[0]))
-    made["out"] = _SiteTensors((one.answer.out,), _history(flow, len(flow.operations) - 1))
-    return made
+    tensors: dict[ComparedSite, _SiteTensors] = {}
+    for site, indexes in site_indexes.items():
+        known_indexes = [index for index in dict.fromkeys(indexes) if index is not None]
+        if known_indexes:
+            tensors[site] = _SiteTensors(
+                tuple(flow.operations[index].output for index in known_indexes), _history(flow, known_indexes[0])
+            )
+    tensors["out"] = _SiteTensors((run.answer.out,), _history(flow, len(flow.operations) - 1))
+    return tensors
 
 
 def _before_transpose(flow: Dataflow, index: int | None) -> int | None:
-    """What made the keys: the operand of the product may be their transpose, which stands at the line of the product."""
+    """The operation that produced the keys, before a transpose on the line of the product."""
     if index is None or not is_transpose(flow.operations[index]):
         return index
-    made = flow.made_by[index][0]
-    return index if made is None else made
+    producer = flow.made_by[index][0]
+    return index if producer is None else producer
 
 
 def _history(flow: Dataflow, index: int | None) -> tuple[Operation, ...]:
-    """The operation, that which made the first of its inputs that depends on the rows, and so on."""
-    found: list[Operation] = []
+    """The operation, the producer of its first input that depends on the subject's inputs, and so on."""
+    operations: list[Operation] = []
     while index is not None and index >= 0:
-        found.append(flow.operations[index])
-        index = next((made for made in flow.made_by[index] if made is not None and flow.live[made]), None)
-    return tuple(found)
+        operations.append(flow.operations[index])
+        index = next(
+            (producer for producer in flow.made_by[index] if producer is not None and flow.live[producer]), None
+        )
+    return tuple(operations)
 
 
-# ----------------------------------------------------------------------------------------------------------- the numbers
+# --------------------------------------------------------------------------------------------------------------- factors
 
 
-def factor_of(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float | None:
-    """The factor between what two computations make at a site, 1 where that is the same; None where there is none.
+def factor_of(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> float | None:
+    """The factor between the tensors of two computations, 1 if they are equal; None if there is none.
 
-    Axes may be in another order. Where heads are folded, looped over or repeated, only the numbers are compared, in any order.
+    The order of axes may differ. If heads are merged, looped over or repeated, only the sorted numbers are compared.
     """
-    if len(mine) == len(theirs) == 1 and sorted(_shape(mine[0])) == sorted(_shape(theirs[0])):
-        factors = [_factor(_plain(mine[0]), turned) for turned in _turned(_plain(theirs[0]), _shape(mine[0]))]
-        return 1.0 if 1.0 in factors else next((one for one in factors if one is not None), None)
-    a, b = (torch.cat([_plain(tensor).flatten() for tensor in some]).sort().values for some in (mine, theirs))
+    if len(first) == len(second) == 1 and sorted(_shape(first[0])) == sorted(_shape(second[0])):
+        factors = [
+            _factor(_plain(first[0]), permuted) for permuted in _permutations(_plain(second[0]), _shape(first[0]))
+        ]
+        return 1.0 if 1.0 in factors else next((factor for factor in factors if factor is not None), None)
+    a, b = (torch.cat([_plain(tensor).flatten() for tensor in tensors]).sort().values for tensors in (first, second))
     few, many = sorted((a.numel(), b.numel()))
     if not few or many % few:
         return None
@@ -555,7 +570,7 @@ def factor_of(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> float | N
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """In float64 on the CPU without axes of size 1, masked numbers as −∞."""
+    """The tensor in float64 on the CPU without axes of size 1, with masked numbers as −∞."""
     numbers = tensor.detach().to("cpu", torch.float64).squeeze()
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
@@ -564,17 +579,17 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.squeeze().shape)
 
 
-def _turned(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    """The tensor with its axes in every order that gives a shape."""
+def _permutations(tensor: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """The tensor with its axes in every order that gives this shape."""
     for order in itertools.permutations(range(tensor.ndim)):
         if tuple(tensor.shape[axis] for axis in order) == shape:
             yield tensor.permute(order)
 
 
-def _factor(mine: Tensor, theirs: Tensor) -> float | None:
-    if not torch.equal(mine.isfinite(), theirs.isfinite()):
+def _factor(first: Tensor, second: Tensor) -> float | None:
+    if not torch.equal(first.isfinite(), second.isfinite()):
         return None
-    a, b = mine[mine.isfinite()], theirs[theirs.isfinite()]
+    a, b = first[first.isfinite()], second[second.isfinite()]
     largest = max((t.abs().max().item() for t in (a, b) if t.numel()), default=0.0)
     if largest == 0.0 or (a - b).abs().max().item() <= TOLERANCE * largest:
         return 1.0

@@ -1,4 +1,4 @@
-"""The layers that a user's attention may be meant to be: every reading of its weights, with what its author may choose."""
+"""The layers that a user's attention may implement: every reading of its weights, with every possible design choice."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ from mhacli.adapters.usercode.projections import (
 )
 from mhacli.adapters.usercode.types import Built
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
-from mhacli.compute.check.inputs import TOLERANCE, InputCase, ask
-from mhacli.compute.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, unlike
+from mhacli.compute.check.inputs import TOLERANCE, InputCase, output_for
+from mhacli.compute.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, distinct_norms
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import Choice
 
 _READ = "read from the run"
-"""How a choice ends that is no guess."""
+"""The ending of a choice that a run showed."""
 _ROTARY = re.compile(r"(?i)\b(rope|rotary|rotate_half|freqs?_cis|polar)|\.cos\(|\bcos\b")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer that it may be meant to be, and what another author would have done otherwise. `reading` is where its weights come
-    from, None for a function."""
+    """A layer that it may implement, with its design choices. `reading` is the source of its weights, None for a function."""
 
     layer: ReferenceLayer
     choices: tuple[Choice, ...] = ()
@@ -52,8 +51,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class IntendedLayer:
-    """What the author says that it is, and what runs show besides, `properties`. `causal` are the answers to whether it masks the
-    future itself that are left open."""
+    """The layer that options, arguments, documentation and recorded runs (`properties`) describe. `causal` are the open answers
+    to whether it masks the future itself."""
 
     causal: tuple[bool, ...] = (False, True)
     pairings: tuple[Pairing | None, ...] = (None,)
@@ -73,78 +72,76 @@ def candidates(
     intended: IntendedLayer,
     request: CheckRequest,
 ) -> list[Candidate]:
-    """Every layer that it may be, with the fewest choices first. Empty where its projections cannot be told."""
-    told = next(iter(stated_heads(subject.built, module, request)), None)
-    turnings = list(_rotation_choices(intended))
-    found = [
-        _with(base, intended, causal, turning, scale)
-        for base in _with_traits(_bases(subject, module, tensors, request), intended.properties)
-        for causal, turning, scale in product(intended.causal, turnings, _scales_of(base, told, intended))
+    """Every possible layer, with the fewest choices first. Empty if its projections cannot be identified."""
+    n_heads = next(iter(stated_heads(subject.built, module, request)), None)
+    rotations = list(_rotation_choices(intended))
+    layers = [
+        _with(base, intended, causal, rotation, scale)
+        for base in _with_observed(_base_layers(subject, module, tensors, request), intended.properties)
+        for causal, rotation, scale in product(intended.causal, rotations, _scales_of(base, n_heads, intended))
     ]
-    return sorted(found, key=_n_open)
+    return sorted(layers, key=_n_open)
 
 
 def _n_open(candidate: Candidate) -> int:
-    """How many choices it takes to be that layer, besides those that a run has shown."""
+    """The number of choices that no run showed."""
     return sum(_READ not in choice.message for choice in candidate.choices)
 
 
-def _with_traits(bases: Iterable[Candidate], properties: ObservedProperties) -> Iterator[Candidate]:
+def _with_observed(bases: Iterable[Candidate], properties: ObservedProperties) -> Iterator[Candidate]:
     """Layers with the biases and sinks that runs show."""
-    said = []
+    choices = []
     if properties.bias is not None:
-        said.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(properties.bias.at)}"))
+        choices.append(Choice("score-bias", f"score bias [head, query, key], {_READ}{_at(properties.bias.at)}"))
     if properties.sinks is not None:
-        said.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(properties.sinks.at)}"))
+        choices.append(Choice("sinks", f"each head has a sink logit, {_READ}{_at(properties.sinks.at)}"))
     logits = None if properties.sinks is None else properties.sinks.logits
     for base in bases:
         layer = replace(base.layer, bias=properties.bias, sinks=logits)
-        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *said)), properties)
+        yield from _with_norms(replace(base, layer=layer, choices=(*base.choices, *choices)), properties)
 
 
 def _at(line: SourceLine) -> str:
-    """Where a line stands, at the end of a sentence; empty where it is not known."""
+    """A source location as the end of a sentence; empty if unknown."""
     return "" if line.file is None else f" at {Path(line.file).name}:{line.line}"
 
 
 def _with_norms(base: Candidate, properties: ObservedProperties) -> Iterator[Candidate]:
-    """The same with queries and keys normed as runs show, and, where these are not seen to be what is normed, without."""
+    """Layers with queries and keys normalised as runs show; without norms too if a run does not show what they apply to."""
     layer = base.layer
     fitting = [norm for norm in properties.norms if norm.gain.shape[-1] == layer.d_head]
     if not fitting or layer.q_norm is not None or layer.k_norm is not None:
         yield base
         return
-    said = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
-    seen = _normed_in_run(layer, fitting, properties.rows)
-    if seen is None:
+    choice = Choice("qk-norm", f"queries and keys of each head are normalised, as {_READ}")
+    observed = _normed_in_run(layer, fitting, properties.rows)
+    if observed is None:
         yield base
-    for q_norm, k_norm in product(unlike(fitting), repeat=2) if seen is None else [seen]:
-        is_one_for_both = q_norm.is_like(k_norm)
+    for q_norm, k_norm in product(distinct_norms(fitting), repeat=2) if observed is None else [observed]:
+        is_shared = q_norm.is_like(k_norm)
         n_gains = (q_norm.gain.shape[0], k_norm.gain.shape[0])
-        if (properties.uses_all or not is_one_for_both) and n_gains in product(
-            (1, layer.n_heads), (1, layer.n_kv_heads)
-        ):
+        if (properties.uses_all or not is_shared) and n_gains in product((1, layer.n_heads), (1, layer.n_kv_heads)):
             normed = replace(layer, q_norm=q_norm, k_norm=k_norm)
-            yield replace(base, layer=normed, choices=(*base.choices, said))
+            yield replace(base, layer=normed, choices=(*base.choices, choice))
 
 
 def _normed_in_run(
     layer: ReferenceLayer, fitting: Sequence[Norm], rows: ReferenceInputs | None
 ) -> tuple[Norm, Norm] | None:
-    """The last norm that was seen of this layer's queries, and of its keys; None where one of them was seen of neither."""
+    """The last norms observed on this layer's queries and keys; None unless both were observed."""
     if layer.weights is None or rows is None:
         return None
     q_rows, k_rows = (t if layer.before is None else layer.before(t) for t in (rows.queries, rows.keys))
     q = split(layer, layer.weights.q(q_rows), layer.n_heads, "q")
     k = split(layer, layer.weights.k(k_rows), layer.n_kv_heads, "k")
-    of_q, of_k = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
-    return (of_q[-1], of_k[-1]) if of_q and of_k else None
+    q_norms, k_norms = ([norm for norm in fitting if norm.is_of(heads)] for heads in (q, k))
+    return (q_norms[-1], k_norms[-1]) if q_norms and k_norms else None
 
 
 def _scales_of(
-    base: Candidate, told: int | None, intended: IntendedLayer
+    base: Candidate, stated_heads_count: int | None, intended: IntendedLayer
 ) -> tuple[tuple[float | Tensor | None, Choice | None], ...]:
-    """The scales that are open; of heads that are cut otherwise than told, also that of the heads that are told."""
+    """The possible scales. If the number of heads differs from the stated one, the stated one's scale is possible too."""
     weights, d_head = base.layer.weights, base.layer.d_head
     if weights is None or d_head is None or intended.is_scale_known:
         return intended.scales
@@ -153,57 +150,58 @@ def _scales_of(
         return ((d_head**0.5, cosine), *(scale for scale in intended.scales if scale[0] is not None))
     widths = {"1 / d_head": 1 / d_head, "1 / √d_model": float(weights.q.weight.shape[1] ** -0.5)}
     documented = [
-        (widths[said], Choice("scale", f"the scale is {said}, as its documentation says"))
-        for said in intended.scale_words
+        (widths[text], Choice("scale", f"the scale is {text}, as its documentation says"))
+        for text in intended.scale_words
     ]
-    told_scale = (
-        [] if told in (None, base.layer.n_heads) else [((weights.q.weight.shape[0] / (told or 1)) ** -0.5, None)]
+    stated_scale = (
+        []
+        if stated_heads_count in (None, base.layer.n_heads)
+        else [((weights.q.weight.shape[0] / (stated_heads_count or 1)) ** -0.5, None)]
     )
-    return (*intended.scales, *documented, *told_scale)
+    return (*intended.scales, *documented, *stated_scale)
 
 
 def _with(
     base: Candidate,
     intended: IntendedLayer,
     causal: bool,
-    turning: RotationChoice,
+    rotation: RotationChoice,
     scale: tuple[float | Tensor | None, Choice | None],
 ) -> Candidate:
-    said = list(base.choices)
-    if turning.pairing is not None:
-        said.append(Choice("rope", turning.said(base.layer.d_head)))
+    choices = list(base.choices)
+    if rotation.pairing is not None:
+        choices.append(Choice("rope", rotation.said(base.layer.d_head)))
     if scale[1] is not None:
-        said.append(scale[1])
+        choices.append(scale[1])
     if intended.softcap is not None:
-        said.append(Choice("softcap", f"scores are soft-capped at {intended.softcap:g}"))
-    layer = replace(base.layer, causal=causal, pairing=turning.pairing, rates=turning.rates)
-    layer = replace(layer, theta=turning.base or 10000.0, scale=scale[0], softcap=intended.softcap)
-    return replace(base, layer=layer, choices=tuple(said))
+        choices.append(Choice("softcap", f"scores are soft-capped at {intended.softcap:g}"))
+    layer = replace(base.layer, causal=causal, pairing=rotation.pairing, rates=rotation.rates)
+    layer = replace(layer, theta=rotation.base or 10000.0, scale=scale[0], softcap=intended.softcap)
+    return replace(base, layer=layer, choices=tuple(choices))
 
 
 class RotationChoice(NamedTuple):
-    """How positions may turn queries and keys; pairing is None where they do not. `base` is None for rates of no base."""
+    """A rotation of queries and keys; `pairing` is None without rotation, `base` None for rates without a base."""
 
     pairing: Pairing | None
     base: float | None
     rates: Tensor | None = None
 
     def said(self, d_head: int | None) -> str:
-        """In words, of heads of a width."""
+        """A description, for heads of this width."""
         assert self.pairing is not None
         n_turned = d_head if self.rates is None else 2 * len(self.rates)
-        part = "" if d_head in (None, n_turned) else f"the first {n_turned} of {d_head} columns, "
+        columns = "" if d_head in (None, n_turned) else f"the first {n_turned} of {d_head} columns, "
         angles = "angles of its own" if self.base is None else f"base {self.base:g}"
         backwards = ", backwards" if self.rates is not None and self.rates[0] < 0 else ""
-        return f"rotary positions rotate {part}{_PAIRS[self.pairing]}, {angles}{backwards}"
+        return f"rotary positions rotate {columns}{_PAIRS[self.pairing]}, {angles}{backwards}"
 
 
 def _rotation_choices(intended: IntendedLayer) -> Iterator[RotationChoice]:
-    """The rotations that runs show; where rows are multiplied by something else of their places, or where only words speak of a
-    rotation, the usual ones."""
-    told = intended.pairings[0] if intended.is_pairing_known else None
-    for turn in intended.properties.rotations:
-        yield RotationChoice(told or turn.pairing, turn.base, turn.rates)
+    """The rotations that runs show, or the usual ones if only words or unrecognised position tables suggest a rotation."""
+    stated_pairing = intended.pairings[0] if intended.is_pairing_known else None
+    for rotation in intended.properties.rotations:
+        yield RotationChoice(stated_pairing or rotation.pairing, rotation.base, rotation.rates)
     if intended.properties.rotations:
         return
     is_open = intended.properties.has_tables and intended.pairings == (None,)
@@ -216,7 +214,7 @@ def _rotation_choices(intended: IntendedLayer) -> Iterator[RotationChoice]:
 _PAIRS: Mapping[Pairing, str] = {"half": "column j with column j + d/2", "interleaved": "neighbouring columns"}
 
 
-def _bases(
+def _base_layers(
     subject: UserAttention, module: nn.Module | None, tensors: Mapping[str, Tensor], request: CheckRequest
 ) -> Iterator[Candidate]:
     if subject.is_function:
@@ -226,45 +224,50 @@ def _bases(
     sizes = subject.sizes
     for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=_widest(parts)):
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
-            yield from _around(_of(reading), module)
+            yield from _with_norms_around(_with_head_orders(reading), module)
 
 
-def _of(reading: ProjectionReading) -> list[Candidate]:
-    """A reading with heads cut in one way and joined in either."""
+def _with_head_orders(reading: ProjectionReading) -> list[Candidate]:
+    """A reading with each way to split and join heads."""
     layer = ReferenceLayer(reading.n_heads, reading.n_kv_heads, weights=reading.weights)
-    said = reading.choices + (
+    choices = reading.choices + (
         () if reading.weights.out is not None else (Choice("no-out-proj", "there is no output projection"),)
     )
-    made = []
-    for cut, joined in ((False, False), (True, True), (True, False), (False, True)):
-        if reading.n_heads == 1 and (cut or joined):
+    layers = []
+    for is_split_interleaved, is_merge_interleaved in ((False, False), (True, True), (True, False), (False, True)):
+        if reading.n_heads == 1 and (is_split_interleaved or is_merge_interleaved):
             continue
         columns = Choice(
             "interleaved-heads",
-            f"a head has every {reading.n_heads}th column" + ("" if cut == joined else " on one side"),
+            f"a head has every {reading.n_heads}th column"
+            + ("" if is_split_interleaved == is_merge_interleaved else " on one side"),
         )
-        variant = replace(layer, interleaved_split=cut, interleaved_merge=joined)
-        made.append(Candidate(variant, (*said, columns) if cut or joined else said, reading))
-    return made
+        variant = replace(layer, interleaved_split=is_split_interleaved, interleaved_merge=is_merge_interleaved)
+        layers.append(
+            Candidate(
+                variant, (*choices, columns) if is_split_interleaved or is_merge_interleaved else choices, reading
+            )
+        )
+    return layers
 
 
-def _around(made: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
-    """The same with the norms of the module, before or behind, and with its input added."""
+def _with_norms_around(layers: list[Candidate], module: nn.Module | None) -> Iterator[Candidate]:
+    """The layers with norms of the module before or after, and with a residual connection."""
     children = [] if module is None else list(module.named_modules())
-    norms = [(name, child) for name, child in children if is_norm(child) or _is_called_norm(name, child)]
-    of_heads = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
+    norms = [(name, child) for name, child in children if is_norm(child) or _is_head_norm(name, child)]
+    head_norms = {read_name(name)[0]: child for name, child in norms if read_name(name)[0] in ("q", "k")}
     others = [child for name, child in norms if read_name(name)[0] not in ("q", "k")]
-    for candidate in made:
-        layer = replace(candidate.layer, q_norm=of_heads.get("q"), k_norm=of_heads.get("k"))
-        said = (
+    for candidate in layers:
+        layer = replace(candidate.layer, q_norm=head_norms.get("q"), k_norm=head_norms.get("k"))
+        choices = (
             *candidate.choices,
-            *((Choice("qk-norm", "queries and keys of each head are normalised"),) if of_heads else ()),
+            *((Choice("qk-norm", "queries and keys of each head are normalised"),) if head_norms else ()),
         )
-        for before, after, more in _surroundings(others):
-            yield replace(candidate, layer=replace(layer, before=before, after=after), choices=(*said, *more))
+        for before, after, extra in _norms_and_residuals(others):
+            yield replace(candidate, layer=replace(layer, before=before, after=after), choices=(*choices, *extra))
 
 
-def _surroundings(
+def _norms_and_residuals(
     norms: Sequence[nn.Module],
 ) -> Iterator[tuple[Callable[[Tensor], Tensor] | None, Callable[[Tensor, Tensor], Tensor] | None, tuple[Choice, ...]]]:
     residual = Choice("residual", "the input is added to the output")
@@ -288,8 +291,7 @@ def _widest(parts: Sequence[Any]) -> int:
 def head_counts(
     built: Built, module: nn.Module | None, request: CheckRequest, *, parts_width: int
 ) -> list[tuple[int, int | None]]:
-    """How many heads of queries and of keys there may be: what is told, else what arguments and attributes are called, else
-    what divides the width."""
+    """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the width."""
     n_kv = counts_of(built, module, "n_kv_heads")
     known = stated_heads(built, module, request)
     counts = [n for n in range(1, 65) if parts_width % n == 0]
@@ -299,22 +301,25 @@ def head_counts(
 
 
 def stated_heads(built: Built, module: nn.Module | None, request: CheckRequest) -> list[int]:
-    """How many heads of queries there are to be, as options, arguments or attributes say; empty where nothing says it."""
+    """The numbers of query heads in options, arguments or attributes; empty if there is none."""
     return [request.n_heads] if request.n_heads else counts_of(built, module, "n_heads")
 
 
 def counts_of(built: Built, module: nn.Module | None, role: Role) -> list[int]:
-    """Whole numbers that are called what a role is called, in the arguments and the attributes of the module."""
-    places: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
-    places += [vars(child) for child in ([] if module is None else module.modules()) if not _is_of_torch(child)]
-    found = [
-        value for place in places for name, value in place.items() if role_of(str(name)) == role and _is_count(value)
+    """Integers with names of this role, among arguments and module attributes."""
+    namespaces: list[Mapping[str, Any]] = [{str(name).rpartition(".")[2]: v for name, v in built.arguments.items()}]
+    namespaces += [vars(child) for child in ([] if module is None else module.modules()) if not _is_of_torch(child)]
+    counts = [
+        value
+        for namespace in namespaces
+        for name, value in namespace.items()
+        if role_of(str(name)) == role and _is_count(value)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(counts))
 
 
 def _is_of_torch(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own that counts other things than heads, such as the groups of a norm."""
+    """Whether it is a torch module whose numbers are not heads, such as the groups of a norm."""
     return type(module).__module__.startswith("torch.") and not isinstance(module, nn.MultiheadAttention)
 
 
@@ -322,7 +327,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1024
 
 
-# ------------------------------------------------------------------------------------------------------------ what is meant
+# -------------------------------------------------------------------------------------------------------------- intentions
 
 
 def intended_layer(
@@ -332,7 +337,7 @@ def intended_layer(
     causal: tuple[bool, ...],
     properties: ObservedProperties = NO_PROPERTIES,
 ) -> IntendedLayer:
-    """What options, arguments and documentation say."""
+    """The layer that options, arguments and documentation describe."""
     pairing = request.rope or documented_pairing(built.documentation)
     rotary = _ROTARY.search(built.documentation + source_of(built)) is not None
     pairings: tuple[Pairing | None, ...] = (None,) if not rotary else (None, "half", "interleaved")
@@ -351,22 +356,22 @@ def intended_layer(
 
 
 def _numbers(built: Built, role: Role) -> list[tuple[str, float]]:
-    """Arguments of a role that are numbers."""
+    """The numeric arguments of a role."""
     names = {
         str(name): value for name, value in built.arguments.items() if role_of(str(name).rpartition(".")[2]) == role
     }
     return [(n, float(v)) for n, v in names.items() if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _is_called_norm(name: str, child: nn.Module) -> bool:
-    """Whether its author calls a module the norm of queries or keys, and it has a gain of its own."""
+def _is_head_norm(name: str, child: nn.Module) -> bool:
+    """Whether a module with parameters is named as a norm of queries or keys."""
     return (
         "norm" in name.rpartition(".")[2].lower() and read_name(name)[0] in ("q", "k") and bool([*child.parameters()])
     )
 
 
 def source_of(built: Built) -> str:
-    """What its author wrote, empty where there is nothing to read."""
+    """The source of the target, empty if unavailable."""
     try:
         return inspect.getsource(built.thing)
     except (OSError, TypeError):
@@ -376,7 +381,8 @@ def source_of(built: Built) -> str:
 def _scales(
     built: Built, module: nn.Module | None, request: CheckRequest, properties: ObservedProperties
 ) -> Iterator[tuple[float | Tensor | None, Choice | None]]:
-    """The scale that the option says; else the usual one, None, and those of arguments, words, T5, parameters and runs."""
+    """The scale of the option; else the usual scale (None), and scales from arguments, documentation, T5, parameters and
+    runs."""
     if request.scale is not None:
         yield request.scale, Choice("scale", f"the scale is {request.scale:g}, from --scale")
         return
@@ -385,17 +391,17 @@ def _scales(
         yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
     for value, words in documented_scales(built.documentation):
         yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
-    if _is_of_t5(built, module, properties):
+    if _is_t5(built, module, properties):
         yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which starts from smaller weights")
     for name, parameter in [] if module is None else list(module.named_parameters()):
         if parameter.numel() == 1:
             value = float(parameter.detach())
-            for read, said in (
+            for scale_read, prefix in (
                 (value, ""),
                 (math.exp(min(value, 50.0)), "exp "),
                 (1 / value if value else 1.0, "1 / "),
             ):
-                yield read, Choice("scale", f"the scale is learned: {said}{name} = {read:.6g}")
+                yield scale_read, Choice("scale", f"the scale is learned: {prefix}{name} = {scale_read:.6g}")
     if properties.temperature is not None:
         scale, line = properties.temperature
         yield scale, Choice("scale", f"the scale of each head is learned, {_READ}{_at(line)}")
@@ -404,10 +410,10 @@ def _scales(
 _BUCKETS = re.compile(r"(?i)bucket")
 
 
-def _is_of_t5(built: Built, module: nn.Module | None, properties: ObservedProperties) -> bool:
-    """Whether it is T5's attention: by its own name, by that of T5's table of biases, or by a learned bias beside words of
-    buckets. T5 divides its weights at the start by √d_head, not its scores. Source: `T5PreTrainedModel._init_weights` of
-    transformers, after Mesh TensorFlow's attention."""
+def _is_t5(built: Built, module: nn.Module | None, properties: ObservedProperties) -> bool:
+    """Whether it is T5's attention: by its name, by the name of T5's bias table, or by a learned bias with the word bucket. T5
+    includes 1/√d_head in its initial weights instead of the scores. Source: `T5PreTrainedModel._init_weights` of transformers,
+    after Mesh TensorFlow's attention."""
     names = () if module is None else (name for name, _ in module.named_modules())
     is_named = re.search(r"T5(?![0-9])", getattr(built.thing, "__name__", "")) is not None
     is_learned = properties.bias is not None and properties.bias.is_learned
@@ -419,56 +425,56 @@ def _is_of_t5(built: Built, module: nn.Module | None, properties: ObservedProper
 
 
 def _docstrings(built: Built) -> str:
-    """What its author says in docstrings alone: a comment beside a mistake may describe it."""
-    places = (
+    """The docstrings only, because a comment may describe a mistake."""
+    objects = (
         built.thing,
         getattr(built.thing, "forward", None),
         sys.modules.get(getattr(built.thing, "__module__", "")),
     )
-    return "\n".join(text for place in places if (text := getattr(place, "__doc__", None)))
+    return "\n".join(text for obj in objects if (text := getattr(obj, "__doc__", None)))
 
 
-# ---------------------------------------------------------------------------------- norms and residuals around attention
+# ------------------------------------------------------------------------------------------------- norms and residuals
 
 
-def with_fitting_surroundings(
-    found: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, case: InputCase
+def with_matching_norms(
+    layers: Sequence[Candidate], subject: UserAttention, module: nn.Module | None, case: InputCase
 ) -> Sequence[Candidate]:
-    """The candidates that add the input and norm the output as the module does, whatever mistake it makes before; all of them
-    where none does.
+    """The candidates whose residual connection and norms match the module, despite any mistake inside; all candidates if none
+    matches.
 
-    With projections of zero the heads and what is made of them are zero, so that only a residual and a norm are left.
+    With zero projections the heads are zero, so that only residual connections and norms remain.
     """
     if module is None:
-        return found
+        return layers
     try:
         silent = subject.of(cast(zeroed_parameters(module), subject.dtype, subject.device), subject.dtype)
         with torch.no_grad():
-            answer = ask(silent, case.inputs, case.form, case.padding)
-        fitting = [one for one in found if _answers(one, case, answer)]
-    except Exception:  # a module that divides by what is zero now, or a norm that wants something else
-        return found
-    return fitting or found
+            output = output_for(silent, case.inputs, case.form, case.padding)
+        matching = [candidate for candidate in layers if _matches_zeroed(candidate, case, output)]
+    except Exception:  # the module may divide by a zero projection, or a norm may fail
+        return layers
+    return matching or layers
 
 
 def zeroed_parameters(module: nn.Module) -> nn.Module:
-    """A copy whose parameters are zero, except for those of norms and single numbers."""
-    made = copy.deepcopy(module)
-    kept = {id(own) for child in made.modules() if is_norm(child) for own in child.parameters()}
-    for parameter in made.parameters():
-        if id(parameter) not in kept and parameter.numel() > 1:
+    """A copy with all parameters zero, except norms and single numbers."""
+    zeroed = copy.deepcopy(module)
+    kept_ids = {id(parameter) for child in zeroed.modules() if is_norm(child) for parameter in child.parameters()}
+    for parameter in zeroed.parameters():
+        if id(parameter) not in kept_ids and parameter.numel() > 1:
             parameter.data.zero_()
-    return made
+    return zeroed
 
 
-def _answers(candidate: Candidate, case: InputCase, answer: Tensor) -> bool:
-    """Whether a candidate whose heads are zero answers this."""
-    silent = torch.zeros_like(answer)
-    expected = silent if candidate.layer.after is None else candidate.layer.after(silent, case.rows.queries)
-    return expected.shape == answer.shape and torch.allclose(expected, answer, rtol=TOLERANCE, atol=TOLERANCE)
+def _matches_zeroed(candidate: Candidate, case: InputCase, output: Tensor) -> bool:
+    """Whether the candidate with zero heads gives this output."""
+    zeros = torch.zeros_like(output)
+    expected = zeros if candidate.layer.after is None else candidate.layer.after(zeros, case.rows.queries)
+    return expected.shape == output.shape and torch.allclose(expected, output, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-# ------------------------------------------------------------------- what the documentation says of scales and rotations
+# ------------------------------------------------------------------------------------- documented scales and rotations
 
 
 _SCORES = r"(?:dot[- ]products?|scores?|logits?|q\s*[·@]?\s*k\S*|attention|softmax|they|it)"
@@ -487,18 +493,18 @@ _GIVEN = re.compile(
 
 
 def documented_scales(documentation: str) -> Iterator[tuple[float, str]]:
-    """Scales that a documentation states: none at all, or a number, each once."""
-    said: dict[float, str] = {}
+    """Each scale that the documentation states: none (1), or a number, with the quoted words."""
+    scales: dict[float, str] = {}
     unscaled = _UNSCALED.search(documentation)
     if unscaled:
-        said[1.0] = unscaled[0]
+        scales[1.0] = unscaled[0]
     for match in _GIVEN.finditer(documentation):
         divided, *numbers = match.groups()
-        over, under = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
-        value = over / under if under else 0.0
+        numerator, denominator = (float(n) if n else 1.0 for n in (numbers[:2] if numbers[0] else numbers[2:]))
+        value = numerator / denominator if denominator else 0.0
         if value:
-            said.setdefault(1 / value if divided else value, match[0])
-    yield from said.items()
+            scales.setdefault(1 / value if divided else value, match[0])
+    yield from scales.items()
 
 
 _BY_HEAD = re.compile(r"(?i)1\s*/\s*d(?:_?head|_?k)?\b(?!\s*(?:\*\*|\^))|(?:divided|scaled)\s+by\s+d_?(?:head|k)\b")
@@ -509,9 +515,9 @@ _BY_MODEL = re.compile(
 
 
 def documented_widths(documentation: str) -> tuple[str, ...]:
-    """Scales of the layer's own widths that a documentation states, other than the usual one."""
-    found = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
-    return tuple(said for said, pattern in found.items() if pattern.search(documentation))
+    """The documented scales by a width of the layer, other than the usual one."""
+    patterns = {"1 / d_head": _BY_HEAD, "1 / √d_model": _BY_MODEL}
+    return tuple(text for text, pattern in patterns.items() if pattern.search(documentation))
 
 
 _HALVES = re.compile(
@@ -524,7 +530,7 @@ _NEIGHBOURS = re.compile(
 
 
 def documented_pairing(documentation: str) -> Pairing | None:
-    """How a documentation says that rotary positions pair columns; None where it says nothing, or both."""
+    """The documented pairing of rotary columns; None if it states neither or both."""
     if not re.search(r"(?i)\b(rope|rotary|rotat\w+)", documentation):
         return None
     half, neighbours = _HALVES.search(documentation), _NEIGHBOURS.search(documentation)

@@ -1,4 +1,4 @@
-"""Which mistakes a user's attention makes: the catalogue put into the reference, until it gives what was answered."""
+"""Finds the mistakes in a user's attention: puts mistakes of the catalogue into the reference until the outputs match."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mhacli.adapters.usercode.types import MaskForm
 from mhacli.attention.mistakes import MISTAKES, Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import filled_with
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, SourceHints
-from mhacli.compute.check.candidates import Candidate, with_fitting_surroundings
+from mhacli.compute.check.candidates import Candidate, with_matching_norms
 from mhacli.compute.check.hypotheses import (
     SITES,
     AppliedMistake,
     Hypothesis,
+    evaluate,
     observe,
     pairs,
     singles,
     stages_with,
-    tried,
     variants_of,
 )
 from mhacli.compute.check.inputs import InputCase, core_cases, large_case, mask_cases, padding_cases, windows_case
@@ -33,23 +33,23 @@ from mhacli.results.check import Choice
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 2500
 """How many readings are tried with one mistake, how many with two, and how many pairs in each in the usual time: a few seconds'
 worth. The first two readings are the same layer without and with a causal mask of its own, where that is open."""
-_READER = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
-"""The site that is made of heads, or of joined heads."""
+_REVEALING_SITE = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
+"""The site whose numbers reveal how heads were split or joined."""
 _FINITE = AppliedMistake(
     Mistake("", "", "", "", "", stage="mask"),
     MistakeVariant("masked scores are −10⁹", filled_with(-1e9)),
 )
-"""No mistake: what is lower than every score is as good as −∞ while something is left to attend to."""
+"""Not a mistake: a large negative number works like −∞ as long as some key is visible."""
 
 
 @dataclass(frozen=True)
 class PriorKnowledge:
-    """What is known before: what the source says, which token moves which output, None where that is one of the usual patterns,
-    the forms of masks that agree with what is stated of them, and whether the source speaks of windows. `patience` is how many
-    times the usual number of pairs of mistakes may be tried."""
+    """Facts from the source and the probes. `visible` tells which token influences which output, None for the usual patterns.
+    The mask and padding forms agree with their documented meaning. `has_windows`: the source mentions windows. `patience`
+    multiplies the number of pairs of mistakes to try."""
 
     hints: SourceHints = field(default_factory=SourceHints)
-    sees: Tensor | None = None
+    visible: Tensor | None = None
     mask_forms: tuple[MaskForm, ...] = ()
     padding_forms: tuple[MaskForm, ...] = ()
     has_windows: bool = False
@@ -57,7 +57,7 @@ class PriorKnowledge:
 
 
 class MatchEvidence(NamedTuple):
-    """How near a hypothesis with a mistake came to what was answered, in which cases."""
+    """The error of a hypothesis that matches, with its tolerance and its cases."""
 
     error: float
     tolerance: float
@@ -66,13 +66,13 @@ class MatchEvidence(NamedTuple):
 
 @dataclass
 class Diagnosis:
-    """What was found. `made` are the mistakes that together give what was answered, and `proofs` the hypothesis that showed each;
-    `alternatives` are those that give the same. `unexplained` are inputs that no hypothesis explains, `closest` the one that came
-    closest on the first of them. `n_nan_rows` are rows that are NaN where padding stands on the left of its own causal mask;
-    `is_cut_short`: not all pairs of mistakes were tried."""
+    """The result of a diagnosis. `mistakes` together reproduce the outputs, with the evidence for each in `proofs`;
+    `alternatives` are mistakes that give the same numbers. `unexplained` are inputs without a matching hypothesis, and
+    `closest` is the best hypothesis for the first of them. `n_nan_rows` counts NaN rows caused by left padding under its own
+    causal mask. `is_cut_short`: some pairs of mistakes were not tried."""
 
     candidate: Candidate | None = None
-    made: tuple[AppliedMistake, ...] = ()
+    mistakes: tuple[AppliedMistake, ...] = ()
     alternatives: dict[str, tuple[AppliedMistake, ...]] = field(default_factory=dict)
     proofs: dict[str, MatchEvidence] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
@@ -85,14 +85,14 @@ class Diagnosis:
 
     @property
     def is_right(self) -> bool:
-        """Whether the reference alone gives everything that was answered."""
-        return self.candidate is not None and not self.made and not self.unexplained
+        """Whether the plain reference reproduces every output."""
+        return self.candidate is not None and not self.mistakes and not self.unexplained
 
-    def narrow(self, made: AppliedMistake, left: Sequence[AppliedMistake]) -> None:
-        """Puts what is left of a mistake and its alternatives in their place."""
-        first, *others = left
-        code = made.mistake.code
-        self.made = tuple(first if one is made else one for one in self.made)
+    def narrow(self, applied: AppliedMistake, remaining: Sequence[AppliedMistake]) -> None:
+        """Replaces a mistake and its alternatives by the remaining ones."""
+        first, *others = remaining
+        code = applied.mistake.code
+        self.mistakes = tuple(first if mistake is applied else mistake for mistake in self.mistakes)
         self.proofs[first.mistake.code] = self.proofs.pop(code)
         self.alternatives.pop(code)
         if others:
@@ -102,32 +102,32 @@ class Diagnosis:
 def diagnose(
     subject: UserAttention, module: nn.Module | None, candidates: Sequence[Candidate], known: PriorKnowledge, seed: int
 ) -> Diagnosis:
-    """The diagnosis of a subject, `module` where it is one, that may be any of these layers. Raises what the subject raises."""
+    """Diagnoses a subject that may be any of these layers. Raises what the subject raises."""
     result = Diagnosis(cases=list(core_cases(subject, seed)))
     if not candidates:
         return result
     if not _is_right_layer(result, candidates):
-        fitting = with_fitting_surroundings(candidates, subject, module, result.cases[0])
+        fitting = with_matching_norms(candidates, subject, module, result.cases[0])
         _explain_core(result, fitting, known, subject)
     if result.candidate is None:
         result.unexplained.append(result.cases[0].name)
         return result
     general = {form.parameter for form in known.mask_forms}
-    paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else it is asked already
+    paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else tested as a mask
     for kind, forms in (("mask", known.mask_forms), ("padding", paddings)):
         make = mask_cases if kind == "mask" else padding_cases
-        for of_one in _of_each_parameter(forms):
-            _explain_masked(result, list(make(subject, seed, of_one)), known)
+        for parameter_forms in _forms_by_parameter(forms):
+            _explain_masked(result, list(make(subject, seed, parameter_forms)), known)
     if known.has_windows:
         _explain_windows(result, subject, seed)
     for case in _large_cases(result, subject):
         _explain_large(result, subject, case)
-    _look_at_left_padding(result)
+    _count_left_padding_nans(result)
     return result
 
 
-def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
-    """The forms of each parameter, for each must hide what it says; a bias only where there is nothing else to hide with."""
+def _forms_by_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
+    """The forms of each mask parameter. Biases count only without a mask."""
     named: dict[str, list[MaskForm]] = {}
     for form in forms:
         named.setdefault(form.parameter, []).append(form)
@@ -136,7 +136,7 @@ def _of_each_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]:
 
 
 def _pool(known: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
-    """The mistakes that can be told from what another author would have chosen."""
+    """The mistakes that cannot be design choices."""
     is_order_known = not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices)
     hints = known.hints._replace(is_order_known=is_order_known)
     return variants_of(mistake for mistake in MISTAKES if mistake.may_be_made(hints, candidate.layer))
@@ -146,11 +146,11 @@ def _pool(known: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
 
 
 def _is_right_layer(result: Diagnosis, candidates: Sequence[Candidate]) -> bool:
-    """Whether a layer without a mistake gives what was answered."""
+    """Whether a layer without mistakes matches."""
     for candidate in candidates:
-        hypothesis = tried(candidate.layer, (), result.cases)
+        hypothesis = evaluate(candidate.layer, (), result.cases)
         if _count_hypothesis(result, hypothesis):
-            _settle(result, candidate, [hypothesis], result.cases)
+            _accept(result, candidate, [hypothesis], result.cases)
             return True
     return False
 
@@ -158,34 +158,36 @@ def _is_right_layer(result: Diagnosis, candidates: Sequence[Candidate]) -> bool:
 def _explain_core(
     result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
 ) -> None:
-    """A pattern of its own, one mistake, two: the first of these that gives what was answered."""
+    """Accepts the first match of: a custom pattern, one mistake, two mistakes."""
     cases = result.cases
-    if _is_own_pattern(result, candidates, known):
+    if _is_custom_pattern(result, candidates, known):
         return
     for candidate in islice(candidates, _LAYERS_FOR_ONE):
-        ones = [h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _count_hypothesis(result, h)]
-        if ones:
-            _settle(result, candidate, ones, cases)
+        matching = [
+            h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _count_hypothesis(result, h)
+        ]
+        if matching:
+            _accept(result, candidate, matching, cases)
             return
     _try_pairs(result, candidates, known, subject)
 
 
-def _is_own_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> bool:
-    """Whether a pattern of its own explains it, such as a window; one that shows the future to what is meant to be
-    causal does not count."""
-    if known.sees is None or (known.hints.expects_causal and bool(known.sees.triu(1).any())):
+def _is_custom_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> bool:
+    """Whether a custom pattern explains the outputs, such as a window. For attention meant to be causal, a pattern that shows
+    the future does not count."""
+    if known.visible is None or (known.hints.expects_causal and bool(known.visible.triu(1).any())):
         return False
     cases = result.cases[:1]
-    if not cases[0].answer.isfinite().all():  # else what is NaN would count as what sees nothing
+    if not cases[0].answer.isfinite().all():  # a NaN output would count as one that sees nothing
         return False
     for candidate in candidates:
-        hypothesis = tried(replace(candidate.layer, causal=False, sees=known.sees), (), cases)
+        hypothesis = evaluate(replace(candidate.layer, causal=False, sees=known.visible), (), cases)
         if _count_hypothesis(result, hypothesis):
-            own = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
+            choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
             result.cases = cases
-            _settle(
+            _accept(
                 result,
-                replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, own)),
+                replace(candidate, layer=hypothesis.layer, choices=(*candidate.choices, choice)),
                 [hypothesis],
                 cases,
             )
@@ -196,57 +198,57 @@ def _is_own_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: P
 def _try_pairs(
     result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
 ) -> None:
-    """Two mistakes at once in the likeliest layers, as many as can be tried in a few seconds."""
+    """Tries pairs of mistakes in the likeliest layers, within the limit."""
     for candidate in islice(candidates, _LAYERS_FOR_TWO):
-        pool = _from_departure_on(_pool(known, candidate), candidate.layer, subject, result.cases[0])
+        pool = _ordered_by_departure(_pool(known, candidate), candidate.layer, subject, result.cases[0])
         hypotheses = pairs(candidate.layer, pool, result.cases, ())
         for hypothesis in islice(hypotheses, int(_MOST_PAIRS * known.patience)):
             if _count_hypothesis(result, hypothesis):
-                _settle(result, candidate, [hypothesis], result.cases)
+                _accept(result, candidate, [hypothesis], result.cases)
                 return
         result.is_cut_short |= next(hypotheses, None) is not None
 
 
-def _from_departure_on(
+def _ordered_by_departure(
     pool: Sequence[AppliedMistake], layer: ReferenceLayer, subject: UserAttention, case: InputCase
 ) -> Sequence[AppliedMistake]:
-    """The mistakes of the first site that the author does not make, then those behind it, then those before it."""
+    """The mistakes in order of site, from the first site that the subject does not compute."""
     try:
-        missing = observe(subject, layer, RIGHT, case).first_not_made()
-    except Exception:  # what cannot be watched has no sites
+        missing = observe(subject, layer, RIGHT, case).first_missing()
+    except Exception:  # the call cannot be recorded
         return pool
     start = SITES.index(missing) if missing is not None else 0
-    return sorted(pool, key=lambda made: (SITES.index(_seen_at(made)) - start) % len(SITES))
+    return sorted(pool, key=lambda applied: (SITES.index(_first_site(applied)) - start) % len(SITES))
 
 
-def _seen_at(made: AppliedMistake) -> str:
-    """The first site whose numbers a mistake changes: heads cut or joined in another order hold the same numbers."""
-    site = made.sites[0]
-    return _READER.get(site, site) if made.mistake.stage in ("split", "merge") else site
+def _first_site(applied: AppliedMistake) -> str:
+    """The first site whose numbers the mistake changes. Splitting or joining heads differently keeps the numbers."""
+    site = applied.sites[0]
+    return _REVEALING_SITE.get(site, site) if applied.mistake.stage in ("split", "merge") else site
 
 
 def _count_hypothesis(result: Diagnosis, hypothesis: Hypothesis) -> bool:
-    """Counts a hypothesis, keeps it if none came closer, and says whether it matches."""
+    """Whether the hypothesis matches. Counts it, and keeps it if it is the closest so far."""
     result.n_hypotheses += 1
     if result.closest is None or hypothesis.error < result.closest.error:
         result.closest = hypothesis
     return hypothesis.matches
 
 
-def _settle(
+def _accept(
     result: Diagnosis, candidate: Candidate, matching: Sequence[Hypothesis], cases: Sequence[InputCase]
 ) -> None:
-    """Takes the first of the hypotheses that match; the others are alternatives to its last mistake."""
+    """Accepts the first matching hypothesis. The others become alternatives to its last mistake."""
     first = matching[0]
     result.candidate, result.closest = candidate, None
-    fresh = [made for made in first.made if made not in result.made]
-    result.made = first.made
+    new = [applied for applied in first.mistakes if applied not in result.mistakes]
+    result.mistakes = first.mistakes
     tolerance = max(case.tolerance for case in cases)
-    for made in fresh:
-        code = made.mistake.code
+    for applied in new:
+        code = applied.mistake.code
         result.proofs[code] = MatchEvidence(first.error * tolerance, tolerance, tuple(cases))
-        others = [h.made[-1] for h in matching[1:] if h.made[-1].mistake.code != code]
-        if len(fresh) == 1 and others:
+        others = [h.mistakes[-1] for h in matching[1:] if h.mistakes[-1].mistake.code != code]
+        if len(new) == 1 and others:
             result.alternatives[code] = tuple(others)
 
 
@@ -254,55 +256,58 @@ def _settle(
 
 
 def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorKnowledge) -> None:
-    """The form of the mask under which all is well; else the mistake under the likeliest form."""
+    """Accepts the mask form that matches, else a mistake under the likeliest form."""
     candidate = result.candidate
-    if result.made:  # where a mistake has left nothing but NaN, another cannot be told
+    if result.mistakes:  # an all-NaN output cannot show another mistake
         cases = [case for case in cases if case.answer.isfinite().any()]
     if not cases or candidate is None:
         return
     for case in cases:
-        bases = (result.made, (*result.made, _FINITE))
-        if any(_count_hypothesis(result, tried(candidate.layer, base, [case])) for base in bases):
+        bases = (result.mistakes, (*result.mistakes, _FINITE))
+        if any(_count_hypothesis(result, evaluate(candidate.layer, base, [case])) for base in bases):
             result.cases.append(case)
             result.choices.append(Choice("mask-form", case.name))
             result.closest = None
             return
-    pool = [made for made in _pool(known, candidate) if made.mistake.is_shown_by_masks]
+    pool = [applied for applied in _pool(known, candidate) if applied.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for case in cases:
-            matching = [h for h in search(candidate.layer, pool, [case], result.made) if _count_hypothesis(result, h)]
+            matching = [
+                h for h in search(candidate.layer, pool, [case], result.mistakes) if _count_hypothesis(result, h)
+            ]
             if matching:
                 result.cases.append(case)
-                _settle(result, candidate, _of_whose_padding(matching, case), [case])
+                _accept(result, candidate, _ordered_by_padding(matching, case), [case])
                 return
     result.unexplained.append(cases[0].name)
 
 
 def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> None:
-    """Which window of a batch of several images each mask hides keys from."""
+    """Finds which window each mask is applied to in a batch of several images."""
     candidate, masked = result.candidate, next((case for case in result.cases if case.form is not None), None)
     if candidate is None or masked is None or masked.form is None:
         return
     case = windows_case(subject, seed, masked.form)
-    if case is None or tried(candidate.layer, result.made, [case]).matches:
+    if case is None or evaluate(candidate.layer, result.mistakes, [case]).matches:
         return
     pool = variants_of(mistake for mistake in MISTAKES if "windows" in mistake.shown_by)
-    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if _count_hypothesis(result, h)]
+    matching = [h for h in singles(candidate.layer, pool, [case], result.mistakes) if _count_hypothesis(result, h)]
     if matching:
         result.cases.append(case)
-        _settle(result, candidate, matching, [case])
+        _accept(result, candidate, matching, [case])
 
 
-def _of_whose_padding(matching: Sequence[Hypothesis], case: InputCase) -> Sequence[Hypothesis]:
-    """The hypotheses, the likelier first: padding that changes the rows of padding is not ignored, it lies along the queries."""
+def _ordered_by_padding(matching: Sequence[Hypothesis], case: InputCase) -> Sequence[Hypothesis]:
+    """The hypotheses in order of likelihood. Padding that changes padded queries is not ignored: it is applied along the
+    queries."""
     first, whole = matching[0], replace(case, counted=None)
-    if first.made[-1].mistake.code != "padding-ignored" or tried(first.layer, first.made, [whole]).matches:
+    if first.mistakes[-1].mistake.code != "padding-ignored" or evaluate(first.layer, first.mistakes, [whole]).matches:
         return matching
-    return sorted(matching, key=lambda h: h.made[-1].mistake.code != "padding-of-queries")
+    return sorted(matching, key=lambda h: h.mistakes[-1].mistake.code != "padding-of-queries")
 
 
 def _large_cases(result: Diagnosis, subject: UserAttention) -> Iterator[InputCase]:
-    """The inputs with scores a million times as large, without masks and with each kind of them."""
+    """The inputs with scores a million times as large, without masks and with each kind of mask."""
     for kind in ("mask", "padding"):
         yield from (large_case(subject, case) for case in result.cases[:] if case.kind == kind)
     if not any(case.kind == "mask" for case in result.cases):
@@ -310,28 +315,30 @@ def _large_cases(result: Diagnosis, subject: UserAttention) -> Iterator[InputCas
 
 
 def _explain_large(result: Diagnosis, subject: UserAttention, case: InputCase) -> None:
-    """Scores so large that only −∞ is low enough, and only a softmax that subtracts the largest is finite."""
+    """Finds mistakes that only huge scores show: a finite mask value, and a softmax without subtracting the maximum."""
     candidate = result.candidate
     assert candidate is not None
-    bases = (result.made, (*result.made, _FINITE))
-    if any(tried(candidate.layer, base, [case]).matches for base in bases):
+    bases = (result.mistakes, (*result.mistakes, _FINITE))
+    if any(evaluate(candidate.layer, base, [case]).matches for base in bases):
         return
-    written = observe(subject, candidate.layer, stages_with(result.made), case).numbers_below(-4.0)
-    pool = [made for mistake in MISTAKES if "large" in mistake.shown_by for made in _variants_with(mistake, written)]
-    matching = [h for h in singles(candidate.layer, pool, [case], result.made) if h.matches]
+    numbers = observe(subject, candidate.layer, stages_with(result.mistakes), case).numbers_below(-4.0)
+    pool = [
+        applied for mistake in MISTAKES if "large" in mistake.shown_by for applied in _variants_with(mistake, numbers)
+    ]
+    matching = [h for h in singles(candidate.layer, pool, [case], result.mistakes) if h.matches]
     if matching:
         result.cases.append(case)
-        _settle(result, candidate, matching, [case])
+        _accept(result, candidate, matching, [case])
 
 
 def _variants_with(mistake: Mistake, numbers: Iterable[float]) -> list[AppliedMistake]:
-    """The ways to make a mistake, those with the numbers that the author uses first."""
+    """The variants of a mistake, those with numbers from the user's code first."""
     more = () if mistake.with_number is None else tuple(variant for n in numbers for variant in mistake.with_number(n))
     return variants_of([replace(mistake, variants=(*more, *mistake.variants))])
 
 
-def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]:
-    """The forms that agree with what True is stated to mean; all where nothing is stated."""
+def forms_with_meaning(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]:
+    """The forms that agree with the stated meaning of True; all forms without a statement."""
     if means is None:
         return tuple(forms)
     return tuple(
@@ -339,9 +346,9 @@ def stated(forms: Iterable[MaskForm], means: str | None) -> tuple[MaskForm, ...]
     )
 
 
-def _look_at_left_padding(result: Diagnosis) -> None:
-    """Counts rows of NaN that it makes of its own causal mask and padding on the left, which leave the first tokens no key."""
+def _count_left_padding_nans(result: Diagnosis) -> None:
+    """Counts the NaN rows due to left padding under its own causal mask, where the first tokens have no visible key."""
     assert result.candidate is not None
     padded = next((case for case in result.cases if case.kind == "padding"), None)
-    if padded is not None and result.candidate.layer.causal and not result.made:
+    if padded is not None and result.candidate.layer.causal and not result.mistakes:
         result.n_nan_rows = int(padded.answer.isnan().any(dim=-1).sum())

@@ -1,4 +1,4 @@
-"""Hypotheses of what a user's attention is, and what shows them: numbers, lines, and the smallest input."""
+"""Hypotheses about a user's attention, and their evidence: numbers, source lines, and the smallest input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mhacli.attention.mistakes import Mistake, MistakeVariant
 from mhacli.attention.mistakes.masks import MASKING
 from mhacli.attention.mistakes.scores import assigned_names
 from mhacli.attention.mistakes.stages import RIGHT, ReferenceLayer, Stages, run
-from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, ask, make_case, max_error
+from mhacli.compute.check.inputs import HIDDEN, InputCase, InputKind, make_case, max_error, output_for
 from mhacli.results.check import FirstDifference
 
 
@@ -36,48 +36,48 @@ class AppliedMistake(NamedTuple):
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites that it spoils."""
+        """The sites that it changes."""
         return self.variant.sites or (self.mistake.site,)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A layer with no mistake or some; `error` is the largest difference from what was answered, relative to the tolerance
-    of each case: 1 or less is a match."""
+    """A layer with some mistakes or none. `error` is the largest difference from the outputs relative to each case's tolerance;
+    up to 1 is a match."""
 
     layer: ReferenceLayer
-    made: tuple[AppliedMistake, ...] = ()
+    mistakes: tuple[AppliedMistake, ...] = ()
     error: float = math.inf
 
     @property
     def stages(self) -> Stages:
-        """The reference with the mistakes in it."""
-        return stages_with(self.made)
+        """The reference stages with these mistakes."""
+        return stages_with(self.mistakes)
 
     @property
     def matches(self) -> bool:
-        """Whether the difference is rounding."""
+        """Whether the difference is within rounding."""
         return self.error <= 1.0
 
 
-def stages_with(made: Iterable[AppliedMistake]) -> Stages:
-    """The right stages, with those of the mistakes in their place."""
-    places: dict[str, Any] = {}
-    for one in made:
-        places |= {str(one.mistake.stage): one.variant.replacement, **one.variant.besides}
-    return replace(RIGHT, **places)
+def stages_with(mistakes: Iterable[AppliedMistake]) -> Stages:
+    """The reference stages with these mistakes in place."""
+    replacements: dict[str, Any] = {}
+    for applied in mistakes:
+        replacements |= {str(applied.mistake.stage): applied.variant.replacement, **applied.variant.besides}
+    return replace(RIGHT, **replacements)
 
 
-def may_be_nan(made: Iterable[AppliedMistake]) -> bool:
-    """Whether one of the mistakes may leave nothing but NaN."""
-    return any(one.mistake.may_be_nan for one in made)
+def may_be_nan(mistakes: Iterable[AppliedMistake]) -> bool:
+    """Whether one of the mistakes may produce only NaN."""
+    return any(applied.mistake.may_be_nan for applied in mistakes)
 
 
 def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be_nan: bool = False) -> float:
-    """The largest difference from what was answered; infinite where shapes or NaN differ, the mistake cannot be made, or
-    nothing but NaN is left, unless it `may_be_nan`.
+    """The largest difference from the output; infinite if shapes or NaN positions differ, if the mistake does not apply to this
+    layer, or if everything is NaN and not `may_be_nan`.
 
-    Rows that are not counted, and queries that may attend to nothing, are left out: there is no right answer to them.
+    Rows that are not counted and queries without visible keys have no right output and are left out.
     """
     try:
         with torch.no_grad():
@@ -85,7 +85,7 @@ def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be
         if out.shape != case.answer.shape:
             return math.inf
         counted = _counted(case, keep, out)
-    except Exception:  # a mistake that cannot be made here, or a norm of theirs that wants something else
+    except Exception:  # the mistake does not apply here, or a norm of the module fails
         return math.inf
     compared = out[counted]
     is_nan = bool(compared.isnan().all())
@@ -95,30 +95,30 @@ def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be
 
 
 def _counted(case: InputCase, keep: Tensor | None, out: Tensor) -> Tensor:
-    """Which rows of the output are compared, `[batch, query]`, or with the heads of a function."""
+    """The compared rows of the output, `[batch, query]`, or with heads for a function."""
     counted = torch.ones(out.shape[:-1], dtype=torch.bool)
     if case.counted is not None:
         counted &= case.counted if out.ndim == 3 else case.counted[:, None]
     if keep is not None:
-        some = keep.any(dim=-1)  # [batch, head, query]
-        counted &= some.all(dim=1) if out.ndim == 3 else some
+        has_key = keep.any(dim=-1)  # [batch, head, query]
+        counted &= has_key.all(dim=1) if out.ndim == 3 else has_key
     return counted
 
 
-def tried(
-    layer: ReferenceLayer, made: tuple[AppliedMistake, ...], cases: Sequence[InputCase], enough: float = math.inf
+def evaluate(
+    layer: ReferenceLayer, mistakes: tuple[AppliedMistake, ...], cases: Sequence[InputCase], enough: float = math.inf
 ) -> Hypothesis:
-    """A hypothesis with its error over all cases; given up when a case is further off than `enough`."""
-    stages, worst = stages_with(made), 0.0
+    """A hypothesis with its error over all cases. Stops once a case exceeds `enough`."""
+    stages, worst = stages_with(mistakes), 0.0
     for case in cases:
-        worst = max(worst, difference(layer, stages, case, may_be_nan=may_be_nan(made)) / case.tolerance)
+        worst = max(worst, difference(layer, stages, case, may_be_nan=may_be_nan(mistakes)) / case.tolerance)
         if worst > enough:
             break
-    return Hypothesis(layer, made, worst)
+    return Hypothesis(layer, mistakes, worst)
 
 
 def variants_of(mistakes: Iterable[Mistake]) -> list[AppliedMistake]:
-    """Every mistake in every variant that changes a stage."""
+    """Every variant of the mistakes that changes a stage."""
     return [AppliedMistake(mistake, variant) for mistake in mistakes if mistake.stage for variant in mistake.variants]
 
 
@@ -128,9 +128,11 @@ def singles(
     cases: Sequence[InputCase],
     base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
-    """The layer with the mistakes of `base` and one more."""
-    taken = {made.mistake.stage for made in base}
-    return (tried(layer, (*base, made), cases, enough=1.0) for made in pool if made.mistake.stage not in taken)
+    """Hypotheses with the mistakes of `base` and one more."""
+    taken = {applied.mistake.stage for applied in base}
+    return (
+        evaluate(layer, (*base, applied), cases, enough=1.0) for applied in pool if applied.mistake.stage not in taken
+    )
 
 
 def pairs(
@@ -139,19 +141,19 @@ def pairs(
     cases: Sequence[InputCase],
     base: tuple[AppliedMistake, ...],
 ) -> Iterator[Hypothesis]:
-    """The layer with the mistakes of `base` and two more, at two stages."""
-    taken = {made.mistake.stage for made in base}
-    free = [made for made in pool if made.mistake.stage not in taken and not made.variant.is_rare]
+    """Hypotheses with the mistakes of `base` and two more, at different stages."""
+    taken = {applied.mistake.stage for applied in base}
+    free = [applied for applied in pool if applied.mistake.stage not in taken and not applied.variant.is_rare]
     for first, second in combinations(free, 2):
         if first.mistake.stage != second.mistake.stage:
-            yield tried(layer, (*base, first, second), cases, enough=1.0)
+            yield evaluate(layer, (*base, first, second), cases, enough=1.0)
 
 
-# --------------------------------------------------------------------------------------------------- lines of the source
+# --------------------------------------------------------------------------------------------------------- source lines
 
 
 _SHOWN_AS = {"scaled": "scores"}
-"""The scaled products without a mask are a step on the way to the scores, as every report calls them."""
+"""Reports call the scaled products scores: without a mask they are an intermediate step."""
 SITES = ("q_proj", "k_proj", "v_proj", "q", "k", "v", "qk", "scaled", "scores", "pattern", "z", "concat", "out")
 _SHAPING = (
     "view",
@@ -173,39 +175,39 @@ _PREFERRED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class SourceLocator:
-    """Operations of one run of a user's attention, and what the reference makes at each site on the same input."""
+    """The recorded operations of a user's attention, and the reference's tensors at each site for the same input."""
 
     operations: tuple[Operation, ...]
     sites: Mapping[str, Tensor]
 
     def line_of(self, site: str) -> SourceLine:
-        """The line that makes what the reference makes at a site, or at the first later one that the author makes too."""
+        """The line that produces a site's numbers, or those of the first later site that is found."""
         for later in SITES[SITES.index(site) :] if site in SITES else ():
-            operation = self._maker(later)
+            operation = self._producer(later)
             if operation is not None:
                 return operation.at
         return SourceLine()
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
-        """Sites, and the variable of a function that holds what the reference makes there."""
+        """Sites with the variable of a function that holds their numbers."""
         for site in ("q", "k", "v", "scores", "pattern", "z"):
-            maker = self._maker(site)
-            if maker is None or not is_within(maker.at, function):
+            producer = self._producer(site)
+            if producer is None or not is_within(producer.at, function):
                 continue
-            names = assigned_names(maker.source)
-            named_so = names if len(names) == 1 else [name for name in names if read_name(name)[0] == site]
-            last = next(op for op in reversed(self.operations) if op.at == maker.at)
-            if len(named_so) == 1 and (site in "qkv" or _same_numbers(last.output, self.sites[site])):
-                yield site, named_so[0]
+            names = assigned_names(producer.source)
+            candidates = names if len(names) == 1 else [name for name in names if read_name(name)[0] == site]
+            last_operation = next(op for op in reversed(self.operations) if op.at == producer.at)
+            if len(candidates) == 1 and (site in "qkv" or _same_numbers(last_operation.output, self.sites[site])):
+                yield site, candidates[0]
 
     def line_by(self, names: Sequence[str]) -> SourceLine:
-        """The line of the first operation of one of these names, the likeliest first."""
-        placed = [op for op in self.operations if op.line is not None]
-        found = next((op for name in names for op in placed if op.name == name), None)
-        return SourceLine() if found is None else found.at
+        """The line of the first operation with one of these names, in order of preference."""
+        with_line = [op for op in self.operations if op.line is not None]
+        operation = next((op for name in names for op in with_line if op.name == name), None)
+        return SourceLine() if operation is None else operation.at
 
     def lines_for(self, mistake: Mistake, sites: Sequence[str], built: Built) -> list[SourceLine]:
-        """The lines of a mistake, at least one: of the operation that makes it, as its source looks, or of what it makes."""
+        """The lines of a mistake, at least one: by operation name, by source pattern, or by site."""
         by_name = self.line_by(mistake.operations)
         if by_name.line is not None:
             return [by_name]
@@ -215,55 +217,57 @@ class SourceLocator:
         return list(dict.fromkeys(self.line_of(site) for site in sites))
 
     def numbers_below(self, bound: float) -> list[float]:
-        """Finite numbers below a bound that operations were given, each once, such as what is put in a mask's place."""
+        """Distinct finite numbers below a bound in masking operations, such as the value for masked scores."""
         masking = [op for op in self.operations if op.name.rstrip("_") in MASKING]
-        given = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
-        given += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
-        return list(dict.fromkeys(float(value) for value in given if -1e7 < value < bound))
+        numbers = [value for op in masking for value in op.arguments.values() if isinstance(value, int | float)]
+        numbers += [t.item() for op in masking for t in op.inputs if t.numel() == 1 and t.is_floating_point()]
+        return list(dict.fromkeys(float(value) for value in numbers if -1e7 < value < bound))
 
-    def _maker(self, site: str) -> Operation | None:
-        wanted = self.sites.get(site)
-        if wanted is None:
+    def _producer(self, site: str) -> Operation | None:
+        expected = self.sites.get(site)
+        if expected is None:
             return None
-        making = [op for op in self.operations if op.line is not None and _same_numbers(op.output, wanted)]
-        preferred = [op for op in making if op.name in _PREFERRED.get(site, ())]
+        producers = [op for op in self.operations if op.line is not None and _same_numbers(op.output, expected)]
+        preferred = [op for op in producers if op.name in _PREFERRED.get(site, ())]
         if site in _PREFERRED and not preferred:
-            preferred = [op for op in making if op.name in _SHAPING]
-        if site in ("q_proj", "k_proj", "v_proj"):  # of two that are made alike, the one that is named so
-            preferred = [op for op in making if site[0] in (read_name(name)[0] for name in assigned_names(op.source))]
-        return next(iter(preferred or making), None)
+            preferred = [op for op in producers if op.name in _SHAPING]
+        if site in ("q_proj", "k_proj", "v_proj"):  # by variable name, because the shapes may be the same
+            preferred = [
+                op for op in producers if site[0] in (read_name(name)[0] for name in assigned_names(op.source))
+            ]
+        return next(iter(preferred or producers), None)
 
-    def first_not_made(self) -> str | None:
-        """The first site whose numbers the author never makes; None where all are made."""
-        return next((site for site in SITES if site in self.sites and not self._is_made(site)), None)
+    def first_missing(self) -> str | None:
+        """The first site whose numbers the subject never produces; None if it produces all."""
+        return next((site for site in SITES if site in self.sites and not self._is_produced(site)), None)
 
     def departure(self) -> FirstDifference:
-        """The first site whose numbers the author never makes, and the last shared before it, as reports call them."""
-        missing = self.first_not_made()
+        """The first missing site, and the last site in common before it."""
+        missing = self.first_missing()
         before = [site for site in SITES[: SITES.index(missing) if missing else None] if site in self.sites]
         shared = next((site for site in reversed(before) if site not in _SHOWN_AS), None)
         line = SourceLine() if missing is None or not before else self._after(before[-1])
         return FirstDifference("out" if missing is None else _SHOWN_AS.get(missing, missing), shared, *line)
 
-    def _is_made(self, site: str) -> bool:
-        return any(_same_numbers(op.output, self.sites[site]) for op in self.operations)
+    def _is_produced(self, site: str) -> bool:
+        return any(_same_numbers(operation.output, self.sites[site]) for operation in self.operations)
 
     def _after(self, site: str) -> SourceLine:
-        """The line of the first operation behind the one that makes a site."""
-        maker = self._maker(site)
-        behind = [] if maker is None else list(self.operations[self.operations.index(maker) + 1 :])
-        found = next((op for op in behind if op.line is not None and op.name not in _SHAPING), maker)
-        return SourceLine() if found is None else found.at
+        """The line of the first operation after the one that produces a site."""
+        producer = self._producer(site)
+        later = [] if producer is None else list(self.operations[self.operations.index(producer) + 1 :])
+        operation = next((op for op in later if op.line is not None and op.name not in _SHAPING), producer)
+        return SourceLine() if operation is None else operation.at
 
 
-def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
-    """Whether two tensors hold the same numbers in any order and layout, or one the numbers of the other's first head."""
-    if not made.is_floating_point():
+def _same_numbers(produced: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in any order, or one holds those of the other's first head."""
+    if not produced.is_floating_point():
         return False
-    mine = made.detach().to("cpu", torch.float64).flatten()
-    for theirs in (wanted, wanted[:, 0] if wanted.ndim == 4 else wanted):
-        if theirs.numel() == mine.numel():
-            a, b = (_lowest_as_infinite(t) for t in (mine.sort().values, theirs.flatten().sort().values))
+    numbers = produced.detach().to("cpu", torch.float64).flatten()
+    for candidate in (expected, expected[:, 0] if expected.ndim == 4 else expected):
+        if candidate.numel() == numbers.numel():
+            a, b = (_lowest_as_infinite(t) for t in (numbers.sort().values, candidate.flatten().sort().values))
             if torch.equal(a.isfinite(), b.isfinite()):
                 a, b = a[a.isfinite()], b[b.isfinite()]
                 return bool(not a.numel() or (a - b).abs().max() <= 1e-5 * b.abs().max().clamp(min=1e-30))
@@ -271,13 +275,13 @@ def _same_numbers(made: Tensor, wanted: Tensor) -> bool:
 
 
 def _lowest_as_infinite(numbers: Tensor) -> Tensor:
-    """With −10⁹ and the like as −∞."""
+    """Replaces large negative numbers such as −10⁹ by −∞."""
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 
 def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case: InputCase) -> SourceLocator:
-    """One run of a case's input, watched, beside the reference's own."""
-    _, operations = watch(lambda: ask(subject, case.inputs, case.form, case.padding), subject.built.files)
+    """A locator for one recorded run of a case."""
+    _, operations = watch(lambda: output_for(subject, case.inputs, case.form, case.padding), subject.built.files)
     sites: dict[str, Tensor] = {}
 
     def keep(site: str, tensor: Tensor, **where: Any) -> None:
@@ -288,7 +292,7 @@ def observe(subject: UserAttention, layer: ReferenceLayer, stages: Stages, case:
 
 
 def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
-    """The line of its source that looks like a mistake, in what is called first; nothing where none does."""
+    """The first source line that matches the mistake's pattern, `forward` first; empty if none matches."""
     for part in (getattr(built.thing, "forward", None), built.thing):
         try:
             lines, first = inspect.getsourcelines(part)  # type: ignore[arg-type]
@@ -303,7 +307,7 @@ def line_in_source(built: Built, mistake: Mistake) -> SourceLine:
 
 
 class Smallest(NamedTuple):
-    """The smallest input on which the reference and the module differ."""
+    """The smallest input with a different output, and the difference."""
 
     batch: int
     q_len: int
@@ -319,23 +323,23 @@ _SMALL = ((1, 1, 1), (1, 2, 2), (1, 1, 2), (2, 1, 1), (2, 2, 2), (1, 3, 3), (1, 
 def smallest(
     subject: UserAttention, layer: ReferenceLayer, stages: Stages, like: InputCase, seed: int
 ) -> Smallest | None:
-    """The smallest input, of the kind of a case, whose output is not that of the layer with these stages; None where none of a
-    few small ones is. What raises on an input does not count."""
-    is_other = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
+    """The smallest input, of the kind of a case, whose output differs from the layer with these stages; None if none of a few
+    small ones differs. Inputs on which the subject raises are skipped."""
+    has_separate_keys = like.rows.queries.shape[-2] != like.rows.keys.shape[-2]
     for batch, q_len, k_len in _SMALL:
-        if q_len != k_len and not is_other:
+        if q_len != k_len and not has_separate_keys:
             continue
         try:
             case = _small(like.kind, subject, like, seed, (batch, q_len, k_len), other=like.inputs.keys is not None)
             if layer.bias is not None:
-                layer.bias(case.rows)  # which raises where it cannot be read at this size
-            gap = difference(layer, stages, case)
+                layer.bias(case.rows)  # raises if the bias cannot be read at this size
+            error = difference(layer, stages, case)
         except Exception:  # an input too small for the module
             continue
-        if gap > case.tolerance:
+        if error > case.tolerance:
             finite = case.answer[case.answer.isfinite()].abs()
             largest = finite.max().item() if finite.numel() else math.nan
-            return Smallest(batch, q_len, k_len, gap, largest, bool(case.answer.isnan().any()))
+            return Smallest(batch, q_len, k_len, error, largest, bool(case.answer.isnan().any()))
     return None
 
 

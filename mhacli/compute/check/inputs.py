@@ -1,4 +1,4 @@
-"""What a user's attention is asked, and what it answered: inputs that bring one thing after another into kind."""
+"""Test inputs for a user's attention, each of which shows one property, and the outputs for them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ InputKind = Literal["core", "mask", "padding", "large"]
 TOLERANCE = TOLERANCES["float32"].runs
 """Relative to the largest number of the output: rounding of float32, which many modules compute with inside."""
 HIDDEN = -500.0
-"""What is lower, among scores or added to them, hides a key, whatever number an author writes for −∞."""
+"""Scores, or terms added to them, below this number hide a key, whichever number stands for −∞."""
 LARGE_TOLERANCE = 1e-2
 LARGE = 1000.0
-"""Rows times this make scores a million times as large: what is meant to be −∞ must be lower still."""
+"""Inputs times this make scores a million times as large; a number that stands for −∞ must be lower still."""
 
 
 @dataclass(frozen=True)
 class InputCase:
-    """One input, `rows`, and what was answered, `[batch, query, d_out]`, both in float64. `form` is how its mask was written, and
-    `padding` how its padding. `counted`, bool `[batch, query]`, says which rows are compared, None for all."""
+    """One input and its output `[batch, query, d_out]`, both in float64. `rows` are the inputs of the reference; `form` and
+    `padding` are the forms of the masks. `counted`, bool `[batch, query]`, marks the compared rows, None for all."""
 
     kind: InputKind
     name: str
@@ -47,29 +47,29 @@ class InputCase:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference that is rounding."""
+        """The largest difference that counts as rounding."""
         finite = self.answer[self.answer.isfinite()]
         largest = finite.abs().max().item() if finite.numel() else 1.0
         return max(largest, 1e-30) * (LARGE_TOLERANCE if self.kind == "large" else TOLERANCE)
 
 
-def ask(
+def output_for(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
-    """What the subject answers, in float64 on the CPU; it sees the inputs in its own dtype."""
+    """The subject's output in float64 on the CPU, computed in its own dtype."""
     answer = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
     return answer.out.detach().to("cpu", torch.float64)
 
 
 def inputs_for(subject: UserAttention, inputs: Inputs) -> Inputs:
-    """The inputs in the subject's dtype, on its device."""
-    given = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
+    """The inputs in the subject's dtype and on its device."""
+    cast_inputs = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
     allowed, real = (None if t is None else t.to(subject.device) for t in (inputs.allowed, inputs.real))
-    return given._replace(allowed=allowed, real=real)
+    return cast_inputs._replace(allowed=allowed, real=real)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
-    """The same inputs for the reference: as the subject's dtype rounds them."""
+    """The inputs of the reference, rounded to the subject's dtype."""
 
     def rounded(t: Tensor) -> Tensor:
         return t.to(subject.dtype).to(torch.float64)
@@ -89,84 +89,84 @@ def make_case(
     form: MaskForm | None = None,
     padding: MaskForm | None = None,
 ) -> InputCase:
-    """The case of asking this. Raises what the subject raises."""
+    """The case with the subject's output. Raises what the subject raises."""
     counted = None
     if inputs.real is not None and (inputs.keys is None or inputs.real.shape[1] == inputs.queries.shape[-2]):
         counted = inputs.real
-    answer = ask(subject, inputs, form, padding)
+    answer = output_for(subject, inputs, form, padding)
     return InputCase(kind, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
 
 
-def max_error(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two outputs; infinite where shapes or NaN differ, 0 where all is NaN."""
-    if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
+def max_error(left: Tensor, right: Tensor) -> float:
+    """The largest difference; infinite if shapes or NaN positions differ, 0 if everything is NaN."""
+    if left.shape != right.shape or not torch.equal(left.isnan(), right.isnan()):
         return math.inf
-    difference = torch.where(one == other, 0.0, (one - other).abs())[~one.isnan()]
+    difference = torch.where(left == right, 0.0, (left - right).abs())[~left.isnan()]
     return difference.max().item() if difference.numel() else 0.0
 
 
 def arguments_without_effect(subject: UserAttention, seed: int) -> Iterator[str]:
-    """A sentence about each argument that its lines never read, or that was given and changes nothing: positions backwards."""
+    """A sentence about each argument that is never read, and about positions whose reversal changes nothing."""
     name = getattr(called_function(subject.built.call), "__name__", subject.built.name)
     for parameter in subject.unread:
         yield f"{name}() never reads {parameter}: no value of it changes the output"
     rows = drawer_of(subject, seed).inputs(with_context=False)
     for recipe in subject.convention.extras:
         if recipe.kind == "positions" and recipe.parameter not in subject.unread:
-            others = tuple(other for other in subject.convention.extras if other != recipe)
-            backwards = (*others, recipe._replace(kind="positions backwards"))
-            turned = replace(subject, convention=replace(subject.convention, extras=backwards))
+            other_extras = tuple(other for other in subject.convention.extras if other != recipe)
+            extras = (*other_extras, recipe._replace(kind="positions backwards"))
+            reversed_subject = replace(subject, convention=replace(subject.convention, extras=extras))
             try:
-                is_idle = max_error(ask(subject, rows), ask(turned, rows)) == 0.0
-            except Exception:  # positions that rise may be all that it bears
+                is_idle = max_error(output_for(subject, rows), output_for(reversed_subject, rows)) == 0.0
+            except Exception:  # it may require ascending positions
                 continue
             if is_idle:
                 yield f"{recipe.parameter} does not change the output: backwards it gives the same"
 
 
 def core_cases(subject: UserAttention, seed: int) -> Iterator[InputCase]:
-    """Without masks: the rows themselves, and other rows for each argument that there is for some."""
-    draw = drawer_of(subject, seed)
-    yield make_case("core", "self-attention", subject, draw.inputs(with_context=False))
+    """The cases without masks: self-attention, and separate inputs for each argument."""
+    inputs = drawer_of(subject, seed)
+    yield make_case("core", "self-attention", subject, inputs.inputs(with_context=False))
     if subject.takes_context:
-        yield make_case("core", "fewer queries than keys", subject, draw.inputs(with_context=True))
+        yield make_case("core", "fewer queries than keys", subject, inputs.inputs(with_context=True))
     elif subject.n_rows > 1:
-        yield make_case("core", "other rows for each argument", subject, draw.inputs(with_context=True))
+        yield make_case("core", "other rows for each argument", subject, inputs.inputs(with_context=True))
 
 
 def mask_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
-    """The same mask written in every form that is accepted, one case each."""
-    draw = drawer_of(subject, seed)
-    inputs = draw.inputs(with_context=subject.takes_context)
-    inputs = inputs._replace(allowed=draw.allowed(inputs))
+    """One case for each form of a mask."""
+    drawer = drawer_of(subject, seed)
+    inputs = drawer.inputs(with_context=subject.takes_context)
+    inputs = inputs._replace(allowed=drawer.allowed(inputs))
     for form in forms:
-        wanted = inputs
+        case_inputs = inputs
         if "batch" not in form.axes and inputs.allowed is not None:
-            wanted = inputs._replace(allowed=inputs.allowed[:1])
+            case_inputs = inputs._replace(allowed=inputs.allowed[:1])
         try:
-            yield make_case("mask", _mask_text(form), subject, wanted, form)
-        except Exception:  # a form that these sizes do not fit
+            yield make_case("mask", _mask_text(form), subject, case_inputs, form)
+        except Exception:  # the form does not fit these sizes
             continue
 
 
 def windows_case(subject: UserAttention, seed: int, form: MaskForm) -> InputCase | None:
-    """The mask in this form, of half as many windows as there are in the batch, two images of two; None where it takes none."""
+    """A mask for two windows on a batch of two images with two windows each; None if the form does not allow it."""
     if form.axes[0] != "batch" or "head" in form.axes:
         return None
-    draw = drawer_of(subject, seed)
-    inputs = draw.inputs(with_context=subject.takes_context, batch=4)
-    inputs = inputs._replace(allowed=draw.allowed(inputs)[:2].repeat(2, 1, 1, 1))
+    drawer = drawer_of(subject, seed)
+    inputs = drawer.inputs(with_context=subject.takes_context, batch=4)
+    inputs = inputs._replace(allowed=drawer.allowed(inputs)[:2].repeat(2, 1, 1, 1))
     try:
         return make_case("mask", f"{form.parameter} of two windows", subject, inputs, form._replace(n_shared=2))
-    except Exception:  # a mask must be as long as the batch
+    except Exception:  # the mask must have the batch size
         return None
 
 
 def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]) -> Iterator[InputCase]:
-    """Padding written in every form that is accepted, one case each."""
-    draw = drawer_of(subject, seed)
-    inputs = draw.inputs(with_context=subject.takes_context)
-    holes, right = draw.real(inputs, on_the_right=False), draw.real(inputs)
+    """One case for each form of padding."""
+    drawer = drawer_of(subject, seed)
+    inputs = drawer.inputs(with_context=subject.takes_context)
+    holes, right = drawer.real(inputs, on_the_right=False), drawer.real(inputs)
     for form in forms:
         padded = inputs._replace(real=right if form.kind == "lengths" else holes)
         try:
@@ -176,10 +176,10 @@ def padding_cases(subject: UserAttention, seed: int, forms: tuple[MaskForm, ...]
 
 
 def large_case(subject: UserAttention, like: InputCase) -> InputCase:
-    """The inputs of another case with scores a million times as large."""
+    """Another case with scores a million times as large."""
     inputs = like.inputs
     large = inputs._replace(queries=inputs.queries * LARGE, keys=None if inputs.keys is None else inputs.keys * LARGE)
-    if large.allowed is not None:  # one key for each query, so that all it may attend to can have low scores
+    if large.allowed is not None:  # one visible key for each query, so that its score may be low
         q_len, k_len = large.allowed.shape[-2:]
         large = large._replace(allowed=torch.eye(k_len, dtype=torch.bool)[torch.arange(q_len) % k_len][None, None])
     return make_case("large", "scores × 1,000,000", subject, large, like.form, like.padding)
@@ -196,12 +196,12 @@ def _mask_text(form: MaskForm) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- weights of our own
+# -------------------------------------------------------------------------------------------------------- random weights
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A subject that was made ready: with weights of our own, without dropout, a fresh one for each call where it keeps state."""
+    """The subject with random weights and without dropout; if it keeps state, each call uses a fresh copy."""
 
     subject: UserAttention
     module: nn.Module | None
@@ -209,70 +209,74 @@ class Examined:
     keeps_state: bool = False
 
 
-def with_own_weights(subject: UserAttention, probed: Probed, seed: int) -> Examined:
-    """The subject with random weights and biases: those of a new module hide what a bias of zero, or a small weight, does."""
+def with_random_weights(subject: UserAttention, probed: Probed, seed: int) -> Examined:
+    """The subject with random weights and biases. Initial weights hide mistakes, for example with zero biases."""
     module = _pristine(subject.built, probed)
     if module is None:
         tensors = {name: t.detach().to("cpu", torch.float64) for name, t in _tensors_of(subject).items()}
         return Examined(subject, None, tensors)
     module = cast(randomised(module, seed), subject.dtype)
-    asked = subject.of(module, subject.dtype)
-    forgetful = replace(asked, is_forgetful=True)
+    randomised_subject = subject.of(module, subject.dtype)
+    forgetful = replace(randomised_subject, is_forgetful=True)
     keeps_state = bool(probed.facts.keeps_state) or _remembers_masks(subject, forgetful, seed)
-    plain = cast_copy(module, torch.float64, "cpu")
-    return Examined(forgetful if keeps_state else asked, plain, {}, keeps_state)
+    reference_module = cast_copy(module, torch.float64, "cpu")
+    return Examined(forgetful if keeps_state else randomised_subject, reference_module, {}, keeps_state)
 
 
 def _pristine(built: Built, probed: Probed) -> nn.Module | None:
-    """The module; where it is random, or has kept something of earlier calls, built anew, without dropout."""
+    """The module, rebuilt without dropout if it is random or keeps state."""
     facts = probed.facts
     if built.module is None or not (facts.is_random or facts.keeps_state):
         return built.module
     try:
         return built.rebuild(dict.fromkeys(facts.dropout_names, 0.0)).module
-    except Exception:  # a constructor that does not want it
+    except Exception:  # the constructor rejects it
         return built.module
 
 
 def _remembers_masks(subject: UserAttention, forgetful: UserAttention, seed: int) -> bool:
-    """Whether the mask of one call is still there in the next one."""
-    draw = drawer_of(subject, seed)
-    inputs = draw.inputs(with_context=subject.takes_context)
+    """Whether the mask of one call affects the next call."""
+    drawer = drawer_of(subject, seed)
+    inputs = drawer.inputs(with_context=subject.takes_context)
     for form in (*subject.padding_forms[:1], *subject.mask_forms[:1]):
         is_padding = form in subject.padding_forms
-        given = (
-            inputs._replace(real=draw.real(inputs)) if is_padding else inputs._replace(allowed=draw.allowed(inputs)[:1])
+        masked = (
+            inputs._replace(real=drawer.real(inputs))
+            if is_padding
+            else inputs._replace(allowed=drawer.allowed(inputs)[:1])
         )
-        first = given._replace(
-            allowed=None if given.allowed is None else torch.ones_like(given.allowed),
-            real=None if given.real is None else torch.ones_like(given.real),
+        open_inputs = masked._replace(
+            allowed=None if masked.allowed is None else torch.ones_like(masked.allowed),
+            real=None if masked.real is None else torch.ones_like(masked.real),
         )
-        how = {"padding": form} if is_padding else {"mask": form}
+        form_argument = {"padding": form} if is_padding else {"mask": form}
         try:
-            used = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
-            ask(used, first, **how)
+            used_subject = forgetful.of(copy.deepcopy(forgetful.built.call), forgetful.dtype)
+            output_for(used_subject, open_inputs, **form_argument)
             with seeded(0, subject.device):
-                second = ask(used, given, **how)
+                after_call = output_for(used_subject, masked, **form_argument)
             with seeded(0, subject.device):
-                alone = ask(forgetful, given, **how)
-        except Exception:  # a form that these sizes do not fit
+                without_call = output_for(forgetful, masked, **form_argument)
+        except Exception:  # the form does not fit these sizes
             continue
-        if not torch.equal(second.nan_to_num(), alone.nan_to_num()):
+        if not torch.equal(after_call.nan_to_num(), without_call.nan_to_num()):
             return True
     return False
 
 
 def _tensors_of(subject: UserAttention) -> Mapping[str, Tensor]:
-    """The weights of what is no module: those that a call is given, or that an instance holds."""
-    given = dict(subject.tensors)
-    held = getattr(subject.built.call, "__dict__", {})
-    return given or {n: value for n, value in held.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    """The weights of a function or instance: passed to each call, or stored in attributes."""
+    passed = dict(subject.tensors)
+    attributes = getattr(subject.built.call, "__dict__", {})
+    return passed or {
+        n: value for n, value in attributes.items() if isinstance(value, Tensor) and value.is_floating_point()
+    }
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:
-    """A copy with normal weights, scaled so that queries and keys are of size one, and biases that are not zero."""
-    made, generator = copy.deepcopy(module), torch.Generator().manual_seed(seed + 1)
-    for parameter in made.parameters():
+    """A copy with random weights, scaled for queries and keys of unit size, and non-zero biases."""
+    copied_module, generator = copy.deepcopy(module), torch.Generator().manual_seed(seed + 1)
+    for parameter in copied_module.parameters():
         if not parameter.is_floating_point() or parameter.numel() == 1:
             continue
         numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
@@ -283,35 +287,35 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
         else:
             numbers = numbers * 1.2 * sorted(parameter.shape)[-1] ** -0.5
         parameter.data.copy_(numbers)
-    return made
+    return copied_module
 
 
 def _is_gain(parameter: Tensor) -> bool:
-    """Whether it is all ones, as the gain of a norm is before training, or a temperature."""
+    """Whether the parameter is all ones, as an untrained gain of a norm or a temperature."""
     return bool((parameter.detach() == 1).all())
 
 
-# ----------------------------------------------------------------------------------------------------- two runs, watched
+# -------------------------------------------------------------------------------------------------------- recorded runs
 
 
 class Unreadable(Exception):
-    """What cannot be read from a run, such as one that takes other steps with other rows."""
+    """Raised if two runs have different operations or sizes, so that nothing can be read from them."""
 
 
 class OperationPair(NamedTuple):
-    """One operation, in both runs."""
+    """The same operation in both runs."""
 
     first: Operation
     second: Operation
 
     def fixed_inputs(self) -> list[bool]:
-        """Of each input, whether it is the same in both runs."""
+        """For each input, whether it is equal in both runs."""
         return [same(a, b) for a, b in zip(self.first.inputs, self.second.inputs, strict=True)]
 
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """The steps of two runs of the same sizes; `rows` are those of the first."""
+    """The operations of two runs with inputs of the same sizes; `rows` are the inputs of the first."""
 
     steps: tuple[OperationPair, ...]
     batch: int
@@ -321,46 +325,46 @@ class PairedRuns:
 
     @cached_property
     def learned(self) -> frozenset[int]:
-        """The tensors of the first run, by their ids, that are made from parameters."""
-        found: set[int] = set()
+        """The ids of tensors in the first run that are computed from parameters."""
+        ids: set[int] = set()
         for op, _ in self.steps:
-            if any(isinstance(t, nn.Parameter) or id(t) in found for t in op.inputs):
-                found.add(id(op.output))
-        return frozenset(found)
+            if any(isinstance(t, nn.Parameter) or id(t) in ids for t in op.inputs):
+                ids.add(id(op.output))
+        return frozenset(ids)
 
     def is_learned(self, tensor: Tensor) -> bool:
-        """Whether a tensor of the first run is a parameter, or made from parameters."""
+        """Whether a tensor of the first run is a parameter or computed from parameters."""
         return isinstance(tensor, nn.Parameter) or id(tensor) in self.learned
 
     def moving(self) -> Iterator[tuple[int, OperationPair]]:
-        """The steps whose result depends on the rows, numbered."""
+        """The numbered steps whose output depends on the inputs."""
         return ((n, step) for n, step in enumerate(self.steps) if not same(step.first.output, step.second.output))
 
     def as_scores(self, tensor: Tensor, shape: torch.Size) -> Tensor | None:
-        """A tensor that goes with scores of this shape as `[batch, head, query, key]`; None where these are no scores."""
-        places = [axis for axis, size in enumerate(shape) if size == self.k_len]
-        if not places or tensor.ndim > len(shape):
+        """A tensor broadcast to scores as `[batch, head, query, key]`; None if the shape does not fit scores."""
+        key_axes = [axis for axis, size in enumerate(shape) if size == self.k_len]
+        if not key_axes or tensor.ndim > len(shape):
             return None
-        key = places[-1]
-        queries = [axis for axis, size in enumerate(shape) if size == self.q_len and axis != key]
-        if not queries or shape.numel() % (self.batch * self.q_len * self.k_len):
+        key = key_axes[-1]
+        query_axes = [axis for axis, size in enumerate(shape) if size == self.q_len and axis != key]
+        if not query_axes or shape.numel() % (self.batch * self.q_len * self.k_len):
             return None
-        wide = tensor.detach().to("cpu", torch.float64).expand(shape).movedim((queries[-1], key), (-2, -1))
-        return wide.reshape(self.batch, -1, self.q_len, self.k_len)
+        scores = tensor.detach().to("cpu", torch.float64).expand(shape).movedim((query_axes[-1], key), (-2, -1))
+        return scores.reshape(self.batch, -1, self.q_len, self.k_len)
 
 
 def runs_of(
     subject: UserAttention, seed: int, *, other: bool, q_len: int | None = None, k_len: int | None = None
 ) -> PairedRuns:
-    """Two runs of a subject, watched; with `other` keys have rows of their own. Raises `Unreadable` where the runs do not take
-    the same steps, and what the subject raises."""
-    asked = [
+    """Two recorded runs of a subject, with separate keys if `other`. Raises `Unreadable` if the operations differ, and what the
+    subject raises."""
+    inputs_of_runs = [
         drawer_of(subject, seed + number).inputs(with_context=other, q_len=q_len, k_len=k_len) for number in range(2)
     ]
-    first, second = (watch(partial(ask, subject, inputs), subject.built.files)[1] for inputs in asked)
+    first, second = (watch(partial(output_for, subject, inputs), subject.built.files)[1] for inputs in inputs_of_runs)
     if [_kind(op) for op in first] != [_kind(op) for op in second]:
         raise Unreadable
-    rows = rows_of(subject, asked[0])
+    rows = rows_of(subject, inputs_of_runs[0])
     steps = tuple(OperationPair(*pair) for pair in zip(first, second, strict=True))
     return PairedRuns(steps, rows.queries.shape[0], rows.queries.shape[-2], rows.keys.shape[-2], rows)
 
@@ -371,7 +375,7 @@ def _kind(operation: Operation) -> tuple[object, ...]:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, NaN in the same places."""
+    """Whether two tensors are equal, with NaN equal to NaN."""
     return a is b or bool(a.shape == b.shape and torch.equal(a, b)) or _same_but_nan(a, b)
 
 

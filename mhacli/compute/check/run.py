@@ -1,4 +1,4 @@
-"""`mha check` as a function. What is named by a file or module is examined in a process of its own; nothing here loads torch."""
+"""`mha check` as a Python function. Targets given by name run in a child process; nothing here loads torch."""
 
 from __future__ import annotations
 
@@ -37,34 +37,38 @@ def check(
     seed: int = 0,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
 ) -> Examination:
-    """Whether an implementation of attention is right, and if not, which mistake it makes: what `mha check` prints.
+    """Checks an implementation of attention and names its mistakes, as `mha check` does.
 
-    `target` is a class, a function, a module that is built already, or `FILE.py:NAME` or `package.module:NAME`. A name is
-    imported and run in a process of its own, within `time_limit_s` for each call; an object is examined in this process, a
-    module by a copy. `arguments` are those of the constructor, `call_arguments` those of each call; `against` is another
-    implementation to compare with in place of the reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` say what the
-    author meant where the code does not show it. Raises `MhaError` for what cannot be imported, built or called.
+    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
+    child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. `arguments` go
+    to the constructor, `call_arguments` to each call. `against` is another implementation to compare with, instead of the
+    reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises
+    `MhaError` if the target cannot be imported, built or called.
     """
     with _named(target) as name, _named(against) as other:
-        of = TargetRequest(name or "", _words(arguments), _words(call_arguments), causal, device, seed)
-        calls = of.call_arguments if against_call_arguments is None else _words(against_call_arguments)
-        compared = None
+        target_request = TargetRequest(name or "", _words(arguments), _words(call_arguments), causal, device, seed)
+        against_calls = (
+            target_request.call_arguments if against_call_arguments is None else _words(against_call_arguments)
+        )
+        against_request = None
         if other is not None:
-            compared = replace(of, target=other, arguments=_words(against_arguments), call_arguments=calls)
-        request = CheckRequest(of, compared, mask_means, rope, scale, n_heads, time_limit_s)
-        if all(isinstance(one, str | None) for one in (target, against)):
+            against_request = replace(
+                target_request, target=other, arguments=_words(against_arguments), call_arguments=against_calls
+            )
+        request = CheckRequest(target_request, against_request, mask_means, rope, scale, n_heads, time_limit_s)
+        if all(isinstance(name_or_object, str | None) for name_or_object in (target, against)):
             return examine_in_child(request)
-        return _examined_here(request)
+        return _examine_here(request)
 
 
 def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
-    """The examination of what names of files or modules mean, made in a process of its own; `on_stage` hears of each stage."""
+    """The examination of named targets in a child process; `on_stage` is called at each stage."""
     outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
     examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
     return replace(examination, printed=outcome.printed)
 
 
-def _examined_here(request: CheckRequest) -> Examination:
+def _examine_here(request: CheckRequest) -> Examination:
     from mhacli.compute.base.devices import one_thread
     from mhacli.compute.check.examine import examined
 
@@ -78,17 +82,17 @@ def _no_stage(stage: str, *, limited: bool = True) -> None:
 
 @contextlib.contextmanager
 def _named(thing: object) -> Iterator[str | None]:
-    """The name of a target, by which an object can be found meanwhile."""
+    """A target name that resolves to the object inside the context."""
     if thing is None or isinstance(thing, str):
         yield thing
         return
-    is_written = inspect.isclass(thing) or inspect.isroutine(thing)
-    with naming(thing if is_written else copy.deepcopy(thing)) as name:
+    is_definition = inspect.isclass(thing) or inspect.isroutine(thing)
+    with naming(thing if is_definition else copy.deepcopy(thing)) as name:
         yield name
 
 
 def _words(arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Arguments as the command line has them. Raises `UsageError` for a value that has no literal."""
+    """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
     return tuple((name, _word(name, value)) for name, value in arguments.items())
 
 

@@ -1,4 +1,4 @@
-"""A user's attention asked step by step, with its cache: whether that gives what one call gives, and if not, why."""
+"""Calls a user's attention step by step with its cache, compares with one call, and explains differences."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from mhacli.compute.check.probes.catalogue import Probed
 from mhacli.results.check import Choice, Finding, ProbeResult
 
 _MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4
-"""How many ways of stepping are tried, how many keys a cache has room for beyond the text, and how short a text can be."""
+"""The most conventions to try, the free room of a cache beyond the text, and the shortest text."""
 _SLOW_S = 0.05
 
 
 @dataclass(frozen=True)
 class Stepwise:
-    """What was found: mistakes, choices, the probe that says how it went, the `names` of the arguments that were given, and what
-    a caller must know of steps that are no mistake."""
+    """The result: findings, choices, the cache probe, the `names` of the arguments passed, and notes for callers that are no
+    mistakes."""
 
     findings: tuple[Finding, ...] = ()
     choices: tuple[Choice, ...] = ()
@@ -64,8 +64,8 @@ class Stepwise:
 
 
 @dataclass
-class _TextInParts:
-    """One text, given in parts in the ways of one examination. `full` remembers what one call with its beginning answers."""
+class _SteppedText:
+    """A text to call in steps. `full` caches the outputs of single calls by length."""
 
     caller: UserAttention
     rows: Tensor
@@ -73,55 +73,55 @@ class _TextInParts:
     full: dict[int, Tensor] = field(default_factory=dict)
 
     def whole(self, end: int) -> Tensor:
-        """What a fresh copy answers to the first tokens at once."""
+        """The output of a fresh copy for the first tokens in one call."""
         if end not in self.full:
             call = self.caller.built.call
             fresh = self.caller.of(
                 copy.deepcopy(call) if self.caller.built.module is not None else call, self.caller.dtype
             )
-            keep = None if self.mask is None else torch.ones(end, end, dtype=torch.bool).tril()[None, None]
-            answer = fresh(Inputs(self.rows[:, :end], allowed=keep), mask=self.mask)
-            self.full[end] = answer.out.detach().to("cpu", torch.float64)
+            allowed = None if self.mask is None else torch.ones(end, end, dtype=torch.bool).tril()[None, None]
+            output = fresh(Inputs(self.rows[:, :end], allowed=allowed), mask=self.mask)
+            self.full[end] = output.out.detach().to("cpu", torch.float64)
         return self.full[end]
 
     def outcome(self, stepped: StepResults, ends: Sequence[int]) -> StepwiseRun:
-        """The steps beside the rows of whole calls."""
+        """The outputs of the steps beside those of single calls."""
         starts = (0, *ends[:-1])
-        wanted = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
-        largest = max(float(one.abs().nan_to_num().max()) for one in wanted)
-        return StepwiseRun(tuple(ends), stepped.outs, wanted, max(largest, 1e-30) * TOLERANCE)
+        expected = tuple(self.whole(end)[:, start:end] for start, end in zip(starts, ends, strict=True))
+        largest = max(float(out.abs().nan_to_num().max()) for out in expected)
+        return StepwiseRun(tuple(ends), stepped.outs, expected, max(largest, 1e-30) * TOLERANCE)
 
 
 def examine_stepwise(examined: Examined, probed: Probed, diagnosis: Diagnosis, seed: int, stage: Stage) -> Stepwise:
-    """Prefill and single steps, token by token, and chunks, in each way of handing a cache on that works, until one gives what
-    one call gives. Nothing where it takes no cache, or none that could be given."""
+    """Runs a prefill with single steps, token by token, and chunks, with each convention until one matches a single call. Empty
+    if the subject takes no cache, or if no convention works."""
     caller = replace(examined.subject, is_forgetful=False)
     if caller.mode == "cross" or probed.facts.is_random or caller.sizes.q_len < _FEWEST:
         return Stepwise()
-    caller = _unused(caller, stage)
+    caller = _in_unused_module(caller, stage)
     rows = drawer_of(caller, seed).rows(caller.sizes.q_len).to(caller.dtype)
     mask = _causal_form(probed)
-    asker = _TextInParts(caller, rows, mask)
-    found: list[tuple[StepConvention, list[StepwiseRun]]] = []
+    text = _SteppedText(caller, rows, mask)
+    failing: list[tuple[StepConvention, list[StepwiseRun]]] = []
     slow = probed.facts.call_s > _SLOW_S
-    for stepping in islice(
+    for convention in islice(
         step_conventions(caller, _sizes_of(caller, diagnosis), mask), _MOST_TRIED // (8 if slow else 1)
     ):
-        outcomes = _runs_of(stepping, asker)
+        outcomes = _runs_of(convention, text)
         if outcomes and all(outcome.is_right for outcome in outcomes):
-            return _right(stepping, outcomes)
+            return _matching(convention, outcomes)
         if outcomes:
-            found.append((stepping, outcomes))
-            if _is_settled(found):
+            failing.append((convention, outcomes))
+            if _is_final(failing):
                 break
-    if not found:
+    if not failing:
         return Stepwise()
-    return _wrong(*found[0], asker, diagnosis, probed)
+    return _failing(*failing[0], text, diagnosis, probed)
 
 
-def _unused(caller: UserAttention, stage: Stage) -> UserAttention:
-    """The same with its weights in a module that nobody has called yet: what a cache holds of earlier calls must not be read.
-    Itself where it cannot be built again."""
+def _in_unused_module(caller: UserAttention, stage: Stage) -> UserAttention:
+    """The subject with its weights in a new module, so that no cache holds earlier calls; the subject itself if it cannot be
+    rebuilt."""
     module = caller.built.module
     if module is None:
         return caller
@@ -131,21 +131,21 @@ def _unused(caller: UserAttention, stage: Stage) -> UserAttention:
         weights = dict(module.named_parameters())
         for name, parameter in built.module.named_parameters():
             parameter.data = weights[name].detach().clone()
-        moved = built.module.to(caller.device)
-        call = float64_copy(moved) if caller.dtype == torch.float64 else moved
+        module_on_device = built.module.to(caller.device)
+        call = float64_copy(module_on_device) if caller.dtype == torch.float64 else module_on_device
         return caller.of(call, caller.dtype)
-    except Exception:  # whatever its constructor raises the second time
+    except Exception:  # the second build may raise anything
         return caller
 
 
-def _is_settled(found: list[tuple[StepConvention, list[StepwiseRun]]]) -> bool:
-    """Whether other ways of calling cannot mend it: a table of rotations that is given whole, and read, beside a position."""
-    first = found[0][0]
-    return (first.is_table_whole and bool(first.position_arguments)) or len(found) >= 6
+def _is_final(failing: list[tuple[StepConvention, list[StepwiseRun]]]) -> bool:
+    """Whether further conventions cannot help: the whole rotation table and a position were passed, or enough were tried."""
+    first = failing[0][0]
+    return (first.is_table_whole and bool(first.position_arguments)) or len(failing) >= 6
 
 
 def _causal_form(probed: Probed) -> MaskForm | None:
-    """The form of a mask of queries by keys that works, where it does not mask the future itself."""
+    """A working query-by-key mask form, unless the subject is causal by itself."""
     form = probed.facts.mask
     if probed.facts.visible != "full" or form is None or not {"query", "key"} <= set(form.axes):
         return None
@@ -153,7 +153,7 @@ def _causal_form(probed: Probed) -> MaskForm | None:
 
 
 def _sizes_of(caller: UserAttention, diagnosis: Diagnosis) -> CacheSizes:
-    """What a cache must hold, by the layer that it was found to be, or else by what it was built with."""
+    """The sizes of the cache, from the diagnosed layer or the constructor's arguments."""
     layer = None if diagnosis.candidate is None else diagnosis.candidate.layer
     batch, length = caller.sizes.batch, caller.sizes.q_len + _ROOM
     if layer is None or layer.weights is None:
@@ -164,24 +164,24 @@ def _sizes_of(caller: UserAttention, diagnosis: Diagnosis) -> CacheSizes:
     return CacheSizes(batch, length, layer.n_kv_heads, layer.d_head or d_v, d_v, caller.dtype, caller.device)
 
 
-# ------------------------------------------------------------------------------------------------------------------- asking
+# -------------------------------------------------------------------------------------------------------------------- runs
 
 
-def _runs_of(stepping: StepConvention, asker: _TextInParts) -> list[StepwiseRun]:
-    """A prefill and single steps, token by token, then chunks as far as they are borne; nothing where it does not work so."""
-    length = asker.rows.shape[1]
+def _runs_of(convention: StepConvention, text: _SteppedText) -> list[StepwiseRun]:
+    """The runs of a prefill with single steps, of single tokens, and of chunks if accepted; empty if the convention fails."""
+    length = text.rows.shape[1]
     prefill = (length - 2, length - 1, length)
     try:
-        stepped = stepping(asker.rows, prefill)
-        if not _remembers(stepping, stepped, asker, prefill):
+        stepped = convention(text.rows, prefill)
+        if not _remembers(convention, stepped, text, prefill):
             return []
-        outcomes = [asker.outcome(stepped, prefill)]
-    except Exception:  # whatever a call raises that is made in another way than its author does
+        outcomes = [text.outcome(stepped, prefill)]
+    except Exception:  # the convention does not fit
         return []
     for ends in (tuple(range(1, length + 1)), *_chunks(length)):
         try:
-            outcomes.append(asker.outcome(stepping(asker.rows, ends), ends))
-        except Exception:  # steps of several tokens, or a first call of one, are borne by some only
+            outcomes.append(text.outcome(convention(text.rows, ends), ends))
+        except Exception:  # not every attention accepts chunks, or a first step of one token
             continue
     return outcomes
 
@@ -190,114 +190,118 @@ def _chunks(length: int) -> tuple[tuple[int, ...], ...]:
     return ((length - 3, length - 1, length), (2, length))
 
 
-def _remembers(stepping: StepConvention, stepped: StepResults, asker: _TextInParts, ends: Sequence[int]) -> bool:
-    """Whether there is a cache: the first step left one, and later ones depend on it or make it longer. Where there
-    is a context, the cache may be meant for its keys alone: then later steps must depend on the first."""
-    by_itself = not stepping.passing.names
+def _remembers(convention: StepConvention, stepped: StepResults, text: _SteppedText, ends: Sequence[int]) -> bool:
+    """Whether there is a cache: the first step stores something, and later steps grow it or depend on it. With a context, the
+    cache may hold only its keys; then later steps must depend on the first."""
+    by_itself = not convention.passing.names
     if not cache_is_kept(stepped, by_itself=by_itself):
         return False
-    has_context = any(True for _ in signature_of(stepping.caller.built.call).of_role("context", "kv", "key", "value"))
-    if not has_context and (by_itself or not stepping.passing.paths or cache_grows(stepped)):
+    has_context = any(True for _ in signature_of(convention.caller.built.call).of_role("context", "kv", "key", "value"))
+    if not has_context and (by_itself or not convention.passing.paths or cache_grows(stepped)):
         return True
-    other = asker.rows.clone()
-    other[:, : ends[0]] = other[:, : ends[0]].flip(-1) + 0.5
-    again = stepping(other, ends)
-    return any(max_error(one, two) > 1e-9 for one, two in zip(stepped.outs[1:], again.outs[1:], strict=True))
+    changed = text.rows.clone()
+    changed[:, : ends[0]] = changed[:, : ends[0]].flip(-1) + 0.5
+    changed_run = convention(changed, ends)
+    return any(
+        max_error(first, second) > 1e-9 for first, second in zip(stepped.outs[1:], changed_run.outs[1:], strict=True)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def _right(stepping: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
+def _matching(convention: StepConvention, outcomes: Sequence[StepwiseRun]) -> Stepwise:
     error, has_chunks = max(max(outcome.errors) for outcome in outcomes), any(map(is_chunked, outcomes))
     kinds = "token by token, after a prefill" + (", in chunks" if has_chunks else "")
-    said = f"{kinds}: the same as in one call ({stepping.text})"
-    probe = ProbeResult("cache", said, error, True)
+    message = f"{kinds}: the same as in one call ({convention.text})"
+    probe = ProbeResult("cache", message, error, True)
     notes = () if has_chunks else (f"not examined: {_LATER_CHUNK}, which raises an error",)
-    return Stepwise(probes=(probe,), names=stepping.names, notes=notes)
+    return Stepwise(probes=(probe,), names=convention.names, notes=notes)
 
 
-def _wrong(
-    stepping: StepConvention, outcomes: list[StepwiseRun], asker: _TextInParts, diagnosis: Diagnosis, probed: Probed
+def _failing(
+    convention: StepConvention, outcomes: list[StepwiseRun], text: _SteppedText, diagnosis: Diagnosis, probed: Probed
 ) -> Stepwise:
     failing = [outcome for outcome in outcomes if not outcome.is_right]
     error = max(max(outcome.errors) for outcome in failing)
-    is_causal = asker.mask is not None or bool(probed.facts.visible == "causal")
-    seen = Explainer(stepping, asker.rows, diagnosis, is_causal)
-    made = seen.explained(outcomes)
-    is_right_alone = all(is_chunked(outcome) for outcome in failing)
-    if is_right_alone and (not made or _is_left_to_the_caller(made[0][1], seen, failing[0])):
-        return _of_one_token(stepping, error, _UNLIKE_ONE_CALL[made[0][1].description if made else ""])
-    probe = ProbeResult("cache", f"steps give other outputs than one call ({stepping.text})", error, False)
-    told: list[tuple[str, MistakeVariant | None]] = [*made] or [(seen.likeliest(failing), None)]
-    findings = tuple(seen.finding(code, variant, failing, made) for code, variant in told)
-    return Stepwise(findings, (), (probe,), stepping.names)
+    is_causal = text.mask is not None or bool(probed.facts.visible == "causal")
+    explainer = Explainer(convention, text.rows, diagnosis, is_causal)
+    mistakes = explainer.explained(outcomes)
+    fails_only_in_chunks = all(is_chunked(outcome) for outcome in failing)
+    if fails_only_in_chunks and (not mistakes or _leaves_chunks_to_caller(mistakes[0][1], explainer, failing[0])):
+        return _single_steps_only(convention, error, _CHUNK_PROBLEMS[mistakes[0][1].description if mistakes else ""])
+    probe = ProbeResult("cache", f"steps give other outputs than one call ({convention.text})", error, False)
+    codes: list[tuple[str, MistakeVariant | None]] = [*mistakes] or [(explainer.likeliest(failing), None)]
+    findings = tuple(explainer.finding(code, variant, failing, mistakes) for code, variant in codes)
+    return Stepwise(findings, (), (probe,), convention.names)
 
 
-def _is_left_to_the_caller(variant: MistakeVariant, seen: Explainer, outcome: StepwiseRun) -> bool:
-    """Whether steps of several tokens are not masked at all, or by torch's own causal mask, which is meant for a first call."""
-    return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and seen.is_fused(outcome))
+def _leaves_chunks_to_caller(variant: MistakeVariant, explainer: Explainer, outcome: StepwiseRun) -> bool:
+    """Whether chunks are unmasked, or masked by torch's `is_causal`, which is meant for a first call."""
+    return variant is UNMASKED or (variant is TOP_LEFT_CHUNKS and explainer.is_fused(outcome))
 
 
 _LATER_CHUNK = "a later step of several tokens with the cache"
 
 
-_UNLIKE_ONE_CALL = {
+_CHUNK_PROBLEMS = {
     "": "gives another output than one call",
     UNMASKED.description: "is not causal",
     TOP_LEFT_CHUNKS.description: "is masked as if it came first",
 }
 
 
-def _of_one_token(stepping: StepConvention, error: float, instead: str) -> Stepwise:
-    """Right after a prefill and token by token, and wrong where a later step brings several tokens, which it does not mask."""
-    said = "with a cache it takes one token at a time"
-    note = f"{_LATER_CHUNK} {instead}: give one token at a time"
+def _single_steps_only(convention: StepConvention, error: float, problem: str) -> Stepwise:
+    """The result for a subject that is right except for later chunks, which it does not mask."""
+    message = "with a cache it takes one token at a time"
+    note = f"{_LATER_CHUNK} {problem}: give one token at a time"
     probe = ProbeResult(
         "cache",
-        f"token by token, after a prefill: the same as in one call ({stepping.text}); later chunks differ",
+        f"token by token, after a prefill: the same as in one call ({convention.text}); later chunks differ",
         error,
     )
-    return Stepwise((), (Choice("single-steps", said),), (probe,), stepping.names, (note,))
+    return Stepwise((), (Choice("single-steps", message),), (probe,), convention.names, (note,))
 
 
-# --------------------------------------------------------------------------------------- the mistake that explains steps
+# ----------------------------------------------------------------------------------------------------------- explanations
 
 
 @dataclass(frozen=True)
 class StepwiseRun:
-    """What came of a text that was given in parts which end at `ends`: the answer of each step, what one call answers in its
-    place, and how far they are apart, relative to the tolerance."""
+    """The outputs of steps that end at `ends`, the expected outputs from single calls, and the tolerance."""
 
     ends: tuple[int, ...]
     answers: tuple[Tensor, ...]
-    wanted: tuple[Tensor, ...]
+    expected: tuple[Tensor, ...]
     tolerance: float
 
     @property
     def errors(self) -> tuple[float, ...]:
         """The largest difference of each step."""
-        return tuple(max_error(one, other) for one, other in zip(self.answers, self.wanted, strict=True))
+        return tuple(
+            max_error(output, expected_output)
+            for output, expected_output in zip(self.answers, self.expected, strict=True)
+        )
 
     @property
     def is_right(self) -> bool:
-        """Whether every step answers what one call does."""
+        """Whether every step matches a single call."""
         return max(self.errors) <= self.tolerance
 
     def steps(self, *, is_causal: bool) -> list[DecodingStep]:
-        """The steps, as the arrangement of their keys needs them."""
+        """The steps in the form of the cache catalogue."""
         starts = (0, *self.ends[:-1])
         return [DecodingStep(starts[: n + 1], end, is_causal) for n, end in enumerate(self.ends)]
 
 
 def is_chunked(outcome: StepwiseRun) -> bool:
-    """Whether a step behind the first one brings several tokens."""
+    """Whether a step after the first has several tokens."""
     return any(end - start > 1 for start, end in zip(outcome.ends, outcome.ends[1:], strict=False))
 
 
 @dataclass
 class Explainer:
-    """Looks for the arrangement of cached rows, positions and masks that gives what the steps answered."""
+    """Finds the cache layout, positions and masks that reproduce the outputs of the steps."""
 
     stepping: StepConvention
     rows: Tensor
@@ -306,90 +310,90 @@ class Explainer:
     errors: dict[str, float] = field(default_factory=dict)
 
     def explained(self, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
-        """The mistakes that together give every answer, the fewest; nothing where none do. Where single steps are wrong they
-        alone are explained if chunks are not, or are only unmasked besides."""
+        """The smallest set of mistakes that reproduces every output; empty if there is none. If single steps fail and chunks
+        match nothing or are only unmasked, single steps alone are explained."""
         candidate = self.diagnosis.candidate
         if candidate is None or candidate.layer.weights is None or candidate.layer.bias is not None:
             return []
         with torch.no_grad():
             try:
                 text = projected_text(
-                    candidate.layer, stages_with(self.diagnosis.made), self.rows.to("cpu", torch.float64)
+                    candidate.layer, stages_with(self.diagnosis.mistakes), self.rows.to("cpu", torch.float64)
                 )
-            except Exception:  # a mistake that cannot be made apart from its positions
+            except Exception:  # the mistake depends on positions
                 return []
             return self._fewest(text, outcomes)
 
     def _fewest(self, text: ProjectedText, outcomes: Sequence[StepwiseRun]) -> list[tuple[str, MistakeVariant]]:
         single = [outcome for outcome in outcomes if not is_chunked(outcome)]
-        made = self._matching_mistakes(text, outcomes)
-        is_more = len(made) > 1 and UNMASKED in [variant for _, variant in made]
-        if (not made or is_more) and any(not outcome.is_right for outcome in single):
-            return self._matching_mistakes(text, single) or made
-        return made
+        mistakes = self._matching_mistakes(text, outcomes)
+        has_unmasked_chunks = len(mistakes) > 1 and UNMASKED in [variant for _, variant in mistakes]
+        if (not mistakes or has_unmasked_chunks) and any(not outcome.is_right for outcome in single):
+            return self._matching_mistakes(text, single) or mistakes
+        return mistakes
 
     def _matching_mistakes(
         self, text: ProjectedText, outcomes: Sequence[StepwiseRun]
     ) -> list[tuple[str, MistakeVariant]]:
-        room = self._room(outcomes[0])
+        room = self._n_keys(outcomes[0])
         pool = [
             (code, variant) for code, variants in CACHE_LAYOUTS.items() for variant in variants
             if BY_CODE[code].applies(SourceHints(), text.layer)
         ]  # fmt: skip
-        matching = [[one] for one in pool if self._matches(text, [one], outcomes, room)]
+        matching = [[first] for first in pool if self._matches(text, [first], outcomes, room)]
         if matching:
-            return self._settled(matching, room)
-        pairs = ([one, two] for one, two in product(pool, pool) if one[0] < two[0])
-        return next((made for made in pairs if self._matches(text, made, outcomes, room)), [])
+            return self._chosen_by_n_keys(matching, room)
+        pairs = ([first, second] for first, second in product(pool, pool) if first[0] < second[0])
+        return next((mistakes for mistakes in pairs if self._matches(text, mistakes, outcomes, room)), [])
 
     def _matches(
         self,
         text: ProjectedText,
-        made: Sequence[tuple[str, MistakeVariant]],
+        mistakes: Sequence[tuple[str, MistakeVariant]],
         outcomes: Sequence[StepwiseRun],
         room: int | None,
     ) -> bool:
-        """Whether every step answers what it would with these mistakes."""
+        """Whether these mistakes reproduce the output of every step."""
         order = list(CACHE_LAYOUTS)
         worst = 0.0
-        for outcome in sorted(outcomes, key=lambda one: one.is_right):
-            for step, answer in zip(outcome.steps(is_causal=self.is_causal), outcome.answers, strict=True):
-                laid = right_layout(step)
+        for outcome in sorted(outcomes, key=lambda item: item.is_right):
+            for step, output in zip(outcome.steps(is_causal=self.is_causal), outcome.answers, strict=True):
+                layout = right_layout(step)
                 try:
-                    for _, variant in sorted(made, key=lambda one: order.index(one[0])):
-                        laid = variant.replacement(replace(step, room=room), laid)
-                    gap = max_error(answered(text, step, laid), answer)
-                except (ValueError, IndexError, RuntimeError):  # an arrangement that cannot be made here
+                    for _, variant in sorted(mistakes, key=lambda item: order.index(item[0])):
+                        layout = variant.replacement(replace(step, room=room), layout)
+                    error = max_error(answered(text, step, layout), output)
+                except (ValueError, IndexError, RuntimeError):  # the layout does not fit these steps
                     return False
-                worst = max(worst, gap)
-                if gap > outcome.tolerance:
+                worst = max(worst, error)
+                if error > outcome.tolerance:
                     return False
-        self.errors["+".join(variant.description for _, variant in made)] = worst
+        self.errors["+".join(variant.description for _, variant in mistakes)] = worst
         return True
 
-    def _settled(
+    def _chosen_by_n_keys(
         self, matching: list[list[tuple[str, MistakeVariant]]], room: int | None
     ) -> list[tuple[str, MistakeVariant]]:
-        """Of several that give the same numbers the one that agrees with how many keys the scores have: all of them speak for a
-        mask, fewer for rows that are not read."""
+        """Chooses between sets with the same numbers by the number of keys in the scores: a mask keeps all keys, unread rows
+        reduce them."""
         end = self.rows.shape[1]
         is_short = room is not None and room < end
-        wanted = "cache-order" if is_short else "cache-mask"
-        codes = {made[0][0] for made in matching}
+        expected = "cache-order" if is_short else "cache-mask"
+        codes = {mistakes[0][0] for mistakes in matching}
         if {"cache-order", "cache-mask"} <= codes and room is not None:
-            return next(made for made in matching if made[0][0] == wanted)
+            return next(mistakes for mistakes in matching if mistakes[0][0] == expected)
         return matching[0]
 
-    def _watched(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
+    def _operations(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
         try:
             return watch(lambda: self.stepping(self.rows, outcome.ends), self.stepping.caller.built.files)[1]
-        except Exception:  # what cannot be watched has no lines
+        except Exception:  # the call cannot be recorded
             return ()
 
-    def _room(self, outcome: StepwiseRun) -> int | None:
-        """How many keys the scores of the last step have."""
+    def _n_keys(self, outcome: StepwiseRun) -> int | None:
+        """The number of keys in the scores of the last step."""
         sizes = []
-        for operation in self._watched(outcome):
+        for operation in self._operations(outcome):
             if operation.name == "scaled_dot_product_attention" and len(operation.inputs) > 1:
                 sizes.append(operation.inputs[1].shape[-2])
             elif operation.name == "softmax" and operation.output.ndim >= 2:
@@ -397,52 +401,56 @@ class Explainer:
         return sizes[-1] if sizes else None
 
     def is_fused(self, outcome: StepwiseRun) -> bool:
-        """Whether torch's own function makes the causal mask."""
+        """Whether torch's `scaled_dot_product_attention` makes the causal mask."""
         return any(
             operation.name == "scaled_dot_product_attention" and operation.arguments.get("is_causal") is True
-            for operation in self._watched(outcome)
+            for operation in self._operations(outcome)
         )
 
     def likeliest(self, failing: Sequence[StepwiseRun]) -> str:
-        """The code where no arrangement explains it: by what stands in the scores, and by whether the module knows positions."""
+        """The likeliest code if no layout matches: by the number of keys, and by whether the code uses positions."""
         single = next((outcome for outcome in failing if not is_chunked(outcome)), failing[0])
-        room = self._room(single)
-        if room is not None and room < self.rows.shape[1]:
+        n_keys = self._n_keys(single)
+        if n_keys is not None and n_keys < self.rows.shape[1]:
             return "cache-order"
-        operations = self._watched(single)
-        placing = re.compile(BY_CODE["cache-position"].in_source)
-        is_placed = any(
-            placing.search(operation.source) for operation in operations if operation.name not in ("view", "reshape")
+        operations = self._operations(single)
+        position_pattern = re.compile(BY_CODE["cache-position"].in_source)
+        uses_positions = any(
+            position_pattern.search(operation.source)
+            for operation in operations
+            if operation.name not in ("view", "reshape")
         )
-        return "cache-position" if is_placed else "cache-order"
+        return "cache-position" if uses_positions else "cache-order"
 
     def finding(
         self,
         code: str,
         variant: MistakeVariant | None,
         failing: Sequence[StepwiseRun],
-        made: Sequence[tuple[str, MistakeVariant]],
+        mistakes: Sequence[tuple[str, MistakeVariant]],
     ) -> Finding:
-        """The mistake with its proof, and the smallest text that shows it."""
+        """The finding with its evidence and the smallest example."""
         mistake, first = BY_CODE[code], min(failing, key=lambda outcome: (len(outcome.ends), outcome.ends))
-        number, gap = next((n, gap) for n, gap in enumerate(first.errors) if gap > first.tolerance)
+        number, error_at_step = next(
+            (n, error_at_step) for n, error_at_step in enumerate(first.errors) if error_at_step > first.tolerance
+        )
         start = (0, *first.ends)[number]
-        brought = first.ends[number] - start
-        shown = f"after {start} tokens a step of {brought} is {gap:.3g} off ({self.stepping.text}), "
-        shown += f"in an output whose largest number is {float(first.wanted[number].abs().max()):.3g}"
+        n_tokens = first.ends[number] - start
+        evidence = f"after {start} tokens a step of {n_tokens} is {error_at_step:.3g} off ({self.stepping.text}), "
+        evidence += f"in an output whose largest number is {float(first.expected[number].abs().max()):.3g}"
         line = self._line(code, first)
-        error = None if variant is None else self.errors["+".join(other.description for _, other in made)]
+        error = None if variant is None else self.errors["+".join(other.description for _, other in mistakes)]
         if variant is not None:
             match = f"largest difference {error:.2g}, tolerance {first.tolerance:.2g}"
-            shown = f"matches exactly if {variant.description}: {match}\n{shown}"
-        others = tuple(other for other, _ in made if other != code)
+            evidence = f"matches exactly if {variant.description}: {match}\n{evidence}"
+        others = tuple(other for other, _ in mistakes if other != code)
         tolerance = None if variant is None else first.tolerance
-        return finding_of(mistake, shown, line, error=error, tolerance=tolerance, together=others)
+        return finding_of(mistake, evidence, line, error=error, tolerance=tolerance, together=others)
 
     def _line(self, code: str, outcome: StepwiseRun) -> SourceLine:
-        """The line of a step that makes such a mistake: its positions, what joins the cache, or its mask."""
+        """The line of the mistake: its positions, the cache update, or its mask."""
         mistake = BY_CODE[code]
-        lines = [operation for operation in self._watched(outcome) if operation.line is not None]
+        lines = [operation for operation in self._operations(outcome) if operation.line is not None]
         for name in mistake.operations:
             for operation in lines:
                 if operation.name == name and re.search(mistake.in_source, operation.source):

@@ -16,7 +16,7 @@ from torch import nn
 from mhacli.adapters.usercode.types import AttentionOutput, Built, InputSizes, MaskForm
 from mhacli.compute.check.probes import catalogue as probes
 from mhacli.compute.check.probes.context import ProbeFacts
-from mhacli.compute.check.probes.visibility import name_of, speaks_of_positions
+from mhacli.compute.check.probes.visibility import mentions_positions, pattern_of
 from mhacli.requests.user_code import CheckRequest, TargetRequest
 from mhacli.results.check import PROBES
 
@@ -609,7 +609,7 @@ def test_whom_a_token_sees_is_measured_cell_by_cell():
     ],
 )
 def test_what_is_visible_has_a_name(drawing, name):
-    assert name_of(torch.tensor([[cell == "1" for cell in row] for row in drawing.split()])) == name
+    assert pattern_of(torch.tensor([[cell == "1" for cell in row] for row in drawing.split()])) == name
 
 
 def test_a_triangle_over_fewer_queries_than_keys_is_aligned_at_one_end():
@@ -745,10 +745,10 @@ def test_positions_are_found_in_the_names_of_parameters_and_of_the_source():
             super().__init__(d_model, n_heads)
             self.register_buffer("relPosBias", torch.zeros(1))
 
-    assert speaks_of_positions(built(Biased, d_model=D, n_heads=HEADS))
-    assert speaks_of_positions(built(Rotary, d_model=D, n_heads=HEADS))
-    assert speaks_of_positions(built(Separate, d_model=D, n_heads=HEADS)) is False
-    assert speaks_of_positions(built(torch.addmm)) is None
+    assert mentions_positions(built(Biased, d_model=D, n_heads=HEADS))
+    assert mentions_positions(built(Rotary, d_model=D, n_heads=HEADS))
+    assert mentions_positions(built(Separate, d_model=D, n_heads=HEADS)) is False
+    assert mentions_positions(built(torch.addmm)) is None
 
 
 def test_a_row_of_zeros_is_no_row_that_misses_one():

@@ -66,7 +66,7 @@ def found(name) -> Found:
     ):
         for hypothesis in (one for layer in layers for one in singles(layer, pool, [scene], ())):
             if hypothesis.matches and difference(hypothesis.layer, RIGHT, scene) > scene.tolerance:
-                return Found(subject, hypothesis.layer, hypothesis.made[0], scene)
+                return Found(subject, hypothesis.layer, hypothesis.mistakes[0], scene)
     raise LookupError(name)
 
 

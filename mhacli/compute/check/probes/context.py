@@ -1,4 +1,4 @@
-"""Asking a user's attention with rows of our own making, again and again, and measuring what moved its answer."""
+"""Calls a user's attention with inputs of mha, and measures which input moves the output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
 
 NOT_FINITE_ANYWAY = "NaN or infinite numbers, as with ordinary input"
-"""What a probe says where it cannot tell whether the numbers are due to its own input."""
+"""The message of a probe that cannot attribute NaN or infinity to its own input."""
 
 Visible = Literal[
     "full",
@@ -33,14 +33,14 @@ Visible = Literal[
     "itself only",
     "other",
 ]
-"""Which keys move an output: all; those up to its own place; those before it; one more; those from its own place on; of fewer
-queries than keys those up to its own number, or all but as many as come after it; its own alone; or something else."""
+"""Which keys influence an output: all; up to its own position; before it; one more; from its own position on; with fewer
+queries than keys, up to its own index, or all except as many as follow it; its own only; or another pattern."""
 
 
 class MaskTrial(NamedTuple):
-    """What a way to write a mask does, read one way. `changes` is the largest change that it makes to the output, relative to
-    the output's size; `leaked` the share of what it hides that moves an output all the same, `seen` the share of what it leaves
-    visible that moves one; `nonfinite` counts numbers of the output that it turned into NaN or infinity."""
+    """The effect of a mask form. `changes` is the largest change of the output relative to its size; `leaked` the fraction of
+    hidden keys that still influence the output, `seen` the fraction of visible keys that do; `nonfinite` counts new NaN and
+    infinite numbers."""
 
     form: MaskForm
     changes: float
@@ -50,24 +50,23 @@ class MaskTrial(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether it hides what it is to hide, and nothing but that."""
+        """Whether exactly the hidden keys lose their influence."""
         return self.leaked == 0 and self.seen > 0.5 and not self.nonfinite
 
 
 @dataclass(frozen=True)
 class ProbeFacts:
-    """What the probes measured, for a diagnosis. None, or nothing, is what was not measured.
+    """The measurements of the probes, None or empty where nothing was measured.
 
-    `is_random`: the same input gives another output in eval mode, and the same again after torch is seeded anew;
-    `keeps_state`: it gives another one because of earlier calls. `is_random_with_dropout`: random in eval mode when it is built
-    with dropout, by the arguments `dropout_names`. `influence` `[query, key]`: whether the token at key, of the output's own rows
-    (of a function, of as many keys as queries), moves the output at query; on the diagonal: by its value, not by its query.
-    `visible` names it, `visible_cross` the same for keys of their own, of another number; `largest_future` is the largest
-    relative move of an output by a later token. `is_causal_by_mask`: not by itself, but with a causal mask in its mask argument.
-    `mask` and `padding` are the first forms of masks and padding that work, `masks` the trials of masks. `empty_row`: what a
-    query without any allowed key answers. `is_rescaled`: whether what dropout keeps is divided by 1 − p, None where the numbers
-    allow no verdict, by the error of a slope, `dropout_slope_error`. `call_s` is what a call takes, `nonfinite_queries` are those
-    whose output has NaN or infinity, of ordinary rows.
+    `is_random`: the output varies in eval mode, and seeding torch repeats it. `keeps_state`: earlier calls change the output.
+    `is_random_with_dropout`: random in eval mode when built with dropout, through the arguments `dropout_names`. `influence`
+    `[query, key]`: whether the token at key influences the output at query, for self-attention (for a function, with equal
+    numbers of keys and queries); on the diagonal through its value, not its query. `visible` classifies it, `visible_cross` the
+    same for a context. `largest_future` is the largest relative change of an output by a later token. `is_causal_by_mask`: not
+    causal by itself, but with a causal mask. `mask` and `padding` are the first working forms, `masks` the trials. `empty_row`
+    is the output of a query without visible keys. `is_rescaled`: whether dropout divides by 1 − p, None if undecided;
+    `dropout_slope_error` is the standard error. `call_s` is the duration of a call. `nonfinite_queries` have NaN or infinite
+    outputs for ordinary inputs.
     """
 
     call_s: float = 0.0
@@ -90,18 +89,16 @@ class ProbeFacts:
 
 
 class ProbeReply(NamedTuple):
-    """The answer of a probe, and the fields of `ProbeFacts` that it measured."""
+    """The result of a probe, and the `ProbeFacts` fields that it measured."""
 
     probe: ProbeResult
     facts: dict[str, object]
 
 
-def probe_answer(
-    name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object
-) -> ProbeReply:
-    """A probe's answer; a value that is no finite number is left out."""
-    known = None if value is None or not math.isfinite(value) else float(value)
-    return ProbeReply(ProbeResult(name, message, known, ok), facts)
+def reply(name: str, message: str, value: float | None = None, ok: bool | None = None, **facts: object) -> ProbeReply:
+    """The reply of a probe; a value that is not finite is dropped."""
+    finite_value = None if value is None or not math.isfinite(value) else float(value)
+    return ProbeReply(ProbeResult(name, message, finite_value, ok), facts)
 
 
 _MOVES = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -110,10 +107,10 @@ _TIMED_S = 0.15
 
 
 class ProbeContext:
-    """A user's attention, and what the probes so far have measured of it: `facts`, which their driver keeps up to date.
+    """A user's attention, with the facts that the probes have measured so far.
 
-    Every call begins with the same state of torch's global generator, so that what is random answers alike when it is asked
-    alike; what keeps state is asked as a fresh copy each time. `stage` is called before every call.
+    Every call starts with the same state of torch's generator, so that random outputs repeat. A subject that keeps state gets a
+    fresh copy for each call. `stage` is called before every call.
     """
 
     def __init__(self, subject: UserAttention, request: CheckRequest, *, expects_causal: bool) -> None:
@@ -130,74 +127,74 @@ class ProbeContext:
         )
 
     def begin(self) -> None:
-        """Starts the drawing of rows anew: each probe begins with the same ones."""
+        """Restarts the random inputs, so that each probe gets the same ones."""
         self._drawer.restart()
 
     @property
     def tolerance(self) -> float:
-        """The relative change from which on an output moved."""
+        """The relative change from which an output counts as moved."""
         return _MOVES.get(self.subject.dtype, _MOVES_16)
 
     @property
     def has_keys(self) -> bool:
-        """Whether keys can be given apart from queries."""
+        """Whether keys can differ from the queries."""
         return self.subject.is_function or self.subject.takes_context
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """A name for messages."""
         return "the function" if self.subject.is_function else "the module"
 
-    def ask(
+    def call(
         self,
         inputs: Inputs,
         *,
         mask: MaskForm | None = None,
         padding: MaskForm | None = None,
         training: bool = False,
-        of: UserAttention | None = None,
+        subject: UserAttention | None = None,
         seed: int | None = 0,
     ) -> AttentionOutput:
-        """One call; torch's global generator is seeded with `seed` before it, and afterwards as it was. None: not seeded."""
-        asked = of or self.subject
-        if of is None and self.facts.keeps_state and self._pristine is not None:
-            asked = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
+        """One call, with torch's generator seeded by `seed` and restored afterwards. None: not seeded."""
+        callee = subject or self.subject
+        if subject is None and self.facts.keeps_state and self._pristine is not None:
+            callee = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
         self.stage()
-        return ask(asked, inputs, mask=mask, padding=padding, training=training, seed=seed)
+        return ask(callee, inputs, mask=mask, padding=padding, training=training, seed=seed)
 
     def fresh(self) -> nn.Module | None:
-        """A copy of the module as it was before it was asked anything, None where there is none."""
+        """A copy of the module in its initial state, None without a module."""
         return None if self._pristine is None else copy.deepcopy(self._pristine)
 
     def timed(self, inputs: Inputs) -> float:
-        """How many seconds a call takes: the shortest of five, fewer where they take long."""
-        found: list[float] = []
-        while len(found) < 5 and sum(found) < _TIMED_S:
+        """The duration of a call in seconds: the shortest of up to five."""
+        durations: list[float] = []
+        while len(durations) < 5 and sum(durations) < _TIMED_S:
             begun = time.perf_counter()
-            self.ask(inputs)
-            found.append(time.perf_counter() - begun)
-        return min(found)
+            self.call(inputs)
+            durations.append(time.perf_counter() - begun)
+        return min(durations)
 
     def square(self, length: int | None = None, *, batch: int | None = None, factor: float = 1.0) -> Inputs:
-        """As many keys as queries: the queries' own rows, of a function q, k and v."""
+        """Self-attention inputs; for a function, equally many keys as queries."""
         return _times(self._drawer.inputs(with_context=False, q_len=length, batch=batch), factor)
 
     def oblong(self, k_len: int | None = None, *, factor: float = 1.0) -> Inputs:
-        """Keys of their own, of another number than the queries."""
+        """Inputs with separate keys of another number."""
         return _times(self._drawer.inputs(with_context=True, k_len=k_len), factor)
 
     def replaced(
-        self, inputs: Inputs, places: Sequence[int], *, by: float | None = None, factor: float = 1.0
+        self, inputs: Inputs, positions: Sequence[int], *, by: float | None = None, factor: float = 1.0
     ) -> Inputs:
-        """With the rows of some keys, and their values, drawn anew, or all of one number; of own rows the queries' too."""
-        return self._drawer.replaced(inputs, places, by=by, factor=factor)
+        """The inputs with some keys and values replaced by new random numbers, or by a constant."""
+        return self._drawer.replaced(inputs, positions, by=by, factor=factor)
 
     def moves(self, before: Tensor, after: Tensor) -> bool:
-        """Whether an output moved."""
+        """Whether the output changed."""
         return relative(before, after) > self.tolerance
 
     def moved_queries(self, before: Tensor, after: Tensor) -> Bool[Tensor, "batch query"]:
-        """Which queries of which sequences answer something else."""
+        """Which queries of which sequences changed."""
         change = changes(before, after) / size_of(before)
         return change.movedim(-2, 1).flatten(2).amax(2) > self.tolerance
 
@@ -207,7 +204,7 @@ def _times(inputs: Inputs, factor: float) -> Inputs:
 
 
 def changes(before: Tensor, after: Tensor) -> Tensor:
-    """|after − before| in float64; ∞ where one of them alone is NaN or infinite, or where their shapes differ."""
+    """|after − before| in float64; ∞ where only one is NaN or infinite, or for different shapes."""
     if before.shape != after.shape:
         return torch.full(before.shape or (1,), math.inf, dtype=torch.float64)
     a, b = (tensor.detach().to("cpu", torch.float64) for tensor in (before, after))
@@ -222,20 +219,20 @@ def size_of(tensor: Tensor) -> float:
 
 
 def relative(before: Tensor, after: Tensor) -> float:
-    """The largest change relative to the size of what was before; ∞ where NaN came or went."""
-    found = changes(before, after)
-    return float(found.max()) / size_of(before) if found.numel() else 0.0
+    """The largest change relative to the size of `before`; ∞ if NaN appeared or disappeared."""
+    differences = changes(before, after)
+    return float(differences.max()) / size_of(before) if differences.numel() else 0.0
 
 
 def bad_numbers(tensor: Tensor) -> int:
-    """How many numbers are NaN or infinite."""
+    """The number of NaN and infinite elements."""
     return int((~torch.isfinite(tensor)).sum())
 
 
 def first_line(fault: BaseException) -> str:
-    """What an exception says, in one line."""
-    said = " ".join(str(fault).split())[:200]
-    return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
+    """An exception in one line."""
+    text = " ".join(str(fault).split())[:200]
+    return f"{type(fault).__name__}: {text}" if text else type(fault).__name__
 
 
-Question = Callable[[ProbeContext], ProbeReply]
+ProbeFunction = Callable[[ProbeContext], ProbeReply]
