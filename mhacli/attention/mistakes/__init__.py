@@ -1,7 +1,7 @@
-"""The catalogue of mistakes: what people put in the place of a stage of attention, how it looks, what it does, how it is mended.
+"""The catalogue of mistakes: wrong replacements for stages of attention, with their effects and fixes.
 
-`mha check` puts one entry after another into the reference until one gives what a user's attention gives. A new mistake is an
-entry in the file of its part, below the function that stands in the stage's place. docs/CHECK.md is made from this table.
+`mha check` puts one entry after another into the reference until the outputs match. A new mistake is an entry in the file of
+its part, below its replacement function. docs/CHECK.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mhacli.attention.mistakes.stages import Mistake, MistakeVariant
 __all__ = ["BY_CODE", "MISTAKES", "Mistake", "MistakeVariant"]
 
 MISTAKES: tuple[Mistake, ...] = (*HEADS, *SCORES, *MASKS, *PROJECTIONS, *CACHING)
-"""Every entry, the likelier first within a stage. A code may have several."""
+"""Every entry, the likelier first within a stage. A code may have several entries."""
 
 BY_CODE: Mapping[str, Mistake] = {mistake.code: mistake for mistake in reversed(MISTAKES)}
 """The first entry of every code."""

@@ -1,8 +1,8 @@
-"""Mistakes that one call does not show: in dropout, in what is kept between calls, and in decoding step by step with a cache.
+"""Mistakes that a single call does not show: in dropout, in state between calls, and in decoding with a cache.
 
-One step of decoding, by the stages of attention, is an arrangement: which cached rows stand where, at which position they are
-rotated, and what attends to them. As it should be, it gives the last rows of one call with the whole text; what people get
-wrong with a cache is another arrangement.
+A decoding step is described by a layout: which cached tokens are in which columns, at which position they are rotated, and
+which are visible. The right layout gives the last rows of one call with the whole text. Each mistake with a cache is another
+layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mhacli.attention.mistakes.stages import (
     ReferenceLayer,
     Stages,
     Symptoms,
-    finished,
+    attend_and_merge,
     heads,
 )
 
@@ -30,13 +30,13 @@ from mhacli.attention.mistakes.stages import (
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """Where a step stands in its text: the calls so far, this one too, began at `starts`, and it ends at `end`. `is_causal`: no
-    token sees a later one. `room` is how many keys its scores have, None where nobody knows."""
+    """The position of a step in its text: all calls so far start at `starts`, and this one ends at `end`. `is_causal`: no token
+    sees a later one. `n_keys` is the number of keys in its scores, None if unknown."""
 
     starts: tuple[int, ...]
     end: int
     is_causal: bool
-    room: int | None = None
+    n_keys: int | None = None
 
     @property
     def start(self) -> int:
@@ -45,30 +45,30 @@ class DecodingStep:
 
     @property
     def length(self) -> int:
-        """How many tokens the step brings."""
+        """The number of tokens in the step."""
         return self.end - self.start
 
     @property
     def calls(self) -> list[tuple[int, int]]:
-        """The tokens of every call, `(first, behind the last)`."""
+        """The token range of every call, `(first, end)`."""
         return list(pairwise((*self.starts, self.end)))
 
     def call_of(self, token: int) -> int:
-        """Which call brought a token."""
+        """The index of the call with a token."""
         return max(number for number, start in enumerate(self.starts) if start <= token)
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """What a step attends with: `keys` and `values` tell for every column of the scores the token that stands there, −1 for an
-    empty place; `visible`, bool `[query, key]`, who sees it. `query_places` and `key_places` are the positions that rows are
-    turned by, those of keys by column. Columns of `keys_of_values` hold values in the place of keys, those of `values_of_keys`
-    the other way round; those of `of_first` are rows of the first sequence."""
+    """The keys and values of a step. `keys` and `values` give the token in each column of the scores, −1 for an empty column;
+    `visible` is bool `[query, key]`. `query_positions` and `key_positions` are the rotary positions, those of keys by column.
+    Columns in `keys_of_values` hold values in place of keys, those in `values_of_keys` the reverse; columns in `of_first` come
+    from the first sequence."""
 
     keys: tuple[int, ...]
     values: tuple[int, ...]
-    query_places: tuple[int, ...]
-    key_places: tuple[int, ...]
+    query_positions: tuple[int, ...]
+    key_positions: tuple[int, ...]
     visible: Tensor
     keys_of_values: frozenset[int] = frozenset()
     values_of_keys: frozenset[int] = frozenset()
@@ -79,27 +79,27 @@ Change = Callable[[DecodingStep, CacheLayout], CacheLayout]
 
 
 def right_layout(step: DecodingStep) -> CacheLayout:
-    """The step as it should be: all tokens so far in their order."""
+    """The right layout: all tokens so far, in order."""
     tokens = tuple(range(step.end))
     return CacheLayout(tokens, tokens, tokens[step.start :], tokens, last_rows(step, step.end))
 
 
 def last_rows(step: DecodingStep, n_keys: int, shift: int = 0) -> Tensor:
-    """`[query, key]`: the last rows of the causal triangle over as many columns, or everything."""
+    """`[query, key]`: the last rows of a causal triangle with this number of columns, or everything."""
     ones = torch.ones(step.length, n_keys, dtype=torch.bool)
     return ones.tril(n_keys - step.length + shift) if step.is_causal else ones
 
 
-def with_rows(step: DecodingStep, laid: CacheLayout, keys: tuple[int, ...], values: tuple[int, ...]) -> CacheLayout:
-    """The arrangement with other tokens in its columns, each turned by its own place."""
-    places = tuple(max(token, 0) for token in keys)
-    return replace(laid, keys=keys, values=values, key_places=places, visible=last_rows(step, len(keys)))
+def with_tokens(step: DecodingStep, layout: CacheLayout, keys: tuple[int, ...], values: tuple[int, ...]) -> CacheLayout:
+    """The layout with other tokens in its columns, each at its own position."""
+    positions = tuple(max(token, 0) for token in keys)
+    return replace(layout, keys=keys, values=values, key_positions=positions, visible=last_rows(step, len(keys)))
 
 
 @dataclass(frozen=True, eq=False)
 class ProjectedText:
-    """A text `[batch, length, d_in]` as the stages of a layer project it: heads of queries, keys and values, not rotated.
-    `rotated` remembers rows that were, for many arrangements share them."""
+    """A text `[batch, length, d_in]` projected to heads of queries, keys and values, before rotation. `rotated` caches rotated
+    vectors, which many layouts share."""
 
     layer: ReferenceLayer
     stages: Stages
@@ -109,68 +109,71 @@ class ProjectedText:
     v: Tensor
     rotated: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
 
-    def row(self, which: str, token: int, place: int) -> Tensor:
-        """A row of queries, of keys, or of values in their place, turned by a position; zeros where the token is −1."""
-        found = self.rotated.get((which, token, place))
-        if found is None:
+    def row(self, which: str, token: int, position: int) -> Tensor:
+        """One query, key or value vector, rotated to a position; zeros for token −1."""
+        vector = self.rotated.get((which, token, position))
+        if vector is None:
             plain = {"q": self.q, "k": self.k, "v": self.v}[which]
             row = plain[:, :, token : token + 1] if token >= 0 else torch.zeros_like(plain[:, :, :1])
-            found = row if which == "v" else _rotated(self.layer, self.stages, row, place, is_query=which == "q")
-            self.rotated[which, token, place] = found
-        return found
+            vector = row if which == "v" else _rotated(self.layer, self.stages, row, position, is_query=which == "q")
+            self.rotated[which, token, position] = vector
+        return vector
 
 
 def projected_text(layer: ReferenceLayer, stages: Stages, rows: Tensor) -> ProjectedText:
-    """The text, projected and split into heads by the stages of a layer."""
-    asked = rows if layer.before is None else layer.before(rows)
+    """The text, projected and split into heads by a layer."""
+    inputs = rows if layer.before is None else layer.before(rows)
     return ProjectedText(
-        layer, stages, rows, *heads(stages, replace(layer, pairing=None), ReferenceInputs(asked, asked, asked))
+        layer, stages, rows, *heads(stages, replace(layer, pairing=None), ReferenceInputs(inputs, inputs, inputs))
     )
 
 
-def answered(text: ProjectedText, step: DecodingStep, laid: CacheLayout) -> Tensor:
-    """The output `[batch, query, d_out]` of a step that attends so."""
+def step_output(text: ProjectedText, step: DecodingStep, layout: CacheLayout) -> Tensor:
+    """The output `[batch, query, d_out]` of a step with this layout."""
     queries = range(step.start, step.end)
-    q = torch.cat([text.row("q", token, place) for token, place in zip(queries, laid.query_places, strict=True)], dim=2)
+    q = torch.cat(
+        [text.row("q", token, position) for token, position in zip(queries, layout.query_positions, strict=True)], dim=2
+    )
     keys, values = [], []
-    for n, (key, value, place) in enumerate(zip(laid.keys, laid.values, laid.key_places, strict=True)):
-        k = text.row("v", key, 0) if n in laid.keys_of_values else text.row("k", key, place)
-        v = text.row("k", value, value) if n in laid.values_of_keys else text.row("v", value, 0)
-        keys.append(k[:1].expand_as(k) if n in laid.of_first else k)
-        values.append(v[:1].expand_as(v) if n in laid.of_first else v)
-    made = (q, torch.cat(keys, dim=2), torch.cat(values, dim=2))
-    return finished(text.stages, text.layer, made, laid.visible[None, None], None, text.rows[:, step.start : step.end])
+    for n, (key, value, position) in enumerate(zip(layout.keys, layout.values, layout.key_positions, strict=True)):
+        k = text.row("v", key, 0) if n in layout.keys_of_values else text.row("k", key, position)
+        v = text.row("k", value, value) if n in layout.values_of_keys else text.row("v", value, 0)
+        keys.append(k[:1].expand_as(k) if n in layout.of_first else k)
+        values.append(v[:1].expand_as(v) if n in layout.of_first else v)
+    qkv = (q, torch.cat(keys, dim=2), torch.cat(values, dim=2))
+    return attend_and_merge(
+        text.stages, text.layer, qkv, layout.visible[None, None], None, text.rows[:, step.start : step.end]
+    )
 
 
-def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, place: int, *, is_query: bool = False) -> Tensor:
-    """A row of queries or keys as the layer turns it at a place: queries stand at the end of the keys, keys from the
-    beginning."""
+def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, position: int, *, is_query: bool = False) -> Tensor:
+    """One query or key vector, rotated to a position."""
     if layer.pairing is None:
         return row
-    long = row.new_zeros(*row.shape[:2], place + 1, row.shape[-1])
+    padded = row.new_zeros(*row.shape[:2], position + 1, row.shape[-1])
     if is_query:
-        return stages.rotate(layer, row, long)[0]
-    long[:, :, place:] = row
-    return stages.rotate(layer, row, long)[1][:, :, place:]
+        return stages.rotate(layer, row, padded)[0]
+    padded[:, :, position:] = row
+    return stages.rotate(layer, row, padded)[1][:, :, position:]
 
 
 # ------------------------------------------------------------------------------------------------------------------- positions
 
 
-def _placed(queries: Callable[[DecodingStep, int], int], keys: Callable[[DecodingStep, int], int]) -> Change:
-    """Queries and keys turned by other places than their own, by token; what is empty is not turned."""
+def _at_positions(queries: Callable[[DecodingStep, int], int], keys: Callable[[DecodingStep, int], int]) -> Change:
+    """Queries and keys rotated to other positions, given by token; empty columns are not rotated."""
 
-    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
+    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         return replace(
-            laid,
-            query_places=tuple(max(0, queries(step, token)) for token in range(step.start, step.end)),
-            key_places=tuple(max(0, keys(step, token)) if token >= 0 else 0 for token in laid.keys),
+            layout,
+            query_positions=tuple(max(0, queries(step, token)) for token in range(step.start, step.end)),
+            key_positions=tuple(max(0, keys(step, token)) if token >= 0 else 0 for token in layout.keys),
         )
 
     return change
 
 
-def _own(step: DecodingStep, token: int) -> int:
+def _right(step: DecodingStep, token: int) -> int:
     return token
 
 
@@ -178,7 +181,7 @@ def _in_step(step: DecodingStep, token: int) -> int:
     return token - step.starts[step.call_of(token)]
 
 
-def _from_number(step: DecodingStep, token: int) -> int:
+def _by_call_count(step: DecodingStep, token: int) -> int:
     return _in_step(step, token) + step.call_of(token)
 
 
@@ -186,45 +189,49 @@ def _shifted(by: int) -> Callable[[DecodingStep, int], int]:
     return lambda step, token: token + by if step.call_of(token) else token
 
 
-def _again(step: DecodingStep, token: int) -> int:
+def _rotated_again(step: DecodingStep, token: int) -> int:
     return token * (len(step.starts) - step.call_of(token))
 
 
-def _last(step: DecodingStep, token: int) -> int:
+def _last_of_call(step: DecodingStep, token: int) -> int:
     call = step.call_of(token)
     return step.calls[call][1] - 1 if call else token
 
 
-def _of_step(step: DecodingStep, token: int) -> int:
+def _start_of_step(step: DecodingStep, token: int) -> int:
     return step.start if step.start else token
 
 
-def _from(place: int) -> Callable[[DecodingStep, int], int]:
-    return lambda step, token: place + _in_step(step, token) if step.call_of(token) else token
+def _from(start: int) -> Callable[[DecodingStep, int], int]:
+    return lambda step, token: start + _in_step(step, token) if step.call_of(token) else token
 
 
-_PLACES = (
-    MistakeVariant("a step is rotated as if it began at position 0", _placed(_in_step, _in_step)),
+_POSITIONS = (
+    MistakeVariant("a step is rotated as if it began at position 0", _at_positions(_in_step, _in_step)),
     MistakeVariant(
         "the queries of a step are rotated as if it began at position 0, its keys as they should be",
-        _placed(_in_step, _own),
+        _at_positions(_in_step, _right),
     ),
     MistakeVariant(
         "the keys of a step are rotated as if it began at position 0, its queries as they should be",
-        _placed(_own, _in_step),
+        _at_positions(_right, _in_step),
     ),
-    MistakeVariant("cached keys, rotated already, are rotated again in every step", _placed(_own, _again)),
-    MistakeVariant("a step stands one position too far to the right", _placed(_shifted(1), _shifted(1))),
-    MistakeVariant("a step stands one position too far to the left", _placed(_shifted(-1), _shifted(-1))),
-    MistakeVariant("the queries of a step stand one position too far to the right", _placed(_shifted(1), _own)),
-    MistakeVariant("the queries of a step stand one position too far to the left", _placed(_shifted(-1), _own)),
-    MistakeVariant("the keys of a step stand one position too far to the right", _placed(_own, _shifted(1))),
-    MistakeVariant("the keys of a step stand one position too far to the left", _placed(_own, _shifted(-1))),
-    MistakeVariant("positions count the calls and not the tokens", _placed(_from_number, _from_number)),
-    MistakeVariant("all tokens of a step stand at its last position", _placed(_last, _last)),
-    MistakeVariant("all keys, cached ones too, are rotated by the position of the step", _placed(_own, _of_step)),
+    MistakeVariant(
+        "cached keys, rotated already, are rotated again in every step", _at_positions(_right, _rotated_again)
+    ),
+    MistakeVariant("a step stands one position too far to the right", _at_positions(_shifted(1), _shifted(1))),
+    MistakeVariant("a step stands one position too far to the left", _at_positions(_shifted(-1), _shifted(-1))),
+    MistakeVariant("the queries of a step stand one position too far to the right", _at_positions(_shifted(1), _right)),
+    MistakeVariant("the queries of a step stand one position too far to the left", _at_positions(_shifted(-1), _right)),
+    MistakeVariant("the keys of a step stand one position too far to the right", _at_positions(_right, _shifted(1))),
+    MistakeVariant("the keys of a step stand one position too far to the left", _at_positions(_right, _shifted(-1))),
+    MistakeVariant("positions count the calls and not the tokens", _at_positions(_by_call_count, _by_call_count)),
+    MistakeVariant("all tokens of a step stand at its last position", _at_positions(_last_of_call, _last_of_call)),
+    MistakeVariant(
+        "all keys, cached ones too, are rotated by the position of the step", _at_positions(_right, _start_of_step)
+    ),
     *(
-        MistakeVariant(f"every step is rotated as if it began at position {n}", _placed(_from(n), _from(n)))
+        MistakeVariant(f"every step is rotated as if it began at position {n}", _at_positions(_from(n), _from(n)))
         for n in range(1, 9)
     ),
 )
@@ -232,17 +239,17 @@ _PLACES = (
 # ----------------------------------------------------------------------------------------------------------------------- order
 
 
-def _rows(tokens: Callable[[DecodingStep], list[int]], of: str = "both", *, by_column: bool = False) -> Change:
-    """Other tokens in the columns of the keys, of the values, or of both; turned by their own places or by their columns."""
+def _rows(tokens: Callable[[DecodingStep], list[int]], part: str = "both", *, by_column: bool = False) -> Change:
+    """Other tokens in the columns of keys, values, or both, rotated by token position or by column."""
 
-    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-        found = tuple(tokens(step))
-        keys = found if of != "values" else laid.keys
-        values = found if of != "keys" else laid.values
+    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+        token_columns = tuple(tokens(step))
+        keys = token_columns if part != "values" else layout.keys
+        values = token_columns if part != "keys" else layout.values
         if len(keys) != len(values):
             raise ValueError("as many keys as values")
-        made = with_rows(step, laid, keys, values)
-        return replace(made, key_places=tuple(range(len(keys)))) if by_column else made
+        new_layout = with_tokens(step, layout, keys, values)
+        return replace(new_layout, key_positions=tuple(range(len(keys)))) if by_column else new_layout
 
     return change
 
@@ -255,17 +262,17 @@ def _step_reversed(step: DecodingStep) -> list[int]:
     return list(reversed(range(step.end)))
 
 
-def _written_at(place: Callable[[DecodingStep, int], int]) -> Callable[[DecodingStep], list[int]]:
-    """What is left where every call writes its rows from some place on, and the first columns are read."""
+def _written_from(start: Callable[[DecodingStep, int], int]) -> Callable[[DecodingStep], list[int]]:
+    """The first columns of a cache in which every call writes from a given column on."""
 
-    def left(step: DecodingStep) -> list[int]:
+    def tokens(step: DecodingStep) -> list[int]:
         columns = [-1] * (2 * step.end + 2)
         for number, (first, end) in enumerate(step.calls):
-            at = max(0, place(step, number))
-            columns[at : at + end - first] = range(first, end)
+            column = max(0, start(step, number))
+            columns[column : column + end - first] = range(first, end)
         return columns[: step.end]
 
-    return left
+    return tokens
 
 
 def _this_step(step: DecodingStep) -> list[int]:
@@ -291,25 +298,25 @@ def _first_columns(step: DecodingStep) -> list[int]:
     return list(range(step.length))
 
 
-def _late(step: DecodingStep) -> list[int]:
+def _without_step(step: DecodingStep) -> list[int]:
     return list(range(step.start)) or list(range(step.end))
 
 
-def _old_by_first(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-    return replace(laid, of_first=frozenset(n for n, token in enumerate(laid.keys) if 0 <= token < step.start))
+def _cached_from_first(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    return replace(layout, of_first=frozenset(n for n, token in enumerate(layout.keys) if 0 <= token < step.start))
 
 
-def _all_by_first(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-    return replace(laid, of_first=frozenset(range(len(laid.keys)))) if step.start else laid
+def _all_from_first(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    return replace(layout, of_first=frozenset(range(len(layout.keys)))) if step.start else layout
 
 
 def _swapped(keep: Callable[[DecodingStep, int], bool], *, keys: bool = True, values: bool = True) -> Change:
-    """Rows of some tokens stand as values where keys should, and as keys where values should."""
+    """The layout with keys and values exchanged for some tokens."""
 
-    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-        found = frozenset(n for n, token in enumerate(laid.keys) if token >= 0 and keep(step, token))
-        none: frozenset[int] = frozenset()
-        return replace(laid, keys_of_values=found if keys else none, values_of_keys=found if values else none)
+    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+        columns = frozenset(n for n, token in enumerate(layout.keys) if token >= 0 and keep(step, token))
+        empty: frozenset[int] = frozenset()
+        return replace(layout, keys_of_values=columns if keys else empty, values_of_keys=columns if values else empty)
 
     return change
 
@@ -319,7 +326,7 @@ def _is_old(step: DecodingStep, token: int) -> bool:
 
 
 def _is_odd(step: DecodingStep, token: int) -> bool:
-    """Each handing over exchanges what came before: what went through an odd number of them is exchanged."""
+    """Whether keys and values were exchanged an odd number of times on the way to this step."""
     return (len(step.starts) - 1 - step.call_of(token)) % 2 == 1
 
 
@@ -338,7 +345,7 @@ _ORDERS = (
         for turned in ("", ", and keys are rotated by their positions")
     ),
     *(
-        MistakeVariant(f"the {what} of every step are written {where}", _rows(_written_at(place), of))
+        MistakeVariant(f"the {what} of every step are written {where}", _rows(_written_from(place), of))
         for what, of in (("rows", "both"), ("keys", "keys"), ("values", "values"))
         for where, place in _WRITTEN.items()
     ),
@@ -346,12 +353,12 @@ _ORDERS = (
     MistakeVariant("only the rows of the step before are kept", _rows(_two_steps)),
     MistakeVariant("only the rows of the first call are kept", _rows(_first_and_this)),
     MistakeVariant("as many rows are read from the beginning of the cache as the step has", _rows(_first_columns)),
-    MistakeVariant("the rows of the step itself are not read", _rows(_late)),
+    MistakeVariant("the rows of the step itself are not read", _rows(_without_step)),
     MistakeVariant("the rows of a step stand in the cache twice", _rows(_twice)),
     MistakeVariant("all rows are read in the opposite order", _rows(_step_reversed)),
     MistakeVariant("the values alone are read in the opposite order", _rows(_step_reversed, "values")),
-    MistakeVariant("every sequence of the batch reads the cached rows of the first one", _old_by_first),
-    MistakeVariant("every sequence of the batch reads the rows of the first one", _all_by_first),
+    MistakeVariant("every sequence of the batch reads the cached rows of the first one", _cached_from_first),
+    MistakeVariant("every sequence of the batch reads the rows of the first one", _all_from_first),
     MistakeVariant("cached keys and values are exchanged whenever they are handed on", _swapped(_is_odd)),
     MistakeVariant("cached keys are read as values, and values as keys", _swapped(_is_old)),
     MistakeVariant(
@@ -365,9 +372,9 @@ _ORDERS = (
 # ----------------------------------------------------------------------------------------------------------------------- masks
 
 
-def _visible_by(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
-    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-        return replace(laid, visible=rule(step, len(laid.keys))) if step.start else laid
+def _with_visibility(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
+    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+        return replace(layout, visible=rule(step, len(layout.keys))) if step.start else layout
 
     return change
 
@@ -378,28 +385,28 @@ def _top_left(step: DecodingStep, n_keys: int) -> torch.Tensor:
 
 def _columns(keep: Callable[[DecodingStep, int], bool]) -> Callable[[DecodingStep, int], torch.Tensor]:
     def rule(step: DecodingStep, n_keys: int) -> torch.Tensor:
-        kept = torch.tensor([keep(step, column) for column in range(n_keys)])
-        return last_rows(step, n_keys) & kept
+        is_kept = torch.tensor([keep(step, column) for column in range(n_keys)])
+        return last_rows(step, n_keys) & is_kept
 
     return rule
 
 
-def _with_room(is_meant: Callable[[DecodingStep], bool], *, sees_all: bool) -> Change:
-    """In some steps columns for all that the cache has room for, what is empty too."""
+def _with_empty_columns(applies: Callable[[DecodingStep], bool], *, sees_all: bool) -> Change:
+    """The layout with the empty columns of the cache, in some steps."""
 
-    def change(step: DecodingStep, laid: CacheLayout) -> CacheLayout:
-        n_empty = (step.room or 0) - len(laid.keys)
-        if n_empty <= 0 or not is_meant(step):
-            return laid
-        visible = torch.ones(step.length, len(laid.keys) + n_empty, dtype=torch.bool)
+    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+        n_empty = (step.n_keys or 0) - len(layout.keys)
+        if n_empty <= 0 or not applies(step):
+            return layout
+        visible = torch.ones(step.length, len(layout.keys) + n_empty, dtype=torch.bool)
         if not sees_all:
-            visible[:, : len(laid.keys)] = laid.visible
-        more = (-1,) * n_empty
+            visible[:, : len(layout.keys)] = layout.visible
+        empty = (-1,) * n_empty
         return replace(
-            laid,
-            keys=laid.keys + more,
-            values=laid.values + more,
-            key_places=laid.key_places + (0,) * n_empty,
+            layout,
+            keys=layout.keys + empty,
+            values=layout.values + empty,
+            key_positions=layout.key_positions + (0,) * n_empty,
             visible=visible,
         )
 
@@ -408,56 +415,60 @@ def _with_room(is_meant: Callable[[DecodingStep], bool], *, sees_all: bool) -> C
 
 UNMASKED = MistakeVariant(
     "nothing keeps the tokens of a step from attending to the later ones of it",
-    _visible_by(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)),
+    _with_visibility(lambda step, n_keys: torch.ones(step.length, n_keys, dtype=torch.bool)),
 )
-TOP_LEFT = MistakeVariant("the causal mask of a step puts its first query at the first key", _visible_by(_top_left))
+TOP_LEFT = MistakeVariant(
+    "the causal mask of a step puts its first query at the first key", _with_visibility(_top_left)
+)
 TOP_LEFT_CHUNKS = MistakeVariant(
     "the causal mask of a step of several tokens puts its first query at the first key",
-    _visible_by(lambda step, n_keys: (_top_left if step.length > 1 else last_rows)(step, n_keys)),
+    _with_visibility(lambda step, n_keys: (_top_left if step.length > 1 else last_rows)(step, n_keys)),
 )
-_SEEN = (
+_VISIBILITY = (
     TOP_LEFT,
     TOP_LEFT_CHUNKS,
     UNMASKED,
-    MistakeVariant("a step sees one key too few: not itself", _visible_by(lambda step, n: last_rows(step, n, -1))),
-    MistakeVariant("a step sees one key too many", _visible_by(lambda step, n: last_rows(step, n, 1))),
+    MistakeVariant("a step sees one key too few: not itself", _with_visibility(lambda step, n: last_rows(step, n, -1))),
+    MistakeVariant("a step sees one key too many", _with_visibility(lambda step, n: last_rows(step, n, 1))),
     MistakeVariant(
-        "the cached keys are hidden from a step", _visible_by(_columns(lambda step, column: column >= step.start))
+        "the cached keys are hidden from a step", _with_visibility(_columns(lambda step, column: column >= step.start))
     ),
     MistakeVariant(
-        "the keys of a step are hidden from it", _visible_by(_columns(lambda step, column: column < step.start))
+        "the keys of a step are hidden from it", _with_visibility(_columns(lambda step, column: column < step.start))
     ),
-    MistakeVariant("the first key is hidden from a step", _visible_by(_columns(lambda step, column: column > 0))),
+    MistakeVariant("the first key is hidden from a step", _with_visibility(_columns(lambda step, column: column > 0))),
     MistakeVariant(
         "the last cached key is hidden from a step",
-        _visible_by(_columns(lambda step, column: column != step.start - 1)),
+        _with_visibility(_columns(lambda step, column: column != step.start - 1)),
     ),
-    MistakeVariant("the empty places of the cache are attended to", _with_room(lambda step: True, sees_all=False)),
+    MistakeVariant(
+        "the empty places of the cache are attended to", _with_empty_columns(lambda step: True, sees_all=False)
+    ),
     MistakeVariant(
         "nothing is masked, and the empty places of the cache are attended to",
-        _with_room(lambda step: True, sees_all=True),
+        _with_empty_columns(lambda step: True, sees_all=True),
     ),
     MistakeVariant(
         "in later steps the empty places of the cache are attended to",
-        _with_room(lambda step: step.start > 0, sees_all=True),
+        _with_empty_columns(lambda step: step.start > 0, sees_all=True),
     ),
     MistakeVariant(
         "in steps of one token the empty places of the cache are attended to",
-        _with_room(lambda step: step.length == 1, sees_all=True),
+        _with_empty_columns(lambda step: step.length == 1, sees_all=True),
     ),
 )
 
 
-def _acts_in_eval(seen: Symptoms) -> str | None:
-    if seen.is_random:
-        return seen.messages["determinism"]
-    return seen.messages["dropout in eval"] if seen.is_random_with_dropout else None
+def _acts_in_eval(symptoms: Symptoms) -> str | None:
+    if symptoms.is_random:
+        return symptoms.messages["determinism"]
+    return symptoms.messages["dropout in eval"] if symptoms.is_random_with_dropout else None
 
 
-def _remembers_calls(seen: Symptoms) -> str | None:
-    if seen.keeps_state:
-        return seen.messages["determinism"]
-    return "the mask of one call still acts in the next one" if seen.remembers_masks else None
+def _remembers_calls(symptoms: Symptoms) -> str | None:
+    if symptoms.keeps_state:
+        return symptoms.messages["determinism"]
+    return "the mask of one call still acts in the next one" if symptoms.remembers_masks else None
 
 
 CACHING = (
@@ -529,7 +540,7 @@ CACHING = (
 
 CACHE_LAYOUTS: Mapping[str, tuple[MistakeVariant, ...]] = {
     "cache-order": _ORDERS,
-    "cache-position": _PLACES,
-    "cache-mask": _SEEN,
+    "cache-position": _POSITIONS,
+    "cache-mask": _VISIBILITY,
 }
-"""What each of them makes of a step: a `Change` of its arrangement."""
+"""The wrong layouts of each code; each replacement is a `Change`."""

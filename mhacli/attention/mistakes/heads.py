@@ -1,4 +1,4 @@
-"""Mistakes in cutting rows into heads, in sharing heads, and in joining them again."""
+"""Mistakes in splitting vectors into heads, sharing kv heads, and merging heads."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mhacli.attention.mistakes.stages import (
     require,
 )
 
-# --------------------------------------------------------------------------------------------------------------------- cutting
+# -------------------------------------------------------------------------------------------------------------------- splitting
 
 
-def split_flat(*of: str) -> Callable[..., Tensor]:
-    """Rows read as heads without moving the axis, for some of q, k and v."""
+def split_flat(*letters: str) -> Callable[..., Tensor]:
+    """Vectors split into heads by a reshape without a transpose, for some of q, k and v."""
 
     def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
         require(n_heads > 1)
-        if which not in of:
+        if which not in letters:
             return stages.split(layer, rows, n_heads, which)
         return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
 
@@ -36,31 +36,31 @@ def split_flat(*of: str) -> Callable[..., Tensor]:
 
 
 def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
-    """One projection of all three, reshaped to axes in another order than they lie in: `b` the batch, `3` queries, keys and
-    values, `h` heads, `t` tokens, `d` columns. The rows are cut right afterwards."""
+    """A fused projection reshaped to axes in the wrong order: `b` batch, `3` queries, keys and values, `h` heads, `t` tokens,
+    `d` columns."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
         fused = torch.cat([projection(rows.queries) for projection in inputs_of(layer)], dim=-1)
         sizes = {"b": fused.shape[0], "3": 3, "h": layer.n_heads, "t": fused.shape[1], "d": -1}
-        read = fused.reshape([sizes[axis] for axis in order])
-        return tuple(part.flatten(2) for part in read.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
+        reshaped = fused.reshape([sizes[axis] for axis in order])
+        return tuple(part.flatten(2) for part in reshaped.permute([order.index(axis) for axis in "3bthd"]).unbind(0))
 
     return project
 
 
-def planes_split(*of: str) -> Callable[..., Tensor]:
-    """Planes of head and batch, head after head, where the others lie batch after batch, for some of q, k and v."""
+def planes_split(*letters: str) -> Callable[..., Tensor]:
+    """Heads in the order head, batch instead of batch, head, for some of q, k and v."""
 
     def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
         heads = stages.split(layer, rows, n_heads, which)
         require(rows.shape[0] > 1 and n_heads > 1)
-        return heads.transpose(0, 1).reshape(heads.shape) if which in of else heads
+        return heads.transpose(0, 1).reshape(heads.shape) if which in letters else heads
 
     return split
 
 
-_CUTTING = (
+_SPLITTING = (
     Mistake(
         "split-without-transpose",
         "the projected rows are read as heads without moving the axis of the tokens",
@@ -122,11 +122,11 @@ _CUTTING = (
 )
 
 
-# --------------------------------------------------------------------------------------------------------------------- joining
+# ----------------------------------------------------------------------------------------------------------------------- merging
 
 
 def merged_as(order: str) -> Callable[..., Tensor]:
-    """Heads read as rows with the axes in this order: `b` the batch, `h` heads, `t` tokens, `d` columns."""
+    """Heads merged with the axes in this order: `b` batch, `h` heads, `t` tokens, `d` columns."""
 
     def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
         require(z.shape[1] > 1)
@@ -136,19 +136,19 @@ def merged_as(order: str) -> Callable[..., Tensor]:
 
 
 def planes_read(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """Planes that lie batch after batch, each with its heads, read as heads, each with its batch."""
+    """Merged heads, with planes in the order batch, head read as head, batch."""
     batch, n_heads = z.shape[:2]
     require(n_heads > 1 and batch > 1)
     return stages.merge(layer, z.reshape(n_heads, batch, *z.shape[2:]).transpose(0, 1))
 
 
 def planes_laid(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """Planes that lie head after head, each with its batch, read as batches, each with its heads."""
+    """Merged heads, with planes in the order head, batch read as batch, head."""
     require(z.shape[0] > 1 and z.shape[1] > 1)
     return stages.merge(layer, z.transpose(0, 1).reshape(z.shape))
 
 
-_JOINING = (
+_MERGING = (
     Mistake(
         "merge-without-transpose",
         "the heads are joined without moving their axis back behind the tokens",
@@ -209,18 +209,18 @@ _JOINING = (
 
 
 def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """`[batch, length, head, d]`, whose heads lie where tokens should: they attend to each other within a token."""
+    """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
     require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
     return rows.reshape(*rows.shape[:2], n_heads, -1)
 
 
 def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """Values that are not cut: every head weighs whole rows."""
+    """Heads, but whole value vectors for every head."""
     require(n_heads > 1)
     return rows[:, None] if which == "v" else stages.split(layer, rows, n_heads, which)
 
 
-_NOT_CUT = (
+_NOT_SPLIT = (
     Mistake(
         "attention-over-heads",
         "the axis of the tokens stays before that of the heads: the heads of a token attend to each other",
@@ -257,13 +257,17 @@ _NOT_CUT = (
 
 
 def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Heads made one by a mean or a sum, as wide as the output projection reads."""
+    """One head from all by a mean or a sum, repeated to the width of the output projection if necessary."""
 
     def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
         require(z.shape[1] > 1)
-        one = reduced(z)
-        wide = layer.weights is not None and layer.weights.out is not None
-        return one if not wide or out_of(layer).weight.shape[1] == one.shape[-1] else one.repeat(1, 1, z.shape[1])
+        single = reduced(z)
+        has_out = layer.weights is not None and layer.weights.out is not None
+        return (
+            single
+            if not has_out or out_of(layer).weight.shape[1] == single.shape[-1]
+            else single.repeat(1, 1, z.shape[1])
+        )
 
     return merge
 
@@ -294,7 +298,7 @@ _REDUCED = (
 
 
 def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callable[..., Tensor]:
-    """Another kv head for each query head, of keys, values or both."""
+    """Keys, values or both of another kv head for each query head."""
 
     def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
         require(heads.shape[1] > 1)
@@ -304,7 +308,7 @@ def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callab
 
 
 def tiled(heads: Tensor, n_heads: int) -> Tensor:
-    """0 1 0 1 where 0 0 1 1 is right."""
+    """KV heads repeated as 0 1 0 1 instead of 0 0 1 1."""
     require(heads.shape[1] != n_heads)
     return heads.repeat(1, n_heads // heads.shape[1], 1, 1)
 
@@ -335,13 +339,13 @@ _TILED = (
 
 
 def repeated_head(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """Head 0 side by side with itself."""
+    """Head 0 repeated in place of all heads."""
     require(z.shape[1] > 1)
     return stages.merge(layer, z[:, :1].expand_as(z))
 
 
 def first_for_all(heads: Tensor, n_heads: int) -> Tensor:
-    """Head 0 for every query head."""
+    """The first head for every query head."""
     return heads[:, :1].expand(-1, n_heads, -1, -1)
 
 
@@ -350,8 +354,8 @@ def last_for_all(heads: Tensor, n_heads: int) -> Tensor:
     return heads[:, -1:].expand(-1, n_heads, -1, -1)
 
 
-def asked_by_one(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """Products of one head's queries with the keys of all."""
+def queries_of_one_head(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """Products of one head's queries with all keys."""
 
     def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
         require(q.shape[1] > 1)
@@ -371,7 +375,7 @@ def patterns_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor
 
 
 def mean_for_all(heads: Tensor, n_heads: int) -> Tensor:
-    """The mean of the heads for each."""
+    """The mean head for every query head."""
     return heads.mean(dim=1, keepdim=True).expand(-1, n_heads, -1, -1)
 
 
@@ -396,19 +400,19 @@ _SHARED = (
     ),
     *(
         Mistake(
-            f"{one}-of-one-head",
-            f"every head reads the {many} of one head",
+            f"{singular}-of-one-head",
+            f"every head reads the {plural} of one head",
             looks_like,
             effect,
             fix,
             stage,
             tuple(
-                MistakeVariant(f"every head reads the {many} of head {name}", made(chosen), is_rare=True)
+                MistakeVariant(f"every head reads the {plural} of head {name}", replacement_for(chosen), is_rare=True)
                 for name, chosen in (("0", first_for_all), ("n_heads − 1", last_for_all))
             ),
             site=site,
         )
-        for one, many, looks_like, effect, fix, stage, site, made in (
+        for singular, plural, looks_like, effect, fix, stage, site, replacement_for in (
             (
                 "value",
                 "values",
@@ -437,7 +441,7 @@ _SHARED = (
                 "q @ k.transpose(-2, -1)",
                 "products",
                 "qk",
-                asked_by_one,
+                queries_of_one_head,
             ),
         )
     ),
@@ -457,27 +461,27 @@ _SHARED = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- told by a probe
+# ------------------------------------------------------------------------------------------------------------ found by probes
 
 
-def _as_wide_as_one_head(seen: Symptoms) -> str | None:
-    n_heads, layer = seen.n_heads, seen.layer
+def _as_wide_as_one_head(symptoms: Symptoms) -> str | None:
+    n_heads, layer = symptoms.n_heads, symptoms.layer
     if n_heads == 1:
         return None
-    if seen.query_width * n_heads == seen.d_in and seen.joins_heads and not seen.may_be_narrow:
-        made = f"{seen.query_name} makes {seen.query_width} columns of {seen.d_in}"
-        return f"{made}; {n_heads} heads of {seen.query_width} columns are {seen.d_in}"
+    if symptoms.query_width * n_heads == symptoms.d_in and symptoms.joins_heads and not symptoms.may_be_narrow:
+        widths = f"{symptoms.query_name} makes {symptoms.query_width} columns of {symptoms.d_in}"
+        return f"{widths}; {n_heads} heads of {symptoms.query_width} columns are {symptoms.d_in}"
     is_exchanged = layer is not None and layer.d_head == n_heads and layer.n_heads != n_heads
-    if layer is None or not is_exchanged or _never_cut(seen):
+    if layer is None or not is_exchanged or _is_never_split(symptoms):
         return None
-    told = f"{n_heads} heads of {layer.n_heads} columns are given"
-    return f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {told}"
+    stated = f"{n_heads} heads of {layer.n_heads} columns are given"
+    return f"matches exactly if there are {layer.n_heads} heads of {n_heads} columns, where {stated}"
 
 
-def _never_cut(seen: Symptoms) -> str | None:
-    if seen.n_heads == 1 or seen.layer is None or seen.layer.n_heads > 1 or not seen.joins_heads:
+def _is_never_split(symptoms: Symptoms) -> str | None:
+    if symptoms.n_heads == 1 or symptoms.layer is None or symptoms.layer.n_heads > 1 or not symptoms.joins_heads:
         return None
-    return f"matches exactly if there is one head, where {seen.n_heads} are given"
+    return f"matches exactly if there is one head, where {symptoms.n_heads} are given"
 
 
 _WIDTHS = (
@@ -497,9 +501,9 @@ _WIDTHS = (
         "each token has one row of attention weights instead of one per head",
         "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         site="qk",
-        symptom=_never_cut,
+        symptom=_is_never_split,
     ),
 )
 
 
-HEADS = (*_CUTTING, *_JOINING, *_NOT_CUT, *_REDUCED, *_TILED, *_SHARED, *_WIDTHS)
+HEADS = (*_SPLITTING, *_MERGING, *_NOT_SPLIT, *_REDUCED, *_TILED, *_SHARED, *_WIDTHS)

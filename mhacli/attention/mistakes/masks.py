@@ -1,4 +1,4 @@
-"""Mistakes in what may attend to what: causality, masks, padding."""
+"""Mistakes in causality, masks and padding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mhacli.attention.mistakes.stages import (
 )
 
 MASKING = ("masked_fill", "where", "add", "sub", "mul", "full", "full_like", "setitem")
-"""The operations by which people mask scores, without the underscores of those in place."""
+"""The operations that mask scores, without the underscore of in-place variants."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- causality
 
 
 def all_keys(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """No causality."""
+    """Every key, without causality."""
     return torch.ones(q_len, k_len, dtype=torch.bool)
 
 
@@ -42,23 +42,24 @@ def triangle(keep: str, shift: int) -> Callable[..., Tensor]:
 
 
 def from_top_left(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """The first query stands at the first key."""
+    """A triangle that starts at the first key."""
     return torch.ones(q_len, k_len, dtype=torch.bool).tril()
 
 
-def without_own(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Tensor | None:
-    """The layer's own rule is lost where the caller gives one."""
-    own, given, padding = rules
-    if own is None or (given is None and padding is None):
+def without_layer_rule(
+    layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, Tensor | None]
+) -> Tensor | None:
+    """The caller's masks only, which override the layer's own mask."""
+    layer_rule, caller_mask, padding = rules
+    if layer_rule is None or (caller_mask is None and padding is None):
         raise Inapplicable
-    return stages.together(layer, (None, given, padding))
+    return stages.together(layer, (None, caller_mask, padding))
 
 
-def _sees_later_tokens(seen: Symptoms) -> str | None:
-    """What is not understood and takes no mask that could make it causal."""
-    is_blind = seen.layer is None and not seen.takes_mask
-    is_seen = seen.expects_causal and is_blind and (seen.largest_future or 0) > 0
-    return seen.messages["causality"] if is_seen else None
+def _is_not_causal(symptoms: Symptoms) -> str | None:
+    is_unexplained = symptoms.layer is None and not symptoms.takes_mask
+    shows_future = symptoms.expects_causal and is_unexplained and (symptoms.largest_future or 0) > 0
+    return symptoms.messages["causality"] if shows_future else None
 
 
 _CAUSALITY = (
@@ -72,7 +73,7 @@ _CAUSALITY = (
         (MistakeVariant("every token sees every other", all_keys),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         applies=lambda hints, layer: hints.expects_causal,
-        symptom=_sees_later_tokens,
+        symptom=_is_not_causal,
     ),
     Mistake(
         "causal-off-by-one",
@@ -128,7 +129,7 @@ _CAUSALITY = (
         "with padding in the batch, tokens see the future",
         "mask = causal_mask & padding_mask  # True = may attend",
         "together",
-        (MistakeVariant("a mask that is given takes the place of the causal one", without_own),),
+        (MistakeVariant("a mask that is given takes the place of the causal one", without_layer_rule),),
     ),
 )
 
@@ -137,7 +138,7 @@ _CAUSALITY = (
 
 
 def transposed_mask(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
-    """Queries and keys of the mask swapped."""
+    """The mask with queries and keys swapped."""
     require(allowed.shape[-1] == allowed.shape[-2])
     return allowed.mT
 
@@ -190,13 +191,13 @@ _CELLS = (
 # --------------------------------------------------------------------------------------------------- how a mask acts on scores
 
 
-def added(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """1 is added to visible scores."""
+def visible_plus_one(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
+    """Scores with 1 added where visible."""
     return scores + keep
 
 
-def lowered_by(value: float) -> Callable[..., Tensor]:
-    """A number is added to masked scores."""
+def masked_plus(value: float) -> Callable[..., Tensor]:
+    """Scores with a number added where masked."""
     return lambda layer, scores, keep: scores + (~keep).to(scores.dtype) * value
 
 
@@ -221,8 +222,8 @@ _ACTIONS = (
         "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
-            MistakeVariant("1 is added to visible scores and nothing to the others", added),
-            MistakeVariant("1 is added to masked scores", lowered_by(1.0)),
+            MistakeVariant("1 is added to visible scores and nothing to the others", visible_plus_one),
+            MistakeVariant("1 is added to masked scores", masked_plus(1.0)),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
@@ -230,7 +231,7 @@ _ACTIONS = (
 
 
 def repeated_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Planes of batch and head, masked in the order head, batch."""
+    """Scores masked with batch-and-head planes in the order head, batch."""
     batch, n_heads, q_len, k_len = scores.shape
     require(batch > 1 and n_heads > 1 and keep.shape[0] > 1)
     planes = keep.expand(batch, 1, q_len, k_len).flatten(0, 1).repeat(n_heads, 1, 1)
@@ -238,7 +239,7 @@ def repeated_inside(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tens
 
 
 def shared_by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Masks that serve the batch in turn, 0 1 0 1, serve neighbours instead, 0 0 1 1."""
+    """Scores with periodic masks, 0 1 0 1, applied to neighbours, 0 0 1 1."""
     batch = scores.shape[0]
     periods = (n for n in range(2, batch) if keep.shape[0] == batch and batch % n == 0)
     period = next((n for n in periods if torch.equal(keep, keep[:n].repeat(batch // n, 1, 1, 1))), None)
@@ -270,18 +271,18 @@ _ORDERS = (
 )
 
 
-def erased(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Masked weights are erased after the softmax."""
+def zeroed_after_softmax(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    """Weights set to 0 after the softmax where masked."""
     return pattern if keep is None else stages.softmax(layer, scaled) * keep
 
 
-def erased_to_infinity(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Masked weights are −∞ after the softmax."""
+def infinite_after_softmax(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
+    """Weights set to −∞ after the softmax where masked."""
     return pattern if keep is None else stages.mask(layer, stages.softmax(layer, scaled), keep)
 
 
-def erased_to(value: float) -> Callable[..., Tensor]:
-    """Masked weights are a number after the softmax."""
+def set_after_softmax(value: float) -> Callable[..., Tensor]:
+    """Weights set to a number after the softmax where masked."""
 
     def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
         return pattern if keep is None else stages.softmax(layer, scaled).masked_fill(~keep, value)
@@ -290,12 +291,12 @@ def erased_to(value: float) -> Callable[..., Tensor]:
 
 
 def times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """0 · −∞ is NaN."""
+    """Scores plus mask · −∞; 0 · −∞ is NaN."""
     return scores + (~keep).to(scores.dtype) * -math.inf
 
 
 def allowed_times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """The same the wrong way round."""
+    """As `times_infinity`, with the mask inverted."""
     return scores + keep.to(scores.dtype) * -math.inf
 
 
@@ -308,9 +309,11 @@ _ERASED = (
         "scores.masked_fill(mask == 0, float('-inf')).softmax(dim=-1)",
         "value_weights",
         (
-            MistakeVariant("masked weights are set to 0 after the softmax, and the rest is not renormalised", erased),
-            MistakeVariant("masked weights become −∞ after the softmax", erased_to_infinity),
-            MistakeVariant("masked weights become −10⁹ after the softmax", erased_to(-1e9), is_rare=True),
+            MistakeVariant(
+                "masked weights are set to 0 after the softmax, and the rest is not renormalised", zeroed_after_softmax
+            ),
+            MistakeVariant("masked weights become −∞ after the softmax", infinite_after_softmax),
+            MistakeVariant("masked weights become −10⁹ after the softmax", set_after_softmax(-1e9), is_rare=True),
         ),
     ),
     Mistake(
@@ -331,30 +334,30 @@ _ERASED = (
 
 
 def filled_with(value: float) -> Callable[..., Tensor]:
-    """Masked scores are a number that real ones can fall below."""
+    """Scores set to a finite number where masked."""
     return lambda layer, scores, keep: scores.masked_fill(~keep, value)
 
 
-def _of_sentinel(value: float) -> tuple[MistakeVariant, MistakeVariant]:
-    """A number in the place of −∞, and one that is added."""
+def _sentinel_variants(value: float) -> tuple[MistakeVariant, MistakeVariant]:
+    """Variants that set masked scores to a number, or add it."""
     return (
         MistakeVariant(f"masked scores are set to {value:g}", filled_with(value)),
-        MistakeVariant(f"{value:g} is added to masked scores", lowered_by(value)),
+        MistakeVariant(f"{value:g} is added to masked scores", masked_plus(value)),
     )
 
 
-def _is_filled(written: SourceEvidence) -> bool:
-    return any(operation.name.rstrip("_") in ("masked_fill", "where") for operation in written.operations)
+def _is_filled(evidence: SourceEvidence) -> bool:
+    return any(operation.name.rstrip("_") in ("masked_fill", "where") for operation in evidence.operations)
 
 
-def _is_raised(written: SourceEvidence) -> bool:
-    masking = (operation for operation in written.operations if operation.name.rstrip("_") in MASKING)
+def _is_raised(evidence: SourceEvidence) -> bool:
+    masking = (operation for operation in evidence.operations if operation.name.rstrip("_") in MASKING)
     return any(bool(operation.output.isposinf().any()) for operation in masking)
 
 
-def _is_nan_behind_padding(seen: Symptoms) -> str | None:
-    rows = f"{seen.n_nan_rows} rows of the output are NaN when padding stands on the left"
-    return f"{rows}: its own causal mask leaves them no key" if seen.n_nan_rows else None
+def _has_nan_rows(symptoms: Symptoms) -> str | None:
+    rows = f"{symptoms.n_nan_rows} rows of the output are NaN when padding stands on the left"
+    return f"{rows}: its own causal mask leaves them no key" if symptoms.n_nan_rows else None
 
 
 _SENTINELS = (
@@ -382,7 +385,7 @@ _SENTINELS = (
             *(
                 variant
                 for value in (-1e4, -1e3, -1e2, -50.0, -30.0, -20.0, -10.0, -5.0, -1e5)
-                for variant in _of_sentinel(value)
+                for variant in _sentinel_variants(value)
             ),
             MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
         ),
@@ -390,7 +393,7 @@ _SENTINELS = (
         operations=("masked_fill", "masked_fill_", "where"),
         rather_than={"mask-multiplied": _is_filled},
         shown_by=("large",),
-        with_number=_of_sentinel,
+        with_number=_sentinel_variants,
     ),
     Mistake(
         "fully-masked-row",
@@ -399,7 +402,7 @@ _SENTINELS = (
         "padding on the left with a causal mask leaves the first rows without a key; their NaN spreads in the next layer",
         "pattern = scores.softmax(dim=-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
         site="pattern",
-        symptom=_is_nan_behind_padding,
+        symptom=_has_nan_rows,
     ),
 )
 
@@ -407,13 +410,13 @@ _SENTINELS = (
 # --------------------------------------------------------------------------------------------------------------------- padding
 
 
-def padding_seen(layer: ReferenceLayer, real: Tensor) -> Tensor:
-    """Padding like any token."""
+def visible_padding(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """Padding visible like any token."""
     return torch.ones_like(real)[:, None, None, :]
 
 
-def padding_of_first(layer: ReferenceLayer, real: Tensor) -> Tensor:
-    """Every sequence as long as the first."""
+def padding_of_first_sequence(layer: ReferenceLayer, real: Tensor) -> Tensor:
+    """The first sequence's padding for all."""
     return real[:1, None, None, :]
 
 
@@ -425,7 +428,7 @@ _PADDING = (
         "the output of a text depends on the other texts in the batch",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        (MistakeVariant("padding is seen like any token", padding_seen),),
+        (MistakeVariant("padding is seen like any token", visible_padding),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
@@ -454,7 +457,7 @@ _PADDING = (
         "longer sequences lose tokens, shorter ones attend to padding",
         "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
-        (MistakeVariant("every sequence is taken to be padded like the first", padding_of_first),),
+        (MistakeVariant("every sequence is taken to be padded like the first", padding_of_first_sequence),),
     ),
 )
 

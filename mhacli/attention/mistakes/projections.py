@@ -25,24 +25,24 @@ from mhacli.attention.mistakes.stages import (
 )
 
 _USED_TWICE = tuple(permutations(("values", "keys", "queries"), 2))
-"""What is taken from another's place, and whose: the likeliest first."""
+"""A role, and the role that wrongly replaces it, the likeliest pair first."""
 _PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v": "pattern @ v"}
 
 
-# ------------------------------------------------------------------------------------------------- which projection makes what
+# ----------------------------------------------------------------------------------------------------------- projection roles
 
 
 OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(order) != "qkv")
 
 
-def projected(by: str = "qkv", *, of: str = "qkv") -> Callable[..., tuple[Tensor, ...]]:
-    """Queries, keys and values made by the projections of these letters, of the rows of these letters: `qkk` makes values with
-    the projection, or of the rows, of the keys."""
+def projected(projections_by_role: str = "qkv", *, of: str = "qkv") -> Callable[..., tuple[Tensor, ...]]:
+    """Queries, keys and values computed with the projections `by` from the inputs `of`: `qkk` uses the projection, or the
+    input, of the keys for the values."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         projections = dict(zip("qkv", inputs_of(layer), strict=True))
-        given = dict(zip("qkv", rows[:3], strict=True))
-        return tuple(projections[p](given[r]) for p, r in zip(by, of, strict=True))
+        inputs = dict(zip("qkv", rows[:3], strict=True))
+        return tuple(projections[p](inputs[r]) for p, r in zip(projections_by_role, of, strict=True))
 
     return project
 
@@ -69,25 +69,24 @@ _FUSED = (
 
 
 def not_projected(letter: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Rows as they are in the place of those that a projection makes of them."""
+    """Queries, keys and values, one of them the unprojected input."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         return tuple(
-            given if name == letter else projection(given)
-            for name, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True)
+            vectors if name == letter else projection(vectors)
+            for name, projection, vectors in zip("qkv", inputs_of(layer), rows[:3], strict=True)
         )
 
     return project
 
 
 def taken_as(letters: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Heads by the letter of what each is taken for: `qkk` weighs the keys. Heads that are shared by fewer cannot be taken for
-    those that are not."""
+    """Heads in other roles: `qkk` uses the keys as values. All must have the same number of heads."""
 
     def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         require(q.shape[1] == k.shape[1] == v.shape[1])
-        named = {"q": q, "k": k, "v": v}
-        return tuple(named[letter] for letter in letters)
+        by_letter = {"q": q, "k": k, "v": v}
+        return tuple(by_letter[letter] for letter in letters)
 
     return take
 
@@ -210,15 +209,15 @@ _ROWS = (
 )
 
 
-def unbiased(*of: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Projections, named by their letters, without their biases."""
+def unbiased(*letters: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Projections without the biases of these letters."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-        made = []
-        for letter, projection, given in zip("qkv", inputs_of(layer), rows[:3], strict=True):
-            require(letter not in of or projection.bias is not None)
-            made.append((projection._replace(bias=None) if letter in of else projection)(given))
-        return tuple(made)
+        projected = []
+        for letter, projection, vectors in zip("qkv", inputs_of(layer), rows[:3], strict=True):
+            require(letter not in letters or projection.bias is not None)
+            projected.append((projection._replace(bias=None) if letter in letters else projection)(vectors))
+        return tuple(projected)
 
     return project
 
@@ -229,22 +228,22 @@ def out_unbiased(layer: ReferenceLayer, rows: Tensor) -> Tensor:
     return out_of(layer)._replace(bias=None)(rows)
 
 
-def rows_as_they_are(layer: ReferenceLayer, rows: Tensor) -> Tensor:
-    """The heads side by side as the output, although there is a projection."""
+def without_out_projection(layer: ReferenceLayer, rows: Tensor) -> Tensor:
+    """The concatenated heads without the output projection."""
     out_of(layer)
     return rows
 
 
 def out_transposed(layer: ReferenceLayer, rows: Tensor) -> Tensor:
-    """The output projection applied the other way round."""
+    """The output projection with a transposed weight."""
     out = out_of(layer)
     return out._replace(weight=out.weight.mT)(rows)
 
 
 def transposed_inputs(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
-    """Square projections of queries, keys and values, applied the other way round."""
-    rotated_round = [p._replace(weight=p.weight.mT) for p in inputs_of(layer)]
-    return tuple(projection(given) for projection, given in zip(rotated_round, rows[:3], strict=True))
+    """Queries, keys and values with transposed weights."""
+    transposed = [p._replace(weight=p.weight.mT) for p in inputs_of(layer)]
+    return tuple(projection(vectors) for projection, vectors in zip(transposed, rows[:3], strict=True))
 
 
 _WEIGHTS = (
@@ -276,7 +275,7 @@ _WEIGHTS = (
         "the heads are never mixed, and the projection gets no gradient",
         "return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))",
         "project_out",
-        (MistakeVariant("the heads side by side are returned as they are", rows_as_they_are),),
+        (MistakeVariant("the heads side by side are returned as they are", without_out_projection),),
         site="concat",
     ),
     Mistake(
@@ -300,19 +299,19 @@ _WEIGHTS = (
 )
 
 
-# ------------------------------------------------------------------------- rotary positions: which rows and columns are rotated
+# ------------------------------------------------------------------------------------ rotary positions: vectors and columns
 
 
 def pairing_of(layer: ReferenceLayer) -> Pairing:
-    """How positions pair columns. Raises `Inapplicable` where they turn none."""
+    """The pairing of rotary columns. Raises `Inapplicable` without rotary positions."""
     if layer.pairing is None:
         raise Inapplicable
     return layer.pairing
 
 
 class Rotation(NamedTuple):
-    """How queries or keys are rotated: `shift` places too far, with the columns paired as the layer does where `pairing` is None,
-    by `angles` that are laid out for another pairing, backwards with a `sign` of −1."""
+    """A rotation of queries or keys: `shift` positions too far, with another `pairing` than the layer if given, with `angles`
+    laid out for another pairing, and backwards for `sign` −1."""
 
     pairing: Pairing | None = None
     angles: Pairing | None = None
@@ -320,27 +319,29 @@ class Rotation(NamedTuple):
     sign: int = 1
 
 
-AS_IT_SHOULD_BE = Rotation()
+RIGHT_ROTATION = Rotation()
 
 
 def rotated_as(
-    of_q: Rotation | None = AS_IT_SHOULD_BE, of_k: Rotation | None = AS_IT_SHOULD_BE
+    q_rotation: Rotation | None = RIGHT_ROTATION, k_rotation: Rotation | None = RIGHT_ROTATION
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Queries and keys rotated in these ways; None is not rotated."""
+    """Queries and keys with these rotations; None is not rotated."""
 
     def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         pairing = pairing_of(layer)
-        return tuple(
-            t if how is None
-            else rotated(t, layer, k.shape[2] - t.shape[2] + how.shift, how.pairing or pairing, how.angles, sign=how.sign)
-            for t, how in ((q, of_q), (k, of_k))
-        )  # fmt: skip
+        heads = []
+        for t, rotation in ((q, q_rotation), (k, k_rotation)):
+            if rotation is not None:
+                start = k.shape[2] - t.shape[2] + rotation.shift
+                t = rotated(t, layer, start, rotation.pairing or pairing, rotation.angles, sign=rotation.sign)
+            heads.append(t)
+        return tuple(heads)
 
     return rotate
 
 
 def rotated_other(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """The other pairing than that which is meant."""
+    """Queries and keys rotated with the other pairing."""
     other = Rotation("interleaved" if layer.pairing == "half" else "half")
     return rotated_as(other, other)(layer, q, k)
 
@@ -390,7 +391,7 @@ _ROTATIONS = (
         "scores depend on the position of the query instead of the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the keys are not rotated", rotated_as(of_k=None)),),
+        (MistakeVariant("the keys are not rotated", rotated_as(k_rotation=None)),),
         site="k",
     ),
     Mistake(
@@ -400,7 +401,7 @@ _ROTATIONS = (
         "scores depend on the position of the key instead of the distance",
         "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
-        (MistakeVariant("the queries are not rotated", rotated_as(of_q=None)),),
+        (MistakeVariant("the queries are not rotated", rotated_as(q_rotation=None)),),
     ),
     Mistake(
         "rope-offset",
@@ -421,7 +422,7 @@ _ROTATIONS = (
 
 
 def normed_as(of_q: str | None, of_k: str | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Queries and keys normed by the norm of queries or of keys, or by none."""
+    """Queries and keys normalised with the norm of queries or keys, or without one."""
 
     def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if layer.q_norm is None or layer.k_norm is None or layer.q_norm is layer.k_norm:
@@ -464,7 +465,7 @@ _NORMS = (
 
 
 def rotated_by_head(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of a head taken for a place."""
+    """Queries and keys rotated by head number instead of position."""
     if layer.pairing is None or q.shape[1] == 1:
         raise Inapplicable
     q, k = (rotated(t.transpose(1, 2), layer, 0, layer.pairing).transpose(1, 2) for t in (q, k))
@@ -472,7 +473,7 @@ def rotated_by_head(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor
 
 
 def rotated_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Other rates than theta^(−2j/d): `rates` makes them of the right ones."""
+    """Queries and keys rotated with other rates, computed from the right ones."""
 
     def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if layer.pairing is None or layer.rates is not None or q.shape[-1] < 4:
@@ -485,7 +486,7 @@ def rotated_with(rates: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tenso
 
 
 def rotated_one_way(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Both columns of a pair get the sine of the other with the same sign: no rotation."""
+    """Queries and keys with the sine added with the same sign to both columns of a pair."""
     pairing = pairing_of(layer)
     start = k.shape[2] - q.shape[2]
     return _one_signed(q, layer, start, pairing), _one_signed(k, layer, 0, pairing)
@@ -527,7 +528,7 @@ _ANGLES = (
         "scores depend on the sum of the two positions instead of their difference",
         "t * cos + rotate(t) * sin for both",
         "rotate",
-        (MistakeVariant("keys are rotated backwards", rotated_as(of_k=Rotation(sign=-1))),),
+        (MistakeVariant("keys are rotated backwards", rotated_as(k_rotation=Rotation(sign=-1))),),
         site="k",
     ),
     Mistake(

@@ -1,4 +1,4 @@
-"""Mistakes in the scores and in the softmax over them."""
+"""Mistakes in the scores and the softmax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mhacli.attention.mistakes.stages import (
     MistakeVariant,
     ReferenceLayer,
     SourceEvidence,
-    WrittenOperation,
+    SourceOperation,
     require,
 )
 
@@ -24,7 +24,7 @@ from mhacli.attention.mistakes.stages import (
 
 
 def assigned_names(source: str) -> list[str]:
-    """The names that a line assigns."""
+    """The names that a line of code assigns."""
     try:
         parsed = ast.parse(source.strip())
     except SyntaxError:
@@ -37,9 +37,8 @@ def assigned_names(source: str) -> list[str]:
     return [name.id for name in names if isinstance(name, ast.Name)]
 
 
-def unpacks_in_order(operations: Sequence[WrittenOperation], order: str) -> bool | None:
-    """Whether the line that cuts a fused projection names its parts in the order that the projection has; None where no such
-    line is seen."""
+def unpacks_in_order(operations: Sequence[SourceOperation], order: str) -> bool | None:
+    """Whether the line that splits a fused projection names its parts in order; None without such a line."""
     for operation in operations:
         if operation.name in ("chunk", "split", "unbind", "tensor_split", "getitem") and operation.source:
             letters = "".join(name.lower().lstrip("x_")[:1] for name in assigned_names(operation.source))
@@ -48,9 +47,9 @@ def unpacks_in_order(operations: Sequence[WrittenOperation], order: str) -> bool
     return None
 
 
-def _is_unpacked_in_order(written: SourceEvidence) -> bool:
-    in_order = unpacks_in_order(written.operations, written.order or "qkv")
-    return bool(in_order) or (in_order is None and written.order is None)
+def _is_unpacked_in_order(evidence: SourceEvidence) -> bool:
+    in_order = unpacks_in_order(evidence.operations, evidence.order or "qkv")
+    return bool(in_order) or (in_order is None and evidence.order is None)
 
 
 _PRODUCTS = (
@@ -69,61 +68,60 @@ _PRODUCTS = (
 
 
 def scaled_by(factor: Callable[[ReferenceLayer, int, float | Tensor], float | Tensor]) -> Callable[..., Tensor]:
-    """Products times a factor of the layer, d_head and the right scale. Inapplicable where that is the right one."""
+    """Products times a factor of the layer, d_head and the right scale. Inapplicable if the factor is right."""
 
     def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
         right = d_head**-0.5 if layer.scale is None else layer.scale
-        taken = factor(layer, d_head, right)
-        require(not torch.allclose(torch.as_tensor(taken), torch.as_tensor(right), rtol=1e-9))
-        return qk * taken
+        wrong_scale = factor(layer, d_head, right)
+        require(not torch.allclose(torch.as_tensor(wrong_scale), torch.as_tensor(right), rtol=1e-9))
+        return qk * wrong_scale
 
     return scale
 
 
 def by_model_width(layer: ReferenceLayer, d_head: int, right: float | Tensor) -> float:
-    """1 / √d_model; of heads that come cut, d_model is their widths together."""
+    """1 / √d_model; for split heads, d_model is the sum of their widths."""
     return float((d_head * layer.n_heads if layer.weights is None else layer.weights.q.weight.shape[1]) ** -0.5)
 
 
 def by_whole_model_width(layer: ReferenceLayer, d_head: int, right: float | Tensor) -> float | Tensor:
-    """1 / d_model; of one head that is 1 / d_head, another mistake."""
+    """1 / d_model; for a single head the right scale, because 1 / d_head is another mistake."""
     return right if layer.n_heads == 1 else by_model_width(layer, d_head, right) ** 2
 
 
 def scaled_by_size(axis: int, power: float) -> Callable[..., Tensor]:
-    """Products times a power of the size of one of their axes: heads, queries or keys. Inapplicable where that is the right
-    scale, or there is but one."""
+    """Products times a power of an axis size: heads, queries or keys. Inapplicable if that is right, or the size is 1."""
 
     def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
-        taken = float(qk.shape[axis]) ** power
-        return scaled_by(lambda layer, d, right: right if qk.shape[axis] == 1 else taken)(layer, qk, d_head)
+        factor = float(qk.shape[axis]) ** power
+        return scaled_by(lambda layer, d, right: right if qk.shape[axis] == 1 else factor)(layer, qk, d_head)
 
     return scale
 
 
 def scaled_late(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """Weights of unscaled scores, scaled."""
+    """Weights of unscaled scores, scaled after the softmax."""
     require(layer.scale is not None or layer.d_head is not None)
     right = layer.scale if layer.scale is not None else (layer.d_head or 1) ** -0.5
     unscaled = scaled / right
     return stages.softmax(layer, unscaled if keep is None else stages.mask(layer, unscaled, keep)) * right
 
 
-def _scalings(written: SourceEvidence) -> list[WrittenOperation]:
-    """The operations that scale scores: by a number, or in a fused kernel, and not those of two tables."""
+def _scalings(evidence: SourceEvidence) -> list[SourceOperation]:
+    """The operations that scale scores, by a number or in a fused kernel."""
     scaling = ("mul", "div", "mul_", "div_", "scaled_dot_product_attention")
     return [
-        operation for operation in written.operations
+        operation for operation in evidence.operations
         if operation.name in scaling and sum(t.numel() > 1 for t in operation.inputs) != 2
     ]  # fmt: skip
 
 
-def _is_scaled_twice(written: SourceEvidence) -> bool:
-    return len(_scalings(written)) > 1
+def _is_scaled_twice(evidence: SourceEvidence) -> bool:
+    return len(_scalings(evidence)) > 1
 
 
-def _speaks_of_the_model(written: SourceEvidence) -> bool:
-    lines = " ".join(operation.source for operation in _scalings(written))
+def _mentions_model_width(evidence: SourceEvidence) -> bool:
+    lines = " ".join(operation.source for operation in _scalings(evidence))
     words = ("d_model", "embed", "n_embd", "hidden", "emb", "dim")
     return any(word in lines for word in words) and "head" not in lines
 
@@ -151,7 +149,7 @@ _SCALES = (
             MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
         ),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
-        rather_than={"scale-not-root": _speaks_of_the_model},
+        rather_than={"scale-not-root": _mentions_model_width},
     ),
     Mistake(
         "scale-not-root",
@@ -261,18 +259,18 @@ def _cap_of(layer: ReferenceLayer) -> float:
 
 
 def capped_late(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """Masked scores are −c."""
+    """Scores capped after the mask, −c where masked."""
     c = _cap_of(layer)
     return c * torch.tanh((scores if keep is None else scores.masked_fill(~keep, -math.inf)) / c), False
 
 
 def capped_small(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """Scores within ±1."""
+    """Scores capped to ±1."""
     return torch.tanh(scores / _cap_of(layer)), True
 
 
 def not_capped(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """Scores as they are."""
+    """Uncapped scores."""
     _cap_of(layer)
     return scores, True
 
@@ -310,22 +308,22 @@ _CAPS = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------- what is added to scores
+# ------------------------------------------------------------------------------------------------------------------- bias
 
 
 def bias_reversed(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
-    """A bonus for distance instead of a penalty."""
+    """Scores with a bonus for distance instead of a penalty."""
     return scores - bias
 
 
 def bias_unmoved(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
-    """A table `[query, key, head]` read as `[head, query, key]`."""
+    """Scores with a bias `[query, key, head]` read as `[head, query, key]`."""
     require(bias.shape[1] > 1)
     return scores + bias[0].permute(1, 2, 0).reshape(bias.shape)
 
 
 def bias_repeated_inside(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
-    """Batch and heads one axis, the batch outside in the scores and inside in the bias."""
+    """Scores with a bias repeated in the wrong order of batch and heads."""
     require(bias.shape[1] > 1 and scores.shape[0] > 1)
     return scores + bias[0].repeat_interleave(scores.shape[0], dim=0).reshape(scores.shape[0], *bias.shape[1:])
 
@@ -368,23 +366,23 @@ _BIASES = (
 # ----------------------------------------------------------------------------------------------------------------- the softmax
 
 
-def over(axis: int) -> Callable[..., Tensor]:
-    """Weights over another axis than the keys."""
+def softmax_over(axis: int) -> Callable[..., Tensor]:
+    """A softmax over another axis than the keys."""
     return lambda layer, scores: scores.softmax(dim=axis)
 
 
-def over_planes(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights over the planes of batch and head."""
+def softmax_over_planes(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """A softmax over batch and heads together."""
     return scores.flatten(0, 1).softmax(dim=0).view_as(scores)
 
 
-def over_both(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights over queries and keys together."""
+def softmax_over_cells(layer: ReferenceLayer, scores: Tensor) -> Tensor:
+    """A softmax over queries and keys together."""
     return scores.flatten(-2).softmax(dim=-1).view_as(scores)
 
 
 def pattern_transposed(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
-    """Each key weighs the values by what the queries give it."""
+    """Values weighted by the transposed pattern."""
     require(pattern.shape[-1] == pattern.shape[-2])
     return pattern.mT @ v
 
@@ -398,11 +396,11 @@ _AXES = (
         "scores.softmax(dim=-1)",
         "softmax",
         (
-            MistakeVariant("the softmax runs over queries instead of keys", over(-2)),
-            MistakeVariant("the softmax runs over heads instead of keys", over(1)),
-            MistakeVariant("the softmax runs over the sequences of the batch instead of keys", over(0)),
-            MistakeVariant("the softmax runs over the planes of batch and head", over_planes, is_rare=True),
-            MistakeVariant("the softmax runs over queries and keys together", over_both, is_rare=True),
+            MistakeVariant("the softmax runs over queries instead of keys", softmax_over(-2)),
+            MistakeVariant("the softmax runs over heads instead of keys", softmax_over(1)),
+            MistakeVariant("the softmax runs over the sequences of the batch instead of keys", softmax_over(0)),
+            MistakeVariant("the softmax runs over the planes of batch and head", softmax_over_planes, is_rare=True),
+            MistakeVariant("the softmax runs over queries and keys together", softmax_over_cells, is_rare=True),
         ),
     ),
     Mistake(
@@ -418,13 +416,13 @@ _AXES = (
 
 
 def sink_kept(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """The sink's column taken for the last key's, and the first key's dropped."""
+    """Weights with the sink's column kept and the first key's dropped."""
     require(layer.sinks is not None)
     return stages.with_sinks(layer, scores).softmax(dim=-1)[..., 1:]
 
 
 def sink_left_out(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """The weights of the keys renormalised, so that the sink takes nothing."""
+    """Weights without the sink in the denominator."""
     require(layer.sinks is not None)
     return scores.softmax(dim=-1)
 
@@ -452,17 +450,17 @@ _SINKS = (
 
 
 def softmax_twice(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Shares of shares."""
+    """A softmax of the weights."""
     return stages.softmax(layer, scores).softmax(dim=-1)
 
 
 def softmax_first(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
-    """Shares as the scores, which are masked and given to the softmax again."""
+    """Weights as scores, for another softmax after the mask."""
     return stages.scale(layer, qk, d_head).softmax(dim=-1)
 
 
 def without_maximum(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Exponentials as they are."""
+    """A softmax without subtracting the maximum."""
     powers = scores.exp()
     return powers / powers.sum(dim=-1, keepdim=True)
 

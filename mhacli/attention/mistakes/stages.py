@@ -1,7 +1,7 @@
-"""Attention cut into stages, so that one can be exchanged: the reference that a user's attention is compared with.
+"""The reference for user code: attention as exchangeable stages.
 
-With every stage as it should be this is `mhacli.attention.core.attend` between its projections, and is tested against it. A
-`Mistake` puts another function in a stage's place; the files beside this one hold the catalogue of them.
+With all stages right, this computes `mhacli.attention.core.attend` between its projections, and is tested against it. A
+`Mistake` replaces one stage; the other files of this folder hold the catalogue.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Projection(NamedTuple):
     bias: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The rows, projected."""
-        made = rows @ self.weight.mT
-        return made if self.bias is None else made + self.bias
+        """The projected vectors."""
+        product = rows @ self.weight.mT
+        return product if self.bias is None else product + self.bias
 
 
 class Projections(NamedTuple):
-    """Those of a layer. Without `out` the heads side by side are the result."""
+    """The projections of a layer. Without `out`, the result is the concatenated heads."""
 
     q: Projection
     k: Projection
@@ -42,16 +42,15 @@ class Projections(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceLayer:
-    """What a layer is told besides its input. Without `weights`, rows come split into heads and nothing is projected.
+    """The configuration of a layer. Without `weights`, inputs come split into heads and nothing is projected.
 
-    `pairing`: how rotary positions pair columns, None without them; `rates` are the radians by which each pair of the first
-    columns is turned from place to place, None for theta^(−2j/d) in all columns.
-    `interleaved_split`: a head has every n-th column, not columns side by side; `interleaved_merge`: the same on the way back.
-    `causal`: the layer masks the future itself. `sees`, bool `[query, key]`, is any other mask of its own. `before` and `after`
-    are what it does to its input and with its output besides, such as a norm or a residual: `after(out, input)`. `q_norm` and
-    `k_norm` act on queries and keys of each head. `scale` is a number, or one for each head, `[head, 1, 1]`. `bias` gives what is
-    added to the scores of some rows, `[1, head, query, key]`, None for nothing; `sinks`, `[head]`, are logits that take part in
-    the softmax and are no key's.
+    `pairing` is the column pairing of rotary positions, None without them; `rates` are the radians per position for each pair
+    of the first columns, None for theta^(−2j/d) in all columns. `interleaved_split`: head h takes every n-th column instead of
+    adjacent columns; `interleaved_merge`: the same when heads are merged. `causal`: the layer masks the future itself. `sees`,
+    bool `[query, key]`, is another mask of the layer. `before(input)` and `after(out, input)` are further operations, such as a
+    norm or a residual connection. `q_norm` and `k_norm` act on the queries and keys of each head. `scale` is a number, or one
+    for each head, `[head, 1, 1]`. `bias` returns the score bias `[1, head, query, key]` for some inputs, or None. `sinks`,
+    `[head]`, are sink logits in the softmax.
     """
 
     n_heads: int
@@ -75,13 +74,13 @@ class ReferenceLayer:
 
     @property
     def d_head(self) -> int | None:
-        """The width of a head of queries, None where it comes with the input."""
+        """The width of a query head, None without weights."""
         return None if self.weights is None else self.weights.q.weight.shape[0] // self.n_heads
 
 
 class ReferenceInputs(NamedTuple):
-    """What is asked: rows `[batch, length, d_in]` of queries, keys and values, or heads `[batch, head, length, d]`; and
-    what the caller says of masks, True = may attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`."""
+    """Queries, keys and values `[batch, length, d_in]`, or heads `[batch, head, length, d]`, and the caller's masks, True = may
+    attend: `allowed` `[batch or 1, 1, query, key]`, `real` `[batch, key]`."""
 
     queries: Tensor
     keys: Tensor
@@ -91,52 +90,52 @@ class ReferenceInputs(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The output, and the cells that were allowed, None where all are."""
+    """The output, and the visible cells, None if all are visible."""
 
     out: Tensor
     keep: Tensor | None
 
 
-# ------------------------------------------------------------------------------------------------------- stages as they should be
+# --------------------------------------------------------------------------------------------------------------- right stages
 
 
 def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of queries, keys and values, `[batch, length, head·d]`."""
+    """The projected queries, keys and values, `[batch, length, head·d]`."""
     assert layer.weights is not None
     return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
 
 
 def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """`[batch, length, head·d]` split into heads, `[batch, head, length, d]`; `which` says q, k or v."""
+    """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `which` is q, k or v."""
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
 
 
 def norm(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys of each head, normed where the layer norms them."""
+    """The queries and keys of each head, normalised if the layer has norms."""
     return q if layer.q_norm is None else layer.q_norm(q), k if layer.k_norm is None else layer.k_norm(k)
 
 
 def rotate(layer: ReferenceLayer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys turned by their places; queries are the last of the keys."""
+    """The queries and keys rotated by position; the queries are the last positions of the keys."""
     if layer.pairing is None:
         return q, k
     return rotated(q, layer, k.shape[2] - q.shape[2], layer.pairing), rotated(k, layer, 0, layer.pairing)
 
 
 def rotate_values(layer: ReferenceLayer, v: Tensor) -> Tensor:
-    """Values are not turned."""
+    """The values, which are not rotated."""
     return v
 
 
 def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is taken for queries, keys and values in the products."""
+    """The queries, keys and values that enter the products."""
     return q, k, v
 
 
 def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
-    """Keys or values, `which` says k or v, with each kv head repeated for the query heads that share it: 0 0 1 1."""
+    """Each kv head repeated for its group of query heads: 0 0 1 1. `which` is k or v."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
 
 
@@ -146,33 +145,33 @@ def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
 
 
 def scale(layer: ReferenceLayer, qk: Tensor, d_head: int) -> Tensor:
-    """The products times the scale."""
+    """The scaled products."""
     return qk * (d_head**-0.5 if layer.scale is None else layer.scale)
 
 
 def cap(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tuple[Tensor, bool]:
-    """The scores within ±softcap, where there is one, and whether the mask is still to come."""
+    """The softcapped scores, and whether they still need the mask."""
     c = layer.softcap
     return scores if c is None else c * torch.tanh(scores / c), True
 
 
 def add_bias(layer: ReferenceLayer, scores: Tensor, bias: Tensor) -> Tensor:
-    """The scores with their bias, `[1, head, query, key]`."""
+    """The scores plus the bias `[1, head, query, key]`."""
     return scores + bias
 
 
 def causal_rule(layer: ReferenceLayer, q_len: int, k_len: int) -> Tensor:
-    """`[query, key]`, True where the key is no later than the query; queries are the last of the keys."""
+    """`[query, key]`, True for keys up to the query's position; the queries are the last positions of the keys."""
     return torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
 
 
 def mask_rule(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
-    """What the caller's mask allows."""
+    """The cells that the caller's mask allows."""
     return allowed
 
 
 def padding_rule(layer: ReferenceLayer, real: Tensor) -> Tensor:
-    """`[batch, 1, 1, key]`: what the caller calls padding is seen by nobody."""
+    """`[batch, 1, 1, key]`, False for padding."""
     return real[:, None, None, :]
 
 
@@ -186,47 +185,47 @@ def together(layer: ReferenceLayer, rules: tuple[Tensor | None, Tensor | None, T
 
 
 def mask(layer: ReferenceLayer, scores: Tensor, keep: Tensor) -> Tensor:
-    """Scores that are masked are −∞."""
+    """The scores, −∞ where masked."""
     return scores.masked_fill(~keep, -math.inf)
 
 
 def softmax(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """Weights over the keys, and a sink where there is one; a query without an allowed key gets zeros."""
+    """The weights over keys, with the sink in the denominator; zeros for a query without a visible key."""
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     filled = scores.masked_fill(empty, 0.0)
     return with_sinks(layer, filled).softmax(dim=-1)[..., : scores.shape[-1]].masked_fill(empty, 0.0)
 
 
 def with_sinks(layer: ReferenceLayer, scores: Tensor) -> Tensor:
-    """The scores, and behind those of the keys the sink's, where there is one."""
+    """The scores with the sink logit as an extra last column."""
     if layer.sinks is None:
         return scores
     return torch.cat([scores, layer.sinks[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
 
 
 def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
-    """What the values are weighted by: the pattern. `scaled` are the scores before the mask."""
+    """The weights of the values: the pattern. `scaled` are the scores before the mask."""
     return pattern
 
 
 def weigh(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Tensor:
-    """`[batch, head, query, d_v]`: the values, weighted."""
+    """The weighted values, `[batch, head, query, d_v]`."""
     return pattern @ v
 
 
 def merge(layer: ReferenceLayer, z: Tensor) -> Tensor:
-    """The heads side by side, `[batch, query, head·d_v]`."""
+    """The concatenated heads, `[batch, query, head·d_v]`."""
     return z.permute(0, 2, 3, 1).flatten(2) if layer.interleaved_merge else z.transpose(1, 2).flatten(2)
 
 
 def project_out(layer: ReferenceLayer, rows: Tensor) -> Tensor:
-    """The heads mixed, where there is a projection for it."""
+    """The output projection of the concatenated heads."""
     return rows if layer.weights is None or layer.weights.out is None else layer.weights.out(rows)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Every stage of attention by its name."""
+    """Every stage of attention by name."""
 
     project: Callable[..., tuple[Tensor, Tensor, Tensor]] = project
     split: Callable[..., Tensor] = split
@@ -254,31 +253,31 @@ class Stages:
 RIGHT = Stages()
 
 
-def run(stages: Stages, layer: ReferenceLayer, asked: ReferenceInputs, tap: Tap = no_tap) -> Result:
+def run(stages: Stages, layer: ReferenceLayer, inputs: ReferenceInputs, tap: Tap = no_tap) -> Result:
     """The output of a layer with these stages. Taps: `q_proj k_proj v_proj q k v qk scaled scores pattern z concat out`."""
-    rows = asked
+    rows = inputs
     if layer.before is not None:
-        rows = asked._replace(
-            queries=layer.before(asked.queries), keys=layer.before(asked.keys), values=layer.before(asked.values)
+        rows = inputs._replace(
+            queries=layer.before(inputs.queries), keys=layer.before(inputs.keys), values=layer.before(inputs.values)
         )
     q, k, v = heads(stages, layer, rows, tap)
     keep = _allowed_cells(stages, layer, rows, q.shape[2], k.shape[2])
-    bias = None if layer.bias is None else layer.bias(asked)
-    return Result(finished(stages, layer, (q, k, v), keep, bias, asked.queries, tap), keep)
+    bias = None if layer.bias is None else layer.bias(inputs)
+    return Result(attend_and_merge(stages, layer, (q, k, v), keep, bias, inputs.queries, tap), keep)
 
 
 def heads(
     stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, tap: Tap = no_tap
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, normed and turned."""
+    """Queries, keys and values `[batch, head, length, d]`: projected, split into heads, normalised and rotated."""
     q, k, v = rows.queries, rows.keys, rows.values
     if layer.weights is not None:
-        made = stages.project(layer, rows)
-        for site, tensor in zip(("q_proj", "k_proj", "v_proj"), made, strict=True):
+        projected = stages.project(layer, rows)
+        for site, tensor in zip(("q_proj", "k_proj", "v_proj"), projected, strict=True):
             tap(site, tensor)
-        q = stages.split(layer, made[0], layer.n_heads, "q")
-        k = stages.split(layer, made[1], layer.n_kv_heads, "k")
-        v = stages.split(layer, made[2], layer.n_kv_heads, "v")
+        q = stages.split(layer, projected[0], layer.n_heads, "q")
+        k = stages.split(layer, projected[1], layer.n_kv_heads, "k")
+        v = stages.split(layer, projected[2], layer.n_kv_heads, "v")
     q, k = stages.norm(layer, q, k)
     q, k = stages.rotate(layer, q, k)
     q, k, v = stages.take(layer, q, k, stages.rotate_values(layer, v))
@@ -290,24 +289,24 @@ def heads(
 def _allowed_cells(
     stages: Stages, layer: ReferenceLayer, rows: ReferenceInputs, q_len: int, k_len: int
 ) -> Tensor | None:
-    own = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
-    given = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
+    layer_rule = stages.causal_rule(layer, q_len, k_len) if layer.causal else layer.sees
+    caller_mask = None if rows.allowed is None else stages.mask_rule(layer, rows.allowed)
     padding = None if rows.real is None else stages.padding_rule(layer, rows.real)
-    keep = stages.together(layer, (own, given, padding))
+    keep = stages.together(layer, (layer_rule, caller_mask, padding))
     return None if keep is None else keep.reshape((1,) * (4 - keep.ndim) + tuple(keep.shape))
 
 
-def finished(
+def attend_and_merge(
     stages: Stages,
     layer: ReferenceLayer,
-    made: tuple[Tensor, Tensor, Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
     keep: Tensor | None,
     bias: Tensor | None,
     queries: Tensor,
     tap: Tap = no_tap,
 ) -> Tensor:
-    """The output that heads of queries, keys and values give; `queries` are the rows that the queries were made of."""
-    z = _mixed(stages, layer, made, keep, bias, tap)
+    """The output from heads of queries, keys and values; `queries` is the layer input for a residual connection."""
+    z = _attend(stages, layer, qkv, keep, bias, tap)
     if layer.weights is None:
         return z
     concat = stages.merge(layer, z)
@@ -317,15 +316,15 @@ def finished(
     return out if layer.after is None else layer.after(out, queries)
 
 
-def _mixed(
+def _attend(
     stages: Stages,
     layer: ReferenceLayer,
-    made: tuple[Tensor, Tensor, Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
     keep: Tensor | None,
     bias: Tensor | None,
     tap: Tap,
 ) -> Tensor:
-    q, k, v = made
+    q, k, v = qkv
     qk = stages.products(layer, q, stages.repeat_kv(layer, k, "k"))
     tap("qk", qk)
     scaled, is_unmasked = stages.cap(layer, stages.scale(layer, qk, q.shape[-1]), keep)
@@ -346,21 +345,26 @@ def _mixed(
 def rotated(
     t: Tensor, layer: ReferenceLayer, start: int, pairing: Pairing, angles: Pairing | None = None, *, sign: int = 1
 ) -> Tensor:
-    """Heads `[batch, head, length, d]` turned by their places, which begin at `start`: pair `j` by place · theta^(−2j/d), or by
-    place · rate where the layer has rates; columns without a rate stay as they are.
+    """Heads `[batch, head, length, d]` rotated by position, starting at `start`: pair `j` by position · theta^(−2j/d), or by
+    position · rate if the layer has rates. Columns without a rate are unchanged.
 
-    `angles` is how they lie in the table of cosines, where that is not how columns are paired. Source: Su et al. 2021,
-    "RoFormer", equation 34; halves as in GPT-NeoX.
+    `angles` is the column layout of the cosine table if it differs from the pairing. Source: Su et al. 2021, "RoFormer",
+    equation 34; halves as in GPT-NeoX.
     """
     d = t.shape[-1]
-    place = torch.arange(start, start + t.shape[2], dtype=t.dtype, device=t.device)
+    position = torch.arange(start, start + t.shape[2], dtype=t.dtype, device=t.device)
     rates = layer.rates
     if rates is None:
         rates = layer.theta ** -(torch.arange(0, d, 2, dtype=t.dtype, device=t.device) / d)
-    angle = place[:, None] * rates.to(t)
-    laid = torch.cat([angle, angle], dim=-1) if (angles or pairing) == "half" else angle.repeat_interleave(2, dim=-1)
-    part, rest = t[..., : laid.shape[-1]], t[..., laid.shape[-1] :]
-    return torch.cat([part * laid.cos() + sign * _rotated_by_90_degrees(part, pairing) * laid.sin(), rest], dim=-1)
+    angle = position[:, None] * rates.to(t)
+    angle_columns = (
+        torch.cat([angle, angle], dim=-1) if (angles or pairing) == "half" else angle.repeat_interleave(2, dim=-1)
+    )
+    rotary, rest = t[..., : angle_columns.shape[-1]], t[..., angle_columns.shape[-1] :]
+    return torch.cat(
+        [rotary * angle_columns.cos() + sign * _rotated_by_90_degrees(rotary, pairing) * angle_columns.sin(), rest],
+        dim=-1,
+    )
 
 
 def _rotated_by_90_degrees(t: Tensor, pairing: Pairing) -> Tensor:
@@ -370,36 +374,36 @@ def _rotated_by_90_degrees(t: Tensor, pairing: Pairing) -> Tensor:
     return torch.stack([-t[..., 1::2], t[..., 0::2]], dim=-1).flatten(-2)
 
 
-# -------------------------------------------------------------------------------------------------- mistakes in a stage's place
+# ------------------------------------------------------------------------------------------------------------------- mistakes
 
 
 class Inapplicable(Exception):
-    """A mistake that cannot be made in this layer, such as leaving out a bias that is not there."""
+    """Raised by a mistake that is impossible in this layer, such as omitting a bias that it does not have."""
 
 
 def require(is_applicable: bool) -> None:
-    """Raises `Inapplicable` unless the mistake can be made."""
+    """Raises `Inapplicable` unless the mistake is possible."""
     if not is_applicable:
         raise Inapplicable
 
 
 def inputs_of(layer: ReferenceLayer) -> tuple[Projection, Projection, Projection]:
-    """The projections of queries, keys and values. Raises `Inapplicable` where nothing is projected."""
+    """The projections of queries, keys and values. Raises `Inapplicable` for a layer without weights."""
     if layer.weights is None:
         raise Inapplicable
     return layer.weights.q, layer.weights.k, layer.weights.v
 
 
 def out_of(layer: ReferenceLayer) -> Projection:
-    """The output projection. Raises `Inapplicable` where there is none."""
+    """The output projection. Raises `Inapplicable` if there is none."""
     if layer.weights is None or layer.weights.out is None:
         raise Inapplicable
     return layer.weights.out
 
 
 class SourceHints(NamedTuple):
-    """What an author's documentation and source say of an attention: that it is to be causal, how rotary positions pair columns,
-    that scores may be infinite, and which of the projections is whose."""
+    """Hints from documentation and source: whether attention is meant to be causal, whether the rotary pairing is stated,
+    whether infinite scores are possible, and whether the order of the projections is known."""
 
     expects_causal: bool = False
     is_pairing_stated: bool = False
@@ -408,8 +412,8 @@ class SourceHints(NamedTuple):
 
 
 @runtime_checkable
-class WrittenOperation(Protocol):
-    """An operation of a run that was watched: its name in torch, its tensors, and the author's line that asked for it."""
+class SourceOperation(Protocol):
+    """A recorded operation: its torch name, its tensors, and its line of user code."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -422,22 +426,20 @@ class WrittenOperation(Protocol):
 
 
 class SourceEvidence(NamedTuple):
-    """What an author has written: the operations of a run, and the order of the letters q, k and v in the name of a fused
-    projection, None where there is none."""
+    """The operations of a run, and the order of q, k and v in the name of a fused projection, None if it states none."""
 
-    operations: Sequence[WrittenOperation]
+    operations: Sequence[SourceOperation]
     order: str | None = None
 
 
 @dataclass(frozen=True)
 class Symptoms:
-    """What probes show of a user's attention, for mistakes that are found without a proof.
+    """The measurements of probes, for mistakes that are found without a matching hypothesis.
 
-    `messages` are those of all probes, by their names. `n_nan_rows` are rows that are NaN where padding stands on the left of
-    its own causal mask; `largest_future` is the largest relative move of an output by a later token. `layer` is the one that
-    it was found to be, None where it is not understood. `n_heads` is how many heads it is told to have, 1 where nothing says
-    so or a width of heads is given; `query_width` columns of queries are made by `query_name`; with `may_be_narrow` a number
-    among its arguments may make it narrower inside.
+    `messages` are the messages of all probes, by name. `n_nan_rows` counts NaN rows caused by left padding under its own causal
+    mask; `largest_future` is the largest relative change of an output by a later token. `layer` is the diagnosed layer, None
+    without one. `n_heads` is the stated number of heads, 1 if unstated or if a head width is given. `query_name` makes
+    `query_width` columns of queries; `may_be_narrow`: a numeric argument may reduce the width inside.
     """
 
     messages: Mapping[str, str]
@@ -459,16 +461,16 @@ class Symptoms:
 
     @property
     def joins_heads(self) -> bool:
-        """Whether an output projection reads the heads, or that is not known."""
+        """Whether an output projection reads the heads; True if unknown."""
         return self.layer is None or (self.layer.weights is not None and self.layer.weights.out is not None)
 
 
 @dataclass(frozen=True)
 class MistakeVariant:
-    """One way to make a mistake: the function in the stage's place. `description` ends the sentence "matches exactly if …".
+    """One form of a mistake: the replacement of the stage. `description` completes the sentence "matches exactly if …".
 
-    `sites` are those that it spoils, where that is not the one of the mistake; `besides` are functions in the places of further
-    stages. `is_rare`: not tried together with another mistake. `effect` is its own, where that of the mistake names several.
+    `sites` override the site of the mistake; `besides` are replacements of further stages. `is_rare`: not tried in pairs.
+    `effect` overrides that of the mistake.
     """
 
     description: str
@@ -484,31 +486,29 @@ def _always(hints: SourceHints, layer: ReferenceLayer) -> bool:
 
 
 _MASKED = ("mask_rule", "padding_rule", "together", "mask", "value_weights", "causal_rule", "softmax")
-"""The stages whose mistakes show when a mask is given."""
+"""The stages whose mistakes show only with a mask."""
 _SITES: Mapping[str, str] = {
     "split": "q", "norm": "q", "rotate": "q", "project": "q_proj", "rotate_values": "v", "repeat_kv": "qk", "products": "qk",
     "scale": "scaled", "cap": "scaled", "weigh": "z", "merge": "concat", "project_out": "out", "take": "qk",
     **dict.fromkeys(("add_bias", "causal_rule", "mask_rule", "padding_rule", "together", "mask"), "scores"),
     **dict.fromkeys(("softmax", "value_weights"), "pattern"),
 }  # fmt: skip
-"""What each stage makes."""
+"""The site that each stage computes."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An entry of the catalogue: a mistake with its stable `code`, and everything that `mha check` knows of it.
+    """An entry of the catalogue: a mistake with its stable `code`, and all that `mha check` knows about it.
 
-    `stage` is the one of `Stages` that it changes, in each of its `variants`, None where a probe finds it; `site` is the one
-    whose line is looked for, by default what the stage makes. `looks_like` is how it stands in people's code, `effect` what it
-    does to the result, `fix` the corrected expression; `fix_in_torch` the same where torch's own fused function computes the
-    stage.
+    `stage` is the stage that each of the `variants` replaces, None for a mistake that a probe finds. `site` is used to find the
+    source line, by default the site of the stage. `looks_like` is an example of the mistake, `effect` its consequence, `fix`
+    the corrected expression, `fix_in_torch` the same for torch's fused function.
 
-    Its line is that of the first of its `operations`, whatever their result, or else one that looks like `in_source`, a regular
-    expression, or else the one that makes its site. `applies` tells whether it is a mistake in a layer at all. Of mistakes that
-    give the same numbers, this one is chosen `rather_than` the one of a code where the function of that code is true, and that
-    one where it is not. `shown_by` are kinds of inputs that show it besides plain ones and those with masks. `may_be_nan`: it
-    may leave nothing but NaN. `with_number` makes more variants of a number that the author uses in masks. `symptom` gives the
-    evidence where probes show it, None where they do not.
+    The source line is the line of the first of the `operations`, else a line that matches the regular expression `in_source`,
+    else the line that computes the site. `applies` tells whether it is a mistake in a layer at all. For mistakes with the same
+    numbers, `rather_than` maps the other code to a function that is true if this one is the right diagnosis. `shown_by` are
+    further kinds of inputs that show it. `may_be_nan`: it may leave only NaN. `with_number` makes variants from a number in the
+    user's masks. `symptom` returns the evidence from probes, or None.
     """
 
     code: str
@@ -530,22 +530,22 @@ class Mistake:
     symptom: Callable[[Symptoms], str | None] | None = None
 
     def __post_init__(self) -> None:
-        """Takes the site of the stage where none is given."""
+        """Sets the default site."""
         if self.stage is not None and not self.site:
             object.__setattr__(self, "site", _SITES[self.stage])
 
     @property
     def is_shown_by_masks(self) -> bool:
-        """Whether an input with a mask, or with padding, may show it."""
+        """Whether inputs with a mask or padding may show it."""
         return self.stage in _MASKED
 
     def may_be_made(self, hints: SourceHints, layer: ReferenceLayer) -> bool:
-        """Whether it is to be tried in a layer: its stage has something to do there."""
+        """Whether to try it in a layer, which must use the stage."""
         return self.stage not in _idle_stages(layer) and self.applies(hints, layer)
 
 
 def _idle_stages(layer: ReferenceLayer) -> set[str]:
-    """The stages that have nothing to do in a layer."""
+    """The stages without effect in a layer."""
     idle = {"project", "split", "merge", "project_out"} if layer.weights is None else set()
     idle |= {"add_bias"} if layer.bias is None else set()
     return idle | ({"rotate", "rotate_values"} if layer.pairing is None else set())

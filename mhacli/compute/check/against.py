@@ -127,7 +127,7 @@ def _arguments_of_first(subject: UserAttention) -> tuple[tuple[str, str], ...]:
 
 
 def _other(request: TargetRequest, first_arguments: tuple[tuple[str, str], ...], stage: Stage) -> UserAttention:
-    """The second implementation, load_user_attention to be called. Raises `MhaError` that names the `--against-` options."""
+    """The second implementation, ready to be called. Raises `MhaError` that names the `--against-` options."""
     try:
         return load_user_attention(_with_its_names(request, first_arguments, stage), stage)
     except MhaError as fault:

@@ -32,9 +32,9 @@ from mhacli.attention.mistakes.caching import (
     UNMASKED,
     DecodingStep,
     ProjectedText,
-    answered,
     projected_text,
     right_layout,
+    step_output,
 )
 from mhacli.attention.mistakes.stages import SourceHints
 from mhacli.compute.base.user_module import limited
@@ -335,23 +335,23 @@ class Explainer:
     def _matching_mistakes(
         self, text: ProjectedText, outcomes: Sequence[StepwiseRun]
     ) -> list[tuple[str, MistakeVariant]]:
-        room = self._n_keys(outcomes[0])
+        n_keys = self._n_keys(outcomes[0])
         pool = [
             (code, variant) for code, variants in CACHE_LAYOUTS.items() for variant in variants
             if BY_CODE[code].applies(SourceHints(), text.layer)
         ]  # fmt: skip
-        matching = [[first] for first in pool if self._matches(text, [first], outcomes, room)]
+        matching = [[first] for first in pool if self._matches(text, [first], outcomes, n_keys)]
         if matching:
-            return self._chosen_by_n_keys(matching, room)
+            return self._chosen_by_n_keys(matching, n_keys)
         pairs = ([first, second] for first, second in product(pool, pool) if first[0] < second[0])
-        return next((mistakes for mistakes in pairs if self._matches(text, mistakes, outcomes, room)), [])
+        return next((mistakes for mistakes in pairs if self._matches(text, mistakes, outcomes, n_keys)), [])
 
     def _matches(
         self,
         text: ProjectedText,
         mistakes: Sequence[tuple[str, MistakeVariant]],
         outcomes: Sequence[StepwiseRun],
-        room: int | None,
+        n_keys: int | None,
     ) -> bool:
         """Whether these mistakes reproduce the output of every step."""
         order = list(CACHE_LAYOUTS)
@@ -361,8 +361,8 @@ class Explainer:
                 layout = right_layout(step)
                 try:
                     for _, variant in sorted(mistakes, key=lambda item: order.index(item[0])):
-                        layout = variant.replacement(replace(step, room=room), layout)
-                    error = max_error(answered(text, step, layout), output)
+                        layout = variant.replacement(replace(step, n_keys=n_keys), layout)
+                    error = max_error(step_output(text, step, layout), output)
                 except (ValueError, IndexError, RuntimeError):  # the layout does not fit these steps
                     return False
                 worst = max(worst, error)
@@ -372,15 +372,15 @@ class Explainer:
         return True
 
     def _chosen_by_n_keys(
-        self, matching: list[list[tuple[str, MistakeVariant]]], room: int | None
+        self, matching: list[list[tuple[str, MistakeVariant]]], n_keys: int | None
     ) -> list[tuple[str, MistakeVariant]]:
         """Chooses between sets with the same numbers by the number of keys in the scores: a mask keeps all keys, unread rows
         reduce them."""
         end = self.rows.shape[1]
-        is_short = room is not None and room < end
+        is_short = n_keys is not None and n_keys < end
         expected = "cache-order" if is_short else "cache-mask"
         codes = {mistakes[0][0] for mistakes in matching}
-        if {"cache-order", "cache-mask"} <= codes and room is not None:
+        if {"cache-order", "cache-mask"} <= codes and n_keys is not None:
             return next(mistakes for mistakes in matching if mistakes[0][0] == expected)
         return matching[0]
 
