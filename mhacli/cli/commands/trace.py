@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 _WALK = "Walkthrough"
 _OWN = "Your own attention"
 _NAME = re.compile(r"[^\s:]+:[^\W\d][\w.]*")
-_JOB = "mhacli.compute.user_trace.trace:walk_request"
+_JOB = "mhacli.compute.user_trace.trace:trace_request"
 
 
 @option_group

@@ -1,1 +1,1 @@
-"""The walkthrough of a module of your own: `mha trace FILE.py:NAME`."""
+"""The trace of a user's own module: `mha trace FILE.py:NAME`."""

@@ -1,7 +1,7 @@
-"""The axes of a user's tensors by name: what attention is asked with, and how the sizes of its tensors follow those.
+"""Names the axes of a user's tensors by comparing their sizes with those of the inputs.
 
-One size can mean several things; in a second run, with other sizes, those come apart. An axis is called by what it was in
-every run: a word of the house, or a product of words.
+One size may have several meanings. Further runs with other sizes distinguish them. An axis gets the name that fits every run:
+an axis word, or a product of axis words.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
 from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
 
-# --------------------------------------------------------------------------------------------- sizes that are asked with
+# ----------------------------------------------------------------------------------------------------- sizes of the inputs
 
 
 _WIDTHS = (6, 10, 14, 4, 12, 16)
-"""Of a head, in a second build: even, as rotary positions need."""
+"""Head widths for a rebuild, even for rotary positions."""
 _COUNTS = (5, 3, 7, 4, 2)
 _OF_WIDTH = ("d_model", "d_out")
 
 
 @dataclass(frozen=True)
 class TraceSizes:
-    """The sizes of one call, a function's `head` and `d_head` among them; the mask that it is given, if any."""
+    """The sizes and the mask of one call, with the number of heads for a function."""
 
     batch: int
     q_len: int
@@ -45,14 +45,14 @@ class TraceSizes:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """By the words of the house."""
-        found = {"batch": self.batch, "query": self.q_len, "key": self.k_len}
+        """The sizes by axis word."""
+        lengths = {"batch": self.batch, "query": self.q_len, "key": self.k_len}
         if self.n_heads is not None:
-            return {**found, "head": self.n_heads, "d_head": self.d_in}
-        return {**found, "d_model": self.d_in, **({"d_context": self.d_context} if self.takes_context else {})}
+            return {**lengths, "head": self.n_heads, "d_head": self.d_in}
+        return {**lengths, "d_model": self.d_in, **({"d_context": self.d_context} if self.takes_context else {})}
 
     def inputs(self, seed: int, dtype: torch.dtype, device: torch.device) -> Inputs:
-        """Random rows of these sizes, the same for the same seed."""
+        """Random inputs of these sizes, the same for the same seed."""
         is_function = self.n_heads is not None
         sizes = InputSizes(self.batch, self.q_len, self.k_len, self.d_in, self.d_context)
         drawer = InputDrawer(
@@ -61,15 +61,15 @@ class TraceSizes:
         has_keys = self.takes_context or is_function
         inputs = drawer.inputs(with_context=True) if has_keys else Inputs(drawer.rows(self.q_len))
         if self.mask is not None:
-            places = torch.arange(max(self.q_len, self.k_len), device=device)
-            allowed = (places[: self.k_len] <= places[: self.q_len, None])[None, None]
+            positions = torch.arange(max(self.q_len, self.k_len), device=device)
+            allowed = (positions[: self.k_len] <= positions[: self.q_len, None])[None, None]
             return inputs._replace(allowed=allowed)
         return inputs
 
 
 def first_sizes(subject: UserAttention, *, causal: bool) -> TraceSizes:
-    """The sizes that the subject is asked with first: keys are other rows, and of another number, where it lets them be. With
-    `causal`, a mask says so where no argument does; queries and keys are then the same number of rows."""
+    """The sizes of the first call, with a separate context if the subject takes one. With `causal`, a mask makes it causal
+    unless an argument does; there are then as many keys as queries."""
     sizes = subject.sizes
     mask = subject.mask_forms[0] if causal and subject.causal_by is None and subject.mask_forms else None
     takes_context = subject.takes_context and not causal
@@ -79,7 +79,7 @@ def first_sizes(subject: UserAttention, *, causal: bool) -> TraceSizes:
 
 
 def other_lengths(call_sizes: TraceSizes) -> TraceSizes:
-    """The same with another batch and shorter lengths, for some attention knows a longest one."""
+    """Another batch size and shorter lengths, because a module may have a maximal length."""
     q_len = max(2, call_sizes.q_len - 2)
     k_len = max(2, call_sizes.k_len - 3) if call_sizes.takes_context else q_len
     return replace(
@@ -88,7 +88,7 @@ def other_lengths(call_sizes: TraceSizes) -> TraceSizes:
 
 
 def other_heads(call_sizes: TraceSizes) -> TraceSizes:
-    """Of a function: the same with more and wider heads; one that knows no heads keeps its one."""
+    """For a function, more and wider heads; a function without heads keeps one."""
     n_heads = call_sizes.n_heads or 1
     return replace(
         call_sizes,
@@ -99,8 +99,7 @@ def other_heads(call_sizes: TraceSizes) -> TraceSizes:
 
 
 def other_widths(built: Built) -> Iterator[Mapping[str, Any]]:
-    """Changes of its arguments that give it other heads and widths, the likeliest to work first; nothing where none of its
-    arguments is known to be one."""
+    """Constructor arguments for other heads and widths, the likeliest to work first; empty if no argument is a size."""
     roles = _roles(built)
     if not roles:
         return
@@ -109,7 +108,9 @@ def other_widths(built: Built) -> Iterator[Mapping[str, Any]]:
     old_width = old.get("d_head") or old.get("d_model", 0) // max(1, old_heads)
     for width in _WIDTHS:
         for count in _COUNTS:
-            group = 1 if old_kv_heads in (None, old_heads) else 2 if width == 6 else 3  # and not half a head's width
+            group = (
+                1 if old_kv_heads in (None, old_heads) else 2 if width == 6 else 3
+            )  # differs from half the head width
             n_heads = count * group if "n_heads" in old else 1
             if width in (old_width, n_heads) or (n_heads == old_heads and "n_heads" in old):
                 continue
@@ -121,13 +122,17 @@ def other_widths(built: Built) -> Iterator[Mapping[str, Any]]:
 
 
 def _roles(built: Built) -> dict[str, tuple[str, int]]:
-    """The arguments that are sizes, by what each is, the first of each."""
-    found: dict[str, tuple[str, int]] = {}
+    """The first size argument of each role, with its value."""
+    roles: dict[str, tuple[str, int]] = {}
     for name, value in _counts(built):
         role = role_of(name.rpartition(".")[2], frozenset(built.arguments))
         if role is not None:
-            found.setdefault(role, (name, value))
-    return {role: one for role, one in found.items() if role in ("n_heads", "n_kv_heads", "d_head", "d_v", *_OF_WIDTH)}
+            roles.setdefault(role, (name, value))
+    return {
+        role: argument
+        for role, argument in roles.items()
+        if role in ("n_heads", "n_kv_heads", "d_head", "d_v", *_OF_WIDTH)
+    }
 
 
 def _counts(built: Built) -> Iterator[tuple[str, int]]:
@@ -138,16 +143,16 @@ def _counts(built: Built) -> Iterator[tuple[str, int]]:
 
 def _changes(built: Built, new: Mapping[str, int]) -> Mapping[str, Any]:
     names = frozenset(built.arguments)
-    found = {}
+    changes = {}
     for name, _ in _counts(built):
         role = role_of(name.rpartition(".")[2], names)
         if role is not None and role in new:
-            found[name] = new[role]
-    return found
+            changes[name] = new[role]
+    return changes
 
 
 def expected_of(call_sizes: TraceSizes, out: Tensor) -> tuple[int, ...]:
-    """The shape that attention must give: a row for each query; how wide it is, is the author's choice."""
+    """The expected output shape: a vector for each query, of any width."""
     width = out.shape[-1] if out.ndim else 1
     heads = () if call_sizes.n_heads is None else (call_sizes.n_heads,)
     expected = (call_sizes.batch, *heads, call_sizes.q_len, width)
@@ -160,16 +165,16 @@ def expected_of(call_sizes: TraceSizes, out: Tensor) -> tuple[int, ...]:
 
 WORDS = ("batch", "head", "kv_head", "query", "key", "d_head", "d_v", "d_model", "d_context")
 _TWINS = (("kv_head", "head"), ("d_v", "d_head"), ("key", "query"), ("d_context", "d_model"))
-"""Words that stand for another one where their sizes are never different."""
-_SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "qkv", "kv", "qk_proj", "concat", "q", "k", "v")
-"""Sites whose width is that of heads side by side, although it may be that of the model."""
+"""Words that mean the same as another word if their sizes never differ."""
+_CONCATENATED = ("q_proj", "k_proj", "v_proj", "qkv", "kv", "qk_proj", "concat", "q", "k", "v")
+"""Sites whose last axis is concatenated heads, even if it has the size of d_model."""
 _FUSED = "(head+2·kv_head)·d_head"
 WordSizes = Mapping[str, int]
-"""What each word came to in a run."""
+"""The size of each axis word in a run."""
 
 
 class MeasuredRun(NamedTuple):
-    """A run: its words' sizes, the shape of what each place of the walk made there, and how often it was passed."""
+    """A run: the size of each axis word, and for each place the shape and the number of operations."""
 
     sizes: WordSizes
     shapes: Mapping[object, tuple[int, ...]]
@@ -177,44 +182,44 @@ class MeasuredRun(NamedTuple):
 
 
 def sizes_of(flow: Dataflow, roles: Roles, call_sizes: WordSizes) -> WordSizes:
-    """The words that the run itself tells of, besides those that it was `call_sizes` with: widths and counts of heads."""
-    found = dict(call_sizes)
+    """The sizes of the inputs, and the head counts and widths that the run shows."""
+    sizes = dict(call_sizes)
     if not roles.attentions:
-        return found
+        return sizes
     first = roles.attentions[0]
     d_head = _contracted(flow, first)
     n_scores = _count_scores(flow, roles)
     plane = call_sizes["batch"] * call_sizes["query"] * call_sizes["key"]
     if d_head:
-        found.setdefault("d_head", d_head)
+        sizes.setdefault("d_head", d_head)
     if n_scores and not n_scores % plane:
-        found.setdefault("head", n_scores // plane)
-    found.setdefault("d_v", _width_of_values(flow, first) or found.get("d_head", 0))
-    found.setdefault("kv_head", _kv_heads(flow, roles, found))
-    return {word: size for word, size in found.items() if size}
+        sizes.setdefault("head", n_scores // plane)
+    sizes.setdefault("d_v", _width_of_values(flow, first) or sizes.get("d_head", 0))
+    sizes.setdefault("kv_head", _kv_heads(flow, roles, sizes))
+    return {word: size for word, size in sizes.items() if size}
 
 
-def _contracted(flow: Dataflow, one: AttentionOperations) -> int | None:
+def _contracted(flow: Dataflow, attention: AttentionOperations) -> int | None:
     """The width of the dot products."""
-    if one.qk is None:
+    if attention.qk is None:
         return None
-    operation = flow.operations[one.qk]
+    operation = flow.operations[attention.qk]
     if operation.name == "einsum":
         letters = einsum_letters(operation.arguments.get("equation", ""), [t.ndim for t in operation.inputs])
         if letters is None or len(letters) != 3:
             return None
         sizes = dict(zip(letters[0], operation.inputs[0].shape, strict=True))
         return prod(sizes[x] for x in letters[0] if x in letters[1] and x not in letters[2])
-    place = 1 if operation.name == "baddbmm" else 0
-    return int(operation.inputs[place].shape[-1])
+    input_idx = 1 if operation.name == "baddbmm" else 0
+    return int(operation.inputs[input_idx].shape[-1])
 
 
 def _count_scores(flow: Dataflow, roles: Roles) -> int:
-    """How many scores there are in all runs of the first softmax's line, whatever their shape."""
+    """The number of scores at the line of the first softmax."""
     first = flow.operations[roles.attentions[0].softmax]
     total = 0
-    for one in roles.attentions:
-        operation = flow.operations[one.softmax]
+    for attention in roles.attentions:
+        operation = flow.operations[attention.softmax]
         if (operation.file, operation.line, operation.name) != (first.file, first.line, first.name):
             continue
         if operation.name == KERNEL:
@@ -225,33 +230,33 @@ def _count_scores(flow: Dataflow, roles: Roles) -> int:
     return total
 
 
-def _width_of_values(flow: Dataflow, one: AttentionOperations) -> int | None:
-    if one.z is None or flow.operations[one.z].name == "einsum":
+def _width_of_values(flow: Dataflow, attention: AttentionOperations) -> int | None:
+    if attention.z is None or flow.operations[attention.z].name == "einsum":
         return None
-    operation = flow.operations[one.z]
+    operation = flow.operations[attention.z]
     return int(operation.inputs[2 if operation.name == KERNEL else -1].shape[-1])
 
 
-def _kv_heads(flow: Dataflow, roles: Roles, found: WordSizes) -> int:
-    """How many heads keys have, by how many numbers their projection makes, where that can be told."""
-    n_heads, d_head = found.get("head", 0), found.get("d_head", 0)
+def _kv_heads(flow: Dataflow, roles: Roles, sizes: WordSizes) -> int:
+    """The number of kv heads, from the size of the key projection if possible."""
+    n_heads, d_head = sizes.get("head", 0), sizes.get("d_head", 0)
     projections = [(index, site) for index, site in roles.sites.items() if site in ("k_proj", "kv", "qkv")]
     if not projections or not d_head:
         return n_heads
     site = projections[0][1]
     line = flow.operations[projections[0][0]].line
-    made = [flow.operations[index] for index, other in projections if other == site]
-    n_numbers = sum(one.output.numel() for one in made if one.line == line)
-    n_rows = n_numbers / (found["batch"] * found["key"] * d_head)
-    n = {"k_proj": n_rows, "kv": n_rows / 2, "qkv": (n_rows - n_heads) / 2}[site]
-    return int(n) if n >= 1 and n == int(n) and not n_heads % int(n) else n_heads
+    projected = [flow.operations[index] for index, other in projections if other == site]
+    n_numbers = sum(operation.output.numel() for operation in projected if operation.line == line)
+    n_vectors = n_numbers / (sizes["batch"] * sizes["key"] * d_head)
+    count = {"k_proj": n_vectors, "kv": n_vectors / 2, "qkv": (n_vectors - n_heads) / 2}[site]
+    return int(count) if count >= 1 and count == int(count) and not n_heads % int(count) else n_heads
 
 
 # -------------------------------------------------------------------------------------------------------------- naming
 
 
 def known_words(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
-    """The words that are different things in these runs."""
+    """The axis words with distinct sizes in these runs."""
     words = [word for word in WORDS if all(word in run.sizes for run in runs)]
     for twin, word in _TWINS:
         if twin in words and word in words and all(run.sizes[twin] == run.sizes[word] for run in runs):
@@ -260,19 +265,21 @@ def known_words(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
 
 
 def axes_of(place: object, site: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
-    """The names of the axes of what one place of the walk made, from all runs that passed it with as many axes."""
+    """The axis names of the tensor at a place, from all runs with as many axes there."""
     shape = runs[0].shapes[place]
-    seen = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
+    matching_runs = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
     words = known_words(runs)
-    axes = [name_of([run.shapes[place][axis] for run in seen], seen, words) for axis in range(len(shape))]
-    is_by_heads = site.partition(".")[0] in _SIDE_BY_SIDE or site.startswith("z.")
-    if is_by_heads and axes and {"head", "d_head"} <= set(words):
-        axes[-1] = _by_heads(axes[-1], site, runs, words)
+    axes = [
+        name_of([run.shapes[place][axis] for run in matching_runs], matching_runs, words) for axis in range(len(shape))
+    ]
+    has_heads = site.partition(".")[0] in _CONCATENATED or site.startswith("z.")
+    if has_heads and axes and {"head", "d_head"} <= set(words):
+        axes[-1] = _as_heads(axes[-1], site, runs, words)
     return tuple(axes)
 
 
-def _by_heads(axis: str, site: str, runs: Sequence[MeasuredRun], words: Sequence[str]) -> str:
-    """The width of heads side by side, where the width of the model is the same number."""
+def _as_heads(axis: str, site: str, runs: Sequence[MeasuredRun], words: Sequence[str]) -> str:
+    """The axis as concatenated heads, if that has the size of d_model."""
     heads = "kv_head" if site.startswith(("k", "v")) and "kv_head" in words else "head"
     width = "d_v" if site.startswith(("v", "z", "concat")) and "d_v" in words else "d_head"
     if not all(run.sizes["d_model"] == run.sizes[heads] * run.sizes[width] for run in runs if "d_model" in run.sizes):
@@ -282,76 +289,75 @@ def _by_heads(axis: str, site: str, runs: Sequence[MeasuredRun], words: Sequence
 
 
 def name_of(sizes: Sequence[int], runs: Sequence[MeasuredRun], words: Sequence[str]) -> str:
-    """What has had these sizes in these runs: the simplest such thing, or the two that cannot be told apart."""
+    """The simplest name with these sizes in these runs, or the two simplest if both fit."""
     for candidates in _candidates(words):
-        fitting = [
+        matching = [
             name for name in candidates
             if all(_value(name, run.sizes) == size for size, run in zip(sizes, runs, strict=True))
         ]  # fmt: skip
-        if fitting:
-            return "|".join(fitting[:2])
+        if matching:
+            return "|".join(matching[:2])
         if set(sizes) == {1}:
             return "single"
     return "part" if len(runs) > 1 and len(set(sizes)) == 1 else "width"
 
 
 def _value(name: str, sizes: WordSizes) -> float:
-    """How large something is that has such a name."""
+    """The size of an axis name."""
     if name == _FUSED:
         return float((sizes["head"] + 2 * sizes["kv_head"]) * sizes["d_head"])
-    name, _, over = name.partition("/")
-    name, _, plus = name.partition("+")
+    name, _, divisor = name.partition("/")
+    name, _, addend = name.partition("+")
     size = prod(int(word) if word.isdigit() else sizes[word] for word in name.split("·"))
-    return size / (int(over) if over.isdigit() else sizes[over] if over else 1) + int(plus or 0)
+    return size / (int(divisor) if divisor.isdigit() else sizes[divisor] if divisor else 1) + int(addend or 0)
 
 
 def _candidates(words: Sequence[str]) -> Iterator[list[str]]:
-    """Everything that an axis may be, the simplest first; of a list, all are as simple."""
+    """The possible axis names in groups, the simplest first."""
     pairs = list(combinations(words, 2))
-    natural = ["·".join(pair) for pair in pairs if _is_natural(pair)]
+    usual_products = ["·".join(pair) for pair in pairs if _is_usual(pair)]
     widths = [word for word in words if word.startswith("d_")]
-    shares_keys = "kv_head" in words and {"head", "d_head"} <= set(words)
+    has_groups = "kv_head" in words and {"head", "d_head"} <= set(words)
     yield list(words)
-    yield natural
+    yield usual_products
     yield [f"{n}·{width}" for n in (2, 3) for width in widths]
-    yield ["head/kv_head", _FUSED] if shares_keys else []
-    yield [f"{n}·{name}" for n in (2, 3) for name in natural if "d_" in name]
+    yield ["head/kv_head", _FUSED] if has_groups else []
+    yield [f"{n}·{name}" for n in (2, 3) for name in usual_products if "d_" in name]
     yield [f"{width}/2" for width in widths]
     yield [f"{n}·{width}" for n in (4,) for width in widths] + [f"{w}+1" for w in words if w in ("key", "query")]
     yield ["·".join(pair) for pair in pairs]
-    yield ["·".join(three) for three in combinations(words, 3)]
+    yield ["·".join(words_of_product) for words_of_product in combinations(words, 3)]
 
 
-def _is_natural(pair: tuple[str, str]) -> bool:
-    """Whether two words are often put side by side on one axis."""
+def _is_usual(pair: tuple[str, str]) -> bool:
+    """Whether two words are often merged into one axis."""
     return pair in (
         ("head", "d_head"), ("head", "d_v"), ("kv_head", "d_head"), ("kv_head", "d_v"), ("batch", "head"),
         ("batch", "kv_head"), ("batch", "query"), ("batch", "key"),
     )  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------- lengths that are always the same
+# --------------------------------------------------------------------------------------------------------- equal lengths
 
 
 def distinguish_lengths(
     flow: Dataflow, roles: Roles, axes: Mapping[int, tuple[str, ...]]
 ) -> dict[int, tuple[str, ...]]:
-    """The axes of each operation, where queries and keys are the same rows: which axis is whose then follows from the
-    operations, not from sizes."""
-    products = {one.qk: one.is_swapped for one in roles.attentions if one.qk is not None}
-    told: dict[int, tuple[str, ...]] = {}
+    """The axes of each operation in self-attention, where only the operations tell queries from keys."""
+    products = {attention.qk: attention.is_swapped for attention in roles.attentions if attention.qk is not None}
+    distinguished: dict[int, tuple[str, ...]] = {}
     for index in range(len(flow.operations)):
         named = axes[index]
         n_lengths = named.count("query")
         if n_lengths == 1 and "key" not in named and _is_of_keys(roles.sites.get(index, "")):
-            told[index] = tuple("key" if axis == "query" else axis for axis in named)
+            distinguished[index] = tuple("key" if axis == "query" else axis for axis in named)
         elif n_lengths == 2:
-            order = _order(flow, index, products, told)
+            order = _order(flow, index, products, distinguished)
             rest = iter(order)
-            told[index] = tuple(next(rest) if axis == "query" else axis for axis in named)
+            distinguished[index] = tuple(next(rest) if axis == "query" else axis for axis in named)
         else:
-            told[index] = named
-    return told
+            distinguished[index] = named
+    return distinguished
 
 
 def _is_of_keys(site: str) -> bool:
@@ -359,32 +365,36 @@ def _is_of_keys(site: str) -> bool:
 
 
 def _order(
-    flow: Dataflow, index: int, products: Mapping[int, bool], told: Mapping[int, tuple[str, ...]]
+    flow: Dataflow, index: int, products: Mapping[int, bool], distinguished: Mapping[int, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Which of two axes of the same length comes first."""
+    """The order of two axes of the same length."""
     operation = flow.operations[index]
     if index in products:
-        is_turned = products[index] != _gives_second_first(operation.arguments.get("equation"), operation)
-        return ("key", "query") if is_turned else ("query", "key")
+        is_transposed = products[index] != _puts_second_first(operation.arguments.get("equation"), operation)
+        return ("key", "query") if is_transposed else ("query", "key")
     for source in flow.made_by[index]:
-        lengths = tuple(axis for axis in told.get(source, ()) if axis in ("query", "key")) if source is not None else ()
+        lengths = (
+            tuple(axis for axis in distinguished.get(source, ()) if axis in ("query", "key"))
+            if source is not None
+            else ()
+        )
         if len(lengths) == 2 and source is not None:
-            return lengths[::-1] if _exchanges(operation, told[source]) else lengths
+            return lengths[::-1] if _swaps_lengths(operation, distinguished[source]) else lengths
     return ("query", "key")
 
 
-def _gives_second_first(equation: object, operation: Operation) -> bool:
-    """Whether an einsum gives the length of its second operand before that of its first."""
+def _puts_second_first(equation: object, operation: Operation) -> bool:
+    """Whether an einsum puts the length of its second operand before that of its first."""
     letters = einsum_letters(equation, [tensor.ndim for tensor in operation.inputs])
     if letters is None or len(letters) != 3:
         return False
-    own = [next((n for n, term in enumerate(letters[:2]) if x in term and x not in letters[1 - n]), None)
+    operands = [next((n for n, term in enumerate(letters[:2]) if x in term and x not in letters[1 - n]), None)
            for x in letters[2]]  # fmt: skip
-    places = [n for n in own if n is not None]
-    return places[:2] == [1, 0]
+    order = [n for n in operands if n is not None]
+    return order[:2] == [1, 0]
 
 
-def _exchanges(operation: Operation, before: Sequence[str]) -> bool:
-    """Whether a transposition puts the second of two lengths first."""
+def _swaps_lengths(operation: Operation, before: Sequence[str]) -> bool:
+    """Whether a transpose swaps the two lengths."""
     lengths = [axis for axis, name in enumerate(before) if name in ("query", "key")]
     return operation.name in ("transpose", "permute") and [n for n in axis_order(operation) if n in lengths] != lengths

@@ -1,4 +1,5 @@
-"""Which operation of a user's attention reads which, what each is (q, scores, pattern, z), and what it does in words."""
+"""The dataflow of a user's attention: producers and readers, the site of each operation (q, scores, pattern, z), and
+formulas."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("k", "key", "keys", "wk"), "k"),
     **dict.fromkeys(("v", "value", "values", "wv"), "v"),
 }
-"""Parts of names that say which projection a parameter belongs to."""
+"""Parts of parameter names that identify a projection."""
 
 
 @dataclass(frozen=True)
 class Dataflow:
-    """Operations and what they read: `made_by[i][j]` is the operation that made input j of operation i, None where it came
-    from outside. `names` are those of tensors from outside, by identity; of parameters in `parameters`. `live` tells whether
-    the rows that attention was asked about take part."""
+    """Operations and their inputs. `made_by[i][j]` is the operation that produced input j of operation i, None for a tensor
+    from outside. `names` are the names of outside tensors, by id; `parameters` the ids of parameters. `live` marks operations
+    that depend on the inputs of attention."""
 
     operations: tuple[Operation, ...]
     made_by: tuple[tuple[int | None, ...], ...]
@@ -41,56 +42,56 @@ class Dataflow:
     readers: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def reads_parameter(self, index: int) -> bool:
-        """Whether an operation multiplies rows by a weight."""
+        """Whether an operation multiplies vectors by a weight."""
         operation = self.operations[index]
         if operation.name not in PROJECTIONS:
             return False
-        live = [self.is_live(index, place) for place in range(len(operation.inputs))]
+        live = [self.is_live(index, input_idx) for input_idx in range(len(operation.inputs))]
         return live.count(True) == 1
 
-    def is_live(self, index: int, place: int) -> bool:
-        """Whether an input depends on the rows that attention was asked about."""
-        made = self.made_by[index][place]
-        if made is not None:
-            return self.live[made]
-        tensor = self.operations[index].inputs[place]
+    def is_live(self, index: int, input_idx: int) -> bool:
+        """Whether an input of an operation depends on the inputs of attention."""
+        producer = self.made_by[index][input_idx]
+        if producer is not None:
+            return self.live[producer]
+        tensor = self.operations[index].inputs[input_idx]
         return self.names.get(id(tensor), "mask") != "mask" and id(tensor) not in self.parameters
 
-    def name_of(self, index: int, place: int, sites: Mapping[int, str]) -> str:
-        """What an input is called: the site that made it, a parameter, or a tensor from outside."""
-        made = self.made_by[index][place]
-        if made is not None:
-            return sites[made]
-        return self.names.get(id(self.operations[index].inputs[place]), "a tensor")
+    def name_of(self, index: int, input_idx: int, sites: Mapping[int, str]) -> str:
+        """The name of an input: its site, its parameter, or its name from outside."""
+        producer = self.made_by[index][input_idx]
+        if producer is not None:
+            return sites[producer]
+        return self.names.get(id(self.operations[index].inputs[input_idx]), "a tensor")
 
 
 def flow_of(operations: Sequence[Operation], names: Mapping[int, str], parameters: frozenset[int]) -> Dataflow:
-    """The flow of the operations that make something; what gives its input back unchanged is left out."""
-    makers: dict[int, int] = {}
-    kept: list[Operation] = []
+    """The dataflow of the operations, without those that return their input unchanged."""
+    producers: dict[int, int] = {}
+    operations_kept: list[Operation] = []
     made_by: list[tuple[int | None, ...]] = []
     for operation in operations:
-        if _is_nothing(operation):
+        if _is_identity(operation):
             source = operation.inputs[0]
-            if id(source) in makers:
-                makers[id(operation.output)] = makers[id(source)]
+            if id(source) in producers:
+                producers[id(operation.output)] = producers[id(source)]
             continue
-        made_by.append(tuple(makers.get(id(tensor)) for tensor in operation.inputs))
-        makers[id(operation.output)] = len(kept)
-        kept.append(operation)
+        made_by.append(tuple(producers.get(id(tensor)) for tensor in operation.inputs))
+        producers[id(operation.output)] = len(operations_kept)
+        operations_kept.append(operation)
     live: list[bool] = []
     readers: dict[int, list[int]] = {}
-    flow = Dataflow(tuple(kept), tuple(made_by), names, parameters, live, readers)
+    flow = Dataflow(tuple(operations_kept), tuple(made_by), names, parameters, live, readers)
     for index, sources in enumerate(made_by):
-        live.append(any(flow.is_live(index, place) for place in range(len(sources))))
-        for maker in sources:
-            if maker is not None:
-                readers.setdefault(maker, []).append(index)
+        live.append(any(flow.is_live(index, input_idx) for input_idx in range(len(sources))))
+        for producer in sources:
+            if producer is not None:
+                readers.setdefault(producer, []).append(index)
     return flow
 
 
-def _is_nothing(operation: Operation) -> bool:
-    """Whether an operation gives back what it was given: dropout in evaluation, `contiguous` of what is so already."""
+def _is_identity(operation: Operation) -> bool:
+    """Whether an operation returns its input: dropout in eval mode, `contiguous` on a contiguous tensor."""
     if not operation.inputs or operation.name.endswith("_") or operation.name == "setitem":
         return False
     source, output = operation.inputs[0], operation.output
@@ -108,7 +109,7 @@ def _is_nothing(operation: Operation) -> bool:
 
 @dataclass
 class Roles:
-    """The sites of operations by their places in the flow, and the attentions among them."""
+    """The sites of operations by index, and the attentions among them."""
 
     sites: dict[int, str] = field(default_factory=dict)
     attentions: list[AttentionOperations] = field(default_factory=list)
@@ -116,9 +117,9 @@ class Roles:
 
 @dataclass(frozen=True)
 class AttentionOperations:
-    """One softmax, or one call of a kernel: the products before and behind it (those of a kernel are itself), and the
-    operations that made their operands, None where they came from outside. `pattern` is what the product with the values
-    reads, None of a kernel. `is_swapped`: the first operand is the keys."""
+    """One softmax or fused kernel: the operations that produce qk and z (for a kernel, itself) and the operands q, k and v,
+    None for tensors from outside. `pattern` produces the weights of the values, None for a kernel. `is_swapped`: the keys are
+    the first operand."""
 
     softmax: int
     qk: int | None
@@ -131,34 +132,34 @@ class AttentionOperations:
 
 
 def roles_of(flow: Dataflow) -> Roles:
-    """What can be told of the operations from how they follow each other; what cannot is left out."""
+    """The sites of operations that can be identified from the dataflow."""
     roles = Roles()
     claims: dict[int, set[str]] = {}
     for index, operation in enumerate(flow.operations):
         if operation.name == KERNEL:
-            _take_kernel(flow, index, roles, claims)
+            _add_kernel(flow, index, roles, claims)
         elif operation.name in SOFTMAXES and flow.live[index]:
-            _take_softmax(flow, index, roles, claims)
-    for index, of in claims.items():
-        letters = "".join(role for role in _ROLES if role in of)
+            _add_softmax(flow, index, roles, claims)
+    for index, claimed_roles in claims.items():
+        letters = "".join(role for role in _ROLES if role in claimed_roles)
         if flow.reads_parameter(index):
-            own = letters if len(letters) > 1 else f"{letters}_proj"
-            roles.sites[index] = own if letters != "qk" else "qk_proj"
+            site = letters if len(letters) > 1 else f"{letters}_proj"
+            roles.sites[index] = site if letters != "qk" else "qk_proj"
         else:
             roles.sites.setdefault(index, f"{letters}.{flow.operations[index].name}")
-    _take_result(flow, roles)
+    _name_outputs(flow, roles)
     return roles
 
 
-def _take_kernel(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
+def _add_kernel(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
     q, k, v = (*flow.made_by[index], None, None, None)[:3]
     roles.sites[index] = "z"
     roles.attentions.append(AttentionOperations(index, index, index, q, k, v))
-    for role, made in zip(_ROLES, (q, k, v), strict=True):
-        _claim(flow, role, made, roles, claims)
+    for role, producer in zip(_ROLES, (q, k, v), strict=True):
+        _claim(flow, role, producer, roles, claims)
 
 
-def _take_softmax(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
+def _add_softmax(flow: Dataflow, index: int, roles: Roles, claims: dict[int, set[str]]) -> None:
     roles.sites[index] = "pattern"
     above = _path_up(flow, index)
     below = _path_down(flow, index)
@@ -171,36 +172,36 @@ def _take_softmax(flow: Dataflow, index: int, roles: Roles, claims: dict[int, se
         first, second = _operands(flow, qk)
         is_swapped = (_hint(flow, first), _hint(flow, second)) == ("k", "q")
         q, k = (second, first) if is_swapped else (first, second)
-        for role, made in (("q", q), ("k", k)):
-            _claim(flow, role, made, roles, claims)
+        for role, producer in (("q", q), ("k", k)):
+            _claim(flow, role, producer, roles, claims)
     if z is not None:
-        _name_below(flow, below, roles)
+        _name_weighting(flow, below, roles)
         first, second = _operands(flow, z)
         pattern, v = (first, second) if first in (*below[:-1], index) else (second, first)
         _claim(flow, "v", v, roles, claims)
     roles.attentions.append(AttentionOperations(index, qk, z, q, k, v, is_swapped, pattern))
 
 
-def _is_product(flow: Dataflow, index: int) -> bool:
-    """Whether an operation multiplies rows with rows, no weight among them."""
+def _is_product_of_activations(flow: Dataflow, index: int) -> bool:
+    """Whether an operation multiplies two tensors that depend on the inputs."""
     operation = flow.operations[index]
-    live = [flow.is_live(index, place) for place in range(len(operation.inputs))]
+    live = [flow.is_live(index, input_idx) for input_idx in range(len(operation.inputs))]
     return operation.name in PRODUCTS and live.count(True) >= 2
 
 
 def _path_up(flow: Dataflow, softmax: int) -> list[int]:
-    """From what the softmax reads up to the product of queries and keys; empty where there is none."""
+    """The path from the input of the softmax up to the product of queries and keys; empty if there is none."""
 
     def sources(index: int) -> list[int]:
         if flow.operations[index].name in SOFTMAXES:
             return []
-        return [made for made in flow.made_by[index] if made is not None and flow.live[made]]
+        return [producer for producer in flow.made_by[index] if producer is not None and flow.live[producer]]
 
-    return _path_to_product(flow, [made for made in flow.made_by[softmax][:1] if made is not None], sources)
+    return _path_to_product(flow, [producer for producer in flow.made_by[softmax][:1] if producer is not None], sources)
 
 
 def _path_down(flow: Dataflow, softmax: int) -> list[int]:
-    """From what reads the pattern down to its product with the values; empty where there is none."""
+    """The path from the readers of the pattern down to its product with the values; empty if there is none."""
 
     def readers(index: int) -> Sequence[int]:
         return () if flow.reads_parameter(index) else flow.readers.get(index, ())
@@ -209,11 +210,11 @@ def _path_down(flow: Dataflow, softmax: int) -> list[int]:
 
 
 def _path_to_product(flow: Dataflow, starts: Sequence[int], neighbours: Callable[[int], Sequence[int]]) -> list[int]:
-    """The shortest path to a product of rows with rows; empty where there is none."""
+    """The shortest path to a product of activations; empty if there is none."""
     paths, visited = [[start] for start in starts], set[int]()
     while paths:
         path = paths.pop(0)
-        if _is_product(flow, path[-1]):
+        if _is_product_of_activations(flow, path[-1]):
             return path
         following = [index for index in dict.fromkeys(neighbours(path[-1])) if index not in visited]
         visited.update(following)
@@ -222,13 +223,13 @@ def _path_to_product(flow: Dataflow, starts: Sequence[int], neighbours: Callable
 
 
 def _operands(flow: Dataflow, product: int) -> tuple[int | None, int | None]:
-    places = [place for place in range(len(flow.made_by[product])) if flow.is_live(product, place)][-2:]
-    first, second = (flow.made_by[product][place] for place in places)
+    input_idxs = [input_idx for input_idx in range(len(flow.made_by[product])) if flow.is_live(product, input_idx)][-2:]
+    first, second = (flow.made_by[product][input_idx] for input_idx in input_idxs)
     return first, second
 
 
 def _name_scores(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
-    """The product, and what becomes of it until the softmax reads it."""
+    """Names the product, and the operations between it and the softmax."""
     roles.sites[path[-1]] = "qk"
     for index in path[:-1]:
         name = flow.operations[index].name
@@ -241,19 +242,19 @@ def _name_scores(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
 
 
 def _name_mask(flow: Dataflow, index: int, roles: Roles) -> None:
-    """What a score is compared or added with, where it does not come from the rows themselves."""
-    waiting = [made for made in flow.made_by[index] if made is not None and not flow.live[made]]
+    """Names the operations that compute a mask or bias, independent of the inputs."""
+    pending = [producer for producer in flow.made_by[index] if producer is not None and not flow.live[producer]]
     is_given = "mask" in flow.names.values()
-    for made in waiting:
-        roles.sites.setdefault(made, f"mask.{flow.operations[made].name}" if is_given else "mask")
-    while waiting:
-        for source in flow.made_by[waiting.pop()]:
+    for producer in pending:
+        roles.sites.setdefault(producer, f"mask.{flow.operations[producer].name}" if is_given else "mask")
+    while pending:
+        for source in flow.made_by[pending.pop()]:
             if source is not None and source not in roles.sites:
                 roles.sites[source] = f"mask.{flow.operations[source].name}"
-                waiting.append(source)
+                pending.append(source)
 
 
-def _name_below(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
+def _name_weighting(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
     for index in path[:-1]:
         name = flow.operations[index].name
         roles.sites[index] = "dropped" if name == "dropout" else f"pattern.{name}"
@@ -261,7 +262,7 @@ def _name_below(flow: Dataflow, path: Sequence[int], roles: Roles) -> None:
 
 
 def axis_order(operation: Operation) -> list[int]:
-    """In which order an operation puts the axes of its input: as they are, unless it is a transpose or a permutation."""
+    """The order of the input's axes in the output; unchanged except for a transpose or permutation."""
     n, arguments = operation.output.ndim, operation.arguments
     order = list(range(n))
     if operation.name == "transpose" and n > 1:
@@ -273,47 +274,47 @@ def axis_order(operation: Operation) -> list[int]:
 
 
 def is_transpose(operation: Operation) -> bool:
-    """Whether an operation exchanges the last two axes."""
+    """Whether an operation swaps the last two axes."""
     n = operation.output.ndim
     return n > 1 and axis_order(operation) == [*range(n - 2), n - 1, n - 2]
 
 
-def _claim(flow: Dataflow, role: str, made: int | None, roles: Roles, claims: dict[int, set[str]]) -> None:
-    """Everything on the way from a projection to the operand of a product belongs to its role."""
-    if made is None:
+def _claim(flow: Dataflow, role: str, producer: int | None, roles: Roles, claims: dict[int, set[str]]) -> None:
+    """Assigns the operations from a projection to the operand of a product to a role."""
+    if producer is None:
         return
-    if role == "k" and is_transpose(flow.operations[made]) and flow.made_by[made][0] is not None:
-        roles.sites[made] = "kᵀ"
-        made = flow.made_by[made][0]
-    elif role == "k" and is_transpose(flow.operations[made]):
-        roles.sites[made] = "kᵀ"
+    if role == "k" and is_transpose(flow.operations[producer]) and flow.made_by[producer][0] is not None:
+        roles.sites[producer] = "kᵀ"
+        producer = flow.made_by[producer][0]
+    elif role == "k" and is_transpose(flow.operations[producer]):
+        roles.sites[producer] = "kᵀ"
         return
-    assert made is not None
-    waiting, seen = [made], {made}
-    if not flow.reads_parameter(made):
-        roles.sites.setdefault(made, role)
-    while waiting:
-        index = waiting.pop()
+    assert producer is not None
+    pending, visited = [producer], {producer}
+    if not flow.reads_parameter(producer):
+        roles.sites.setdefault(producer, role)
+    while pending:
+        index = pending.pop()
         claims.setdefault(index, set()).add(role)
         if flow.reads_parameter(index):
             continue
         for source in flow.made_by[index]:
-            if source is not None and flow.live[source] and source not in seen:
-                seen.add(source)
-                waiting.append(source)
+            if source is not None and flow.live[source] and source not in visited:
+                visited.add(source)
+                pending.append(source)
 
 
-def _hint(flow: Dataflow, made: int | None) -> str | None:
-    """Which projection the names of parameters on the way up speak of, where they speak of one alone."""
-    waiting, found, seen = [] if made is None else [made], set(), set()
-    while waiting:
-        index = waiting.pop()
-        for place, source in enumerate(flow.made_by[index]):
-            found |= set(_projections_named(flow.names.get(id(flow.operations[index].inputs[place]), "")))
-            if source is not None and source not in seen and not flow.reads_parameter(index):
-                seen.add(source)
-                waiting.append(source)
-    return found.pop() if len(found) == 1 else None
+def _hint(flow: Dataflow, producer: int | None) -> str | None:
+    """The role in the names of the parameters upstream, None unless there is exactly one."""
+    pending, roles, visited = [] if producer is None else [producer], set(), set()
+    while pending:
+        index = pending.pop()
+        for input_idx, source in enumerate(flow.made_by[index]):
+            roles |= set(_projections_named(flow.names.get(id(flow.operations[index].inputs[input_idx]), "")))
+            if source is not None and source not in visited and not flow.reads_parameter(index):
+                visited.add(source)
+                pending.append(source)
+    return roles.pop() if len(roles) == 1 else None
 
 
 def _projections_named(name: str) -> Iterator[str]:
@@ -322,25 +323,29 @@ def _projections_named(name: str) -> Iterator[str]:
             yield _WORDS[word.lower()]
 
 
-def _take_result(flow: Dataflow, roles: Roles) -> None:
-    """What becomes of z: put side by side, and projected."""
-    below = _descendants(flow, (one.z for one in roles.attentions if one.z is not None))
+def _name_outputs(flow: Dataflow, roles: Roles) -> None:
+    """Names the operations that concatenate and project z."""
+    below = _descendants(flow, (attention.z for attention in roles.attentions if attention.z is not None))
     below = [index for index in below if index not in roles.sites]
     projection = next((index for index in below if flow.reads_parameter(index)), None)
     joined = None
     if projection is not None:
         roles.sites[projection] = "out"
-        made = next((m for m in flow.made_by[projection] if m is not None and flow.live[m]), None)
-        joined = made if made in below else None
+        producer = next(
+            (source for source in flow.made_by[projection] if source is not None and flow.live[source]), None
+        )
+        joined = producer if producer in below else None
     elif below and flow.operations[below[-1]].name in ("view", "reshape", "cat", "flatten", "permute", "squeeze"):
         joined = below[-1]
     for index in below:
-        is_behind = projection is not None and index > projection
+        is_after = projection is not None and index > projection
         operation = flow.operations[index]
         if joined is not None and _key(operation) == _key(flow.operations[joined]):
             roles.sites.setdefault(index, "concat")
-        roles.sites.setdefault(index, f"{'out' if is_behind else 'z'}.{operation.name}")
-    for index in _descendants(flow, (one.softmax for one in roles.attentions if one.softmax != one.z)):
+        roles.sites.setdefault(index, f"{'out' if is_after else 'z'}.{operation.name}")
+    for index in _descendants(
+        flow, (attention.softmax for attention in roles.attentions if attention.softmax != attention.z)
+    ):
         roles.sites.setdefault(index, f"pattern.{flow.operations[index].name}")
 
 
@@ -348,15 +353,15 @@ def _key(operation: Operation) -> tuple[str, str | None, int | None]:
     return operation.name, operation.file, operation.line if operation.line is not None else id(operation)
 
 
-def _descendants(flow: Dataflow, of: Iterable[int]) -> list[int]:
-    waiting = list(of)
-    found: set[int] = set()
-    while waiting:
-        for reader in flow.readers.get(waiting.pop(), ()):
-            if reader not in found:
-                found.add(reader)
-                waiting.append(reader)
-    return sorted(found)
+def _descendants(flow: Dataflow, starts: Iterable[int]) -> list[int]:
+    pending = list(starts)
+    readers: set[int] = set()
+    while pending:
+        for reader in flow.readers.get(pending.pop(), ()):
+            if reader not in readers:
+                readers.add(reader)
+                pending.append(reader)
+    return sorted(readers)
 
 
 # --------------------------------------------------------------------------------------------------------------- formula
@@ -370,8 +375,8 @@ _PER_NUMBER: Mapping[str, int] = {
     "softmax": 5, "log_softmax": 5, "add": 1, "sub": 1, "mul": 1, "div": 1, "exp": 1, "tanh": 1, "neg": 1, "pow": 1,
     "sqrt": 1, "rsqrt": 1, "sigmoid": 1, "cos": 1, "sin": 1, "relu": 1, "gelu": 1, "dropout": 2,
 }  # fmt: skip
-"""Operations on each number of the result, counted as the walkthrough of our own layer does."""
-_CUTS = ("view", "reshape", "flatten", "unflatten")
+"""Floating-point operations for each element of the result, counted as for mha's own layer."""
+_RESHAPES = ("view", "reshape", "flatten", "unflatten")
 _MEANINGS: Mapping[str, str] = {
     "qkv": "one matrix product gives queries, keys and values side by side",
     "kv": "one matrix product gives keys and values side by side",
@@ -386,14 +391,14 @@ _MEANINGS: Mapping[str, str] = {
     "out": "the output of the layer: the output projection mixes the heads",
 }
 _UNORDERED = ("single", "part")
-_HOUSE = ("q_proj", "k_proj", "v_proj", "qk", "pattern", "z", "concat")
-"""Sites whose meaning is the one of our own walkthrough."""
+_KNOWN_SITES = ("q_proj", "k_proj", "v_proj", "qk", "pattern", "z", "concat")
+"""Sites with the same meaning as in mha's own layer."""
 
 
 def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mapping[int, tuple[str, ...]]) -> str:
-    """How the operation makes its tensor, its inputs by their names."""
+    """The operation as a formula of named inputs."""
     operation = flow.operations[index]
-    names = [flow.name_of(index, place, sites) for place in range(len(operation.inputs))]
+    names = [flow.name_of(index, input_idx, sites) for input_idx in range(len(operation.inputs))]
     arguments, bare = operation.arguments, operation.name.rstrip("_")
     if operation.name == "linear":
         return f"{names[0]} Wᵀ" + (" + b" if len(names) > 2 else "")
@@ -410,9 +415,9 @@ def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mappi
         return f"{names[0]}; {_number(value)} where {names[1]} is True"
     if bare == "where":
         choices = [_number(arguments[key]) if key in arguments else None for key in ("input", "other")]
-        rest = iter(names[1:])
-        kept, other = (choice or next(rest, "a tensor") for choice in choices)
-        return f"{kept} where {names[0] if names else 'the condition'}, else {other}"
+        remaining_names = iter(names[1:])
+        if_true, if_false = (choice or next(remaining_names, "a tensor") for choice in choices)
+        return f"{if_true} where {names[0] if names else 'the condition'}, else {if_false}"
     if operation.name in PRODUCTS and flow.reads_parameter(index):
         return f"{names[0]} W" if flow.is_live(index, 0) else f"W {names[-1]}"
     if operation.name in ("bmm", "matmul", "mm", "baddbmm"):
@@ -431,11 +436,11 @@ def _kernel_formula(names: Sequence[str], arguments: Mapping[str, Any]) -> str:
 
 
 def _with_sign(bare: str, names: Sequence[str], arguments: Mapping[str, Any]) -> str:
-    """An operator between its two sides, of which one may be a number."""
+    """A binary operator with its operands, one of which may be a number."""
     if len(names) >= 2:
         return f"{names[0]} {_SIGNS[bare]} {names[1]}"
     name = names[0] if names else "a number"
-    if "input" in arguments:  # a number on the left
+    if "input" in arguments:  # the number is on the left
         return f"{_number(arguments['input'])} {_SIGNS[bare]} {name}"
     number = next((arguments[key] for key in ("other", "exponent", "1") if key in arguments), "")
     return f"{name} {_SIGNS[bare]} {_number(number)}"
@@ -445,9 +450,9 @@ def _shape_formula(operation: Operation, names: Sequence[str], axes: Sequence[st
     arguments, name = operation.arguments, operation.name
     source = ", ".join(names[:3]) + (f", … {len(names) - 3} more" if len(names) > 3 else "")
     if name == "transpose" and len(axes) > 1:
-        exchanged = [_axis(arguments.get(key, place), axes) for key, place in (("dim0", -2), ("dim1", -1))]
-        return f"{source}, {' ↔ '.join(exchanged)} exchanged"
-    if name in ("permute", "movedim", *_CUTS, "expand", "squeeze", "unsqueeze"):
+        swapped = [_axis(arguments.get(key, default_dim), axes) for key, default_dim in (("dim0", -2), ("dim1", -1))]
+        return f"{source}, {' ↔ '.join(swapped)} exchanged"
+    if name in ("permute", "movedim", *_RESHAPES, "expand", "squeeze", "unsqueeze"):
         return f"{source} as [{', '.join(axes)}]"
     if name == "contiguous":
         return f"{source}, copied into the order of its axes"
@@ -460,10 +465,10 @@ def _shape_formula(operation: Operation, names: Sequence[str], axes: Sequence[st
     if name == "setitem":
         value = _number(arguments["value"]) if "value" in arguments else names[-1]
         return f"{names[0]}[{_index(arguments.get('index', '…'))}] = {value}"
-    told = {
+    settings = {
         key: _number(value) for key, value in arguments.items() if key not in ("output", "dtype") and value is not None
     }
-    numbers = [value if key.isdigit() else f"{key} {value}" for key, value in told.items()]
+    numbers = [value if key.isdigit() else f"{key} {value}" for key, value in settings.items()]
     return f"{name}({', '.join([*names[:3], *numbers[:3]])})"
 
 
@@ -473,10 +478,10 @@ def _axis(dim: object, axes: Sequence[str]) -> str:
 
 def _index(index: object) -> str:
     parts = index if isinstance(index, tuple) else (index,)
-    return ", ".join(_one_index(part) for part in parts)
+    return ", ".join(_index_item(item) for item in parts)
 
 
-def _one_index(part: object) -> str:
+def _index_item(part: object) -> str:
     if isinstance(part, slice):
         return ":".join("" if end is None else str(end) for end in (part.start, part.stop))
     return "…" if part is Ellipsis else str(part)[:40]
@@ -489,9 +494,9 @@ def _number(value: object) -> str:
 
 
 def softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
-    """The axis that a softmax runs over."""
+    """The axis of a softmax."""
     dim = operation.arguments.get("dim")
-    if dim is None:  # torch's own old rule
+    if dim is None:  # torch's legacy default
         dim = 0 if operation.output.ndim in (0, 1, 3) else 1
     return _axis(dim, axes)
 
@@ -500,22 +505,22 @@ def softmax_axis(operation: Operation, axes: Sequence[str]) -> str:
 
 
 def meaning_of(site: str, axes: Sequence[str]) -> str:
-    """One sentence of what a site is for; nothing for what is no site of the house."""
+    """The purpose of a site in one sentence; empty for an unknown site."""
     if site in ("q_proj", "k_proj", "v_proj") and not any("head·" in axis for axis in axes):
         site = f"{site[0]}_per_head"
     if site in _MEANINGS:
         return _MEANINGS[site]
-    meaning = SITES[site].meaning if site in _HOUSE or site.endswith("_per_head") else ""
+    meaning = SITES[site].meaning if site in _KNOWN_SITES or site.endswith("_per_head") else ""
     return meaning if isinstance(meaning, str) else ""
 
 
 def remark_of(operation: Operation, before: Sequence[str], axes: Sequence[str], *, is_attention: bool) -> str:
-    """What is odd about a step: a softmax over something else than the keys; a view that would have to move numbers."""
+    """A remark on a likely error: a softmax over another axis than the keys, or a view that mixes axes."""
     if is_attention and operation.name in SOFTMAXES:
         axis = softmax_axis(operation, axes)
-        odd = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
-        return "" if "key" in axis.replace("kv_head", "") else odd
-    if operation.name in _CUTS and before:
+        remark = f"the softmax runs over {axis}, not over key: the weights of a query do not sum to 1"
+        return "" if "key" in axis.replace("kv_head", "") else remark
+    if operation.name in _RESHAPES and before:
         moved = _moved(_spelled(before), _spelled(axes))
         if moved is not None:
             n, words = operation.name, " and ".join(moved)
@@ -524,32 +529,31 @@ def remark_of(operation: Operation, before: Sequence[str], axes: Sequence[str], 
 
 
 def _spelled(axes: Sequence[str]) -> list[set[str]]:
-    """The words of each axis; what has size 1, and the three of q, k and v, which may stand anywhere, left out."""
+    """The words of each axis, without axes of size 1 and the q, k, v axis."""
     parts = [set(axis.split("·")) for axis in axes if axis not in _UNORDERED]
     plain = [{word for word in part if not word.isdigit()} for part in parts]
     return [({"head", "d_head"} | part - {"d_model"}) if "d_model" in part else part for part in plain]
 
 
 def _moved(old: list[set[str]], new: list[set[str]]) -> tuple[str, str] | None:
-    """Two words that would have to exchange their places in memory, None where nothing has to. How the words of one axis lie
-    is not known, and no reason to object."""
+    """Two words that would have to swap in memory, None if the view is valid. The order within a merged axis is unknown."""
     if sorted(word for part in old for word in part) != sorted(word for part in new for word in part):
         return None
     before, after = iter(old), iter(new)
-    left: set[str] = set()
-    right: set[str] = set()
+    old_words: set[str] = set()
+    new_words: set[str] = set()
     while True:
-        left, right = left or next(before, set()), right or next(after, set())
-        if not left or not right:
+        old_words, new_words = old_words or next(before, set()), new_words or next(after, set())
+        if not old_words or not new_words:
             return None
-        shared = left & right
-        if not shared or (left - shared and right - shared):
-            return min(left - shared), min(right - shared)
-        left, right = left - shared, right - shared
+        shared = old_words & new_words
+        if not shared or (old_words - shared and new_words - shared):
+            return min(old_words - shared), min(new_words - shared)
+        old_words, new_words = old_words - shared, new_words - shared
 
 
 def flops_of(flow: Dataflow, index: int) -> int:
-    """Operations, a multiply-add counting 2, others 1 per number; 0 where that is not clear."""
+    """Floating-point operations, 2 for a multiply-add, 1 otherwise; 0 if unknown."""
     operation = flow.operations[index]
     n_out, bare = operation.output.numel(), operation.name.rstrip("_")
     if operation.name == "linear":
@@ -571,7 +575,7 @@ def flops_of(flow: Dataflow, index: int) -> int:
 
 
 def einsum_letters(equation: object, n_axes: Sequence[int]) -> tuple[str, ...] | None:
-    """The letters of each operand and of the result, spelled out; None where they cannot be told."""
+    """The letters of each operand and of the result, with ellipses expanded; None for other equations."""
     if not isinstance(equation, str) or "->" not in equation:
         return None
     left, right = equation.replace(" ", "").split("->")
@@ -579,7 +583,7 @@ def einsum_letters(equation: object, n_axes: Sequence[int]) -> tuple[str, ...] |
     if len(terms) != len(n_axes):
         return None
     missing = max((n - len(term.replace("...", "")) for term, n in zip(terms, n_axes, strict=True)), default=0)
-    spare = "".join(chr(0x3B1 + place) for place in range(missing))  # letters that no equation has
+    spare = "".join(chr(0x3B1 + number) for number in range(missing))  # Greek letters, unused in equations
     spelled = []
     for term, n in zip(terms, n_axes, strict=True):
         n_spare = n - len(term.replace("...", ""))

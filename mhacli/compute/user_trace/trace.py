@@ -1,4 +1,4 @@
-"""The walkthrough of a user's attention: every tensor that it makes, its axes named from its sizes, beside its line."""
+"""Traces a user's attention: every tensor with named axes and its source line."""
 
 from __future__ import annotations
 
@@ -58,27 +58,27 @@ from mhacli.spec.tokens import TokenSequence
 
 _MAX_BUILDS = 6
 _TOLERANCE = 1e-4
-"""Of the largest output: a watched `nn.MultiheadAttention` takes its slow path, whose sums are in another order."""
+"""Relative to the largest output. A recorded `nn.MultiheadAttention` takes its slow path, which sums in another order."""
 
 
 @dataclass(frozen=True)
 class WalkRequest:
-    """What `mha trace TARGET` asks: which attention, whether the numbers of each tensor are told, and the command itself."""
+    """The request of `mha trace TARGET`: the target, whether to summarise values, and the command line."""
 
     of: TargetRequest
     values: bool = False
     command: tuple[str, ...] = ()
 
 
-def walk_request(request: Mapping[str, Any], stage: Stage) -> bytes:
-    """The record of a walk, without arrays, as JSON. Raises `MhaError` for what cannot be imported, built or called."""
+def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
+    """The record of a trace, without arrays, as JSON. Raises `MhaError` if the target cannot be imported, built or called."""
     decoded = decode(WalkRequest, request, "request")
-    record = walk_subject(load_user_attention(decoded.of, stage), decoded, stage)
+    record = trace_subject(load_user_attention(decoded.of, stage), decoded, stage)
     return json.dumps(record.document(), allow_nan=False).encode()
 
 
 class WatchedCall(NamedTuple):
-    """One call that was watched: what it was asked with, what it gave, and its operations with their sites and places."""
+    """One recorded call: its sizes, inputs and output, and its operations with their sites and places."""
 
     call_sizes: TraceSizes
     answer: AttentionOutput
@@ -89,7 +89,7 @@ class WatchedCall(NamedTuple):
     inputs: tuple[tuple[str, Tensor], ...]
 
     def measured(self) -> MeasuredRun:
-        """The sizes of this pass, and the shape at each place."""
+        """The sizes of this call, and the shape at each place."""
         shapes: dict[object, tuple[int, ...]] = {}
         counts: dict[object, int] = {}
         for index, place in enumerate(self.places):
@@ -99,43 +99,43 @@ class WatchedCall(NamedTuple):
         return MeasuredRun(sizes_of(self.flow, self.roles, self.call_sizes.sizes), shapes, counts)
 
 
-def walk_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> Record:
-    """The record of one call of a user's attention, with an entry of the trace for each operation that made something.
+def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) -> Record:
+    """The record of one call of a user's attention, with a trace step for each operation.
 
-    It is called again with other lengths and, where it can be rebuilt, other widths, to tell axes apart; what then fails is done
-    without. Raises what the first call raises.
+    Further calls with other lengths and, after a rebuild, other widths distinguish axes of the same size; failures among these
+    are ignored. Raises what the first call raises.
     """
-    target, calling = request.of, f"calling {request.of.target}"
+    target, stage_text = request.of, f"calling {request.of.target}"
     sizes = first_sizes(subject, causal=target.causal)
-    fresh = fresh_copy(subject), fresh_copy(subject)
-    stage(calling)
+    copies = fresh_copy(subject), fresh_copy(subject)
+    stage(stage_text)
     first = _watched_call(subject, sizes, target.seed)
-    passes = [first, *_others(fresh[0], sizes, target, stage)]
-    runs = [one.measured() for one in passes]
+    calls = [first, *_further_calls(copies[0], sizes, target, stage)]
+    runs = [call.measured() for call in calls]
     axes = {index: axes_of(place, first.sites[index], runs) for index, place in enumerate(first.places)}
     if "key" not in known_words(runs):
         axes = distinguish_lengths(first.flow, first.roles, axes)
-    given = tuple((name, tensor, _given_axes(name, runs)) for name, tensor in first.inputs)
-    walked = TracedCall(first, axes, given, _repeated(runs))
-    stage(calling)
+    inputs = tuple((name, tensor, _input_axes(name, runs)) for name, tensor in first.inputs)
+    traced = TracedCall(first, axes, inputs, _repeated(runs))
+    stage(stage_text)
     return replace(
         _record(subject, target, first, runs, request.command),
-        trace=steps_of(walked, values=request.values),
-        self_check=_check(first.answer.out, _unwatched(fresh[1], sizes, target.seed)),
+        trace=steps_of(traced, values=request.values),
+        self_check=_check(first.answer.out, _unrecorded_output(copies[1], sizes, target.seed)),
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the calls
+# ---------------------------------------------------------------------------------------------------------------- calls
 
 
-def _unwatched(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
-    """What it gives without being watched."""
+def _unrecorded_output(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
+    """The output without recording."""
     inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
     return ask(subject, inputs, mask=call_sizes.mask, seed=seed).out
 
 
 def _watched_call(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> WatchedCall:
-    """One call with random rows, watched. Raises what it raises."""
+    """One recorded call with random inputs. Raises what the call raises."""
     inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
     return watched(subject, inputs, seed, mask=call_sizes.mask)._replace(call_sizes=call_sizes)
 
@@ -143,7 +143,7 @@ def _watched_call(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> 
 def watched(
     subject: UserAttention, inputs: Inputs, seed: int, *, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> WatchedCall:
-    """One call with these rows, which are in the subject's dtype, watched. Raises what it raises."""
+    """One recorded call with inputs in the subject's dtype. Raises what the call raises."""
     keys = inputs.queries if inputs.keys is None else inputs.keys
     call_sizes = TraceSizes(
         inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2], inputs.queries.shape[-1], keys.shape[-1],
@@ -152,33 +152,38 @@ def watched(
 
     call = partial(ask, subject, inputs, mask=mask, padding=padding, seed=seed)
     answer, operations = watch(call, _files(subject.built))
-    given = _given(inputs, is_function=subject.is_function)
-    names, parameters = _names(subject, operations, given, call_sizes)
+    named_inputs = _named_inputs(inputs, is_function=subject.is_function)
+    names, parameters = _names(subject, operations, named_inputs, call_sizes)
     flow = flow_of(operations, names, parameters)
     roles = roles_of(flow)
     sites = _sites(flow, roles)
     places = tuple(
-        (one.file, one.line, one.name, sites[index], one.output.ndim) for index, one in enumerate(flow.operations)
+        (operation.file, operation.line, operation.name, sites[index], operation.output.ndim)
+        for index, operation in enumerate(flow.operations)
     )
     is_masked = "mask" in names.values()
-    masks = [t for one in flow.operations for t in one.inputs if is_masked and names.get(id(t)) == "mask"][:1]
-    return WatchedCall(call_sizes, answer, flow, roles, sites, places, (*given, *(("mask", mask) for mask in masks)))
+    masks = [t for operation in flow.operations for t in operation.inputs if is_masked and names.get(id(t)) == "mask"][
+        :1
+    ]
+    return WatchedCall(
+        call_sizes, answer, flow, roles, sites, places, (*named_inputs, *(("mask", mask) for mask in masks))
+    )
 
 
 def _files(built: Built) -> list[str]:
-    """Where its author's code stands; torch's own is nobody's to change."""
+    """The user's source file; none for a target in torch."""
     is_torch = built.file is not None and built.file.startswith(str(Path(torch.__file__).parent))
     return [] if built.file is None or is_torch else [built.file]
 
 
-def _given(inputs: Inputs, *, is_function: bool) -> tuple[tuple[str, Tensor], ...]:
+def _named_inputs(inputs: Inputs, *, is_function: bool) -> tuple[tuple[str, Tensor], ...]:
     names = ("q", "k", "v") if is_function else ("x", "context", "values")
     tensors = (inputs.queries, inputs.keys, inputs.values)
     return tuple((name, tensor) for name, tensor in zip(names, tensors, strict=True) if tensor is not None)
 
 
-def _given_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
-    """The axes of what was given; of a mask, and of keys that are as many as queries, those of the keys too."""
+def _input_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
+    """The axes of an input. For self-attention, the axes of the mask and of keys are named `key` where that applies."""
     axes = axes_of(("given", name), name, runs)
     if "key" in known_words(runs) or name in ("x", "q"):
         return axes
@@ -186,10 +191,10 @@ def _given_axes(name: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
             "key" if axes[-1:] == ("query",) else axes[-1])  # fmt: skip
 
 
-def _others(
+def _further_calls(
     subject: UserAttention, call_sizes: TraceSizes, request: TargetRequest, stage: Stage
 ) -> Iterator[WatchedCall]:
-    """Calls with other lengths, and with other heads and widths; without those that it does not take."""
+    """Calls with other lengths, heads and widths, as far as they work."""
     stage(f"calling {request.target}")
     with suppress(Exception):
         yield _watched_call(subject, other_lengths(call_sizes), request.seed)
@@ -207,64 +212,67 @@ def _others(
             return
 
 
-# ------------------------------------------------------------------------------------------------------------ the names
+# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def _names(
-    subject: UserAttention, operations: Sequence[Operation], given: Sequence[tuple[str, Tensor]], call_sizes: TraceSizes
+    subject: UserAttention,
+    operations: Sequence[Operation],
+    inputs: Sequence[tuple[str, Tensor]],
+    call_sizes: TraceSizes,
 ) -> tuple[dict[int, str], frozenset[int]]:
-    """The names of tensors that no operation made, by identity, and which of them are parameters or buffers."""
-    made = {id(operation.output) for operation in operations}
-    owned = _owned(subject)
+    """The names of tensors from outside, by id, and the ids of parameters and buffers."""
+    produced = {id(operation.output) for operation in operations}
+    held = _held_tensors(subject)
     names: dict[int, str] = {}
     parameters = set()
     for operation in operations:
         for tensor in operation.inputs:
-            if id(tensor) in made or id(tensor) in names:
+            if id(tensor) in produced or id(tensor) in names:
                 continue
-            name = owned.get(address_of(tensor))
+            name = held.get(address_of(tensor))
             if name is not None:
                 names[id(tensor)] = name
                 parameters.add(id(tensor))
                 continue
-            name = _name_of_given(tensor, given, call_sizes)
+            name = _input_name(tensor, inputs, call_sizes)
             if name is not None:
                 names[id(tensor)] = name
     return names, frozenset(parameters)
 
 
-def _owned(subject: UserAttention) -> dict[int, str]:
-    """The module's parameters, buffers, and other tensors that it holds, by the address of their memory."""
+def _held_tensors(subject: UserAttention) -> dict[int, str]:
+    """The names of the module's parameters, buffers and other tensors, by memory address."""
     module, call = subject.built.module, subject.built.call
-    held = vars(call) if hasattr(call, "__dict__") else {}
-    found = {address_of(value): name for name, value in held.items() if isinstance(value, Tensor)}
+    attributes = vars(call) if hasattr(call, "__dict__") else {}
+    names = {address_of(value): name for name, value in attributes.items() if isinstance(value, Tensor)}
     if module is not None:
         named = (*module.named_buffers(), *module.named_parameters())
-        found |= {address_of(tensor): name for name, tensor in named}
-    return {address: name for address, name in found.items() if address}
+        names |= {address_of(tensor): name for name, tensor in named}
+    return {address: name for address, name in names.items() if address}
 
 
-def _name_of_given(tensor: Tensor, given: Sequence[tuple[str, Tensor]], call_sizes: TraceSizes) -> str | None:
-    """Which of the rows that were given a tensor is, also where the call wanted them turned; or that it is the mask."""
-    for name, rows in given:
+def _input_name(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], call_sizes: TraceSizes) -> str | None:
+    """The name of the input that a tensor is, or a copy or batch-second layout of it; or `mask`."""
+    for name, rows in inputs:
         if address_of(rows) == address_of(tensor):
             return name
-    for name, rows in given:
+    for name, rows in inputs:
         if _is_copy(tensor, rows):
             return name
-    is_plane = tensor.ndim > 1 and tuple(tensor.shape[-2:]) == (call_sizes.q_len, call_sizes.k_len)
-    return "mask" if is_plane and call_sizes.mask is not None else None
+    has_mask_shape = tensor.ndim > 1 and tuple(tensor.shape[-2:]) == (call_sizes.q_len, call_sizes.k_len)
+    return "mask" if has_mask_shape and call_sizes.mask is not None else None
 
 
 def _is_copy(tensor: Tensor, rows: Tensor) -> bool:
-    """Whether a tensor holds the same rows, as they are or with the batch second."""
+    """Whether a tensor equals an input, in its own layout or with the batch second."""
     if tensor.dtype != rows.dtype or tensor.ndim != rows.ndim or rows.ndim < 2:
         return False
     return any(tensor.shape == other.shape and torch.equal(tensor, other) for other in (rows, rows.transpose(0, 1)))
 
 
 def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
-    """What each operation is called: its site in attention, else the variable that its line gives, else torch's name."""
+    """The name of each operation: its site, else the variable that its line assigns, else torch's name."""
     sites = dict(roles.sites)
     taken = set(sites.values()) | {"x", "q", "k", "v"}
     for index, operation in enumerate(flow.operations):
@@ -279,37 +287,37 @@ def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
 
 
 def _repeated(runs: Sequence[MeasuredRun]) -> dict[object, str]:
-    """What each place that was passed several times was repeated for, where its count says so."""
+    """The axis over which each repeated place loops, if its count shows it."""
     words = known_words(runs)
-    found = {}
+    axes = {}
     for place, count in runs[0].counts.items():
-        seen = [run for run in runs if place in run.counts]
-        if count > 1 and len(seen) > 1:
-            name = name_of([run.counts[place] for run in seen], seen, words)
-            found[place] = "" if name in ("part", "width", "single") else name
-    return found
+        matching_runs = [run for run in runs if place in run.counts]
+        if count > 1 and len(matching_runs) > 1:
+            name = name_of([run.counts[place] for run in matching_runs], matching_runs, words)
+            axes[place] = "" if name in ("part", "width", "single") else name
+    return axes
 
 
-# ------------------------------------------------------------------------------------------------------------ the record
+# --------------------------------------------------------------------------------------------------------------- record
 
 
 def _record(
     subject: UserAttention,
     request: TargetRequest,
-    one: WatchedCall,
+    call: WatchedCall,
     runs: Sequence[MeasuredRun],
     command: tuple[str, ...],
 ) -> Record:
-    """The record without its steps."""
-    call_sizes, built = one.call_sizes, subject.built
+    """The record without trace steps."""
+    call_sizes, built = call.call_sizes, subject.built
     keys = _tokens("c", call_sizes.k_len) if call_sizes.takes_context else None
     queries = _tokens("x", call_sizes.q_len)
     words = known_words(runs)
     sizes = tuple((word, size) for word, size in runs[0].sizes.items() if word in words)
-    out = one.answer.out
+    out = call.answer.out
     return Record(
         command=command,
-        config=_config(subject, request, one, runs[0].sizes),
+        config=_config(subject, request, call, runs[0].sizes),
         sequences=(queries,) * call_sizes.batch,
         context=None if keys is None else (keys,) * call_sizes.batch,
         vocabulary=queries.tokens if keys is None else keys.tokens,
@@ -331,23 +339,22 @@ def _record(
 
 
 def _tokens(letter: str, n: int) -> TokenSequence:
-    """Made-up tokens, named by their places."""
-    tokens = tuple(f"{letter}{place}" for place in range(n))
-    begins = [sum(len(token) + 1 for token in tokens[:place]) for place in range(n)]
+    """Placeholder tokens, named by position."""
+    tokens = tuple(f"{letter}{position}" for position in range(n))
+    begins = [sum(len(token) + 1 for token in tokens[:position]) for position in range(n)]
     offsets = tuple((begin, begin + len(token)) for begin, token in zip(begins, tokens, strict=True))
     return TokenSequence(" ".join(tokens), tokens, tuple(range(n)), offsets)
 
 
-def _config(subject: UserAttention, request: TargetRequest, one: WatchedCall, sizes: Mapping[str, int]) -> Config:
-    """What is known of it as a config of ours: sizes, biases, whether there is an output projection; of heads that are not known
-    one, and of positions, which no config leaves open, none."""
-    call_sizes, n_heads, d_head = one.call_sizes, sizes.get("head", 1), sizes.get("d_head")
+def _config(subject: UserAttention, request: TargetRequest, call: WatchedCall, sizes: Mapping[str, int]) -> Config:
+    """A config with the known facts: sizes, biases, output projection. Unknown heads count as one; positions are none."""
+    call_sizes, n_heads, d_head = call.call_sizes, sizes.get("head", 1), sizes.get("d_head")
     d_model = sizes.get("d_model", n_heads * (d_head or call_sizes.d_in))
     dtype = str(subject.dtype).removeprefix("torch.")
     parts = parts_of(subject.built.module, {})
     common: dict[str, Any] = {
         "bias": any(part.bias is not None for part in parts),
-        "out_proj": "out" in one.sites.values(),
+        "out_proj": "out" in call.sites.values(),
         "d_model": d_model,
         "positions": "none",
         "causal": request.causal,
@@ -357,33 +364,33 @@ def _config(subject: UserAttention, request: TargetRequest, one: WatchedCall, si
         "random": (call_sizes.batch, call_sizes.q_len),
     }
     try:
-        known = Config(
+        config = Config(
             n_heads=n_heads,
             n_kv_heads=sizes.get("kv_head", n_heads),
             d_head=d_head,
             d_v=sizes.get("d_v", d_head),
             **common,
         )
-        return known.resolved()
+        return config.resolved()
     except UsageError:
         return Config(n_heads=1, d_head=d_model, **common).resolved()
 
 
-def _check(watched: Tensor, unwatched: Tensor) -> SelfCheck:
-    """Whether watching left the result as it is without."""
-    if watched.shape != unwatched.shape:
+def _check(recorded: Tensor, unrecorded: Tensor) -> SelfCheck:
+    """Whether recording left the output unchanged."""
+    if recorded.shape != unrecorded.shape:
         return SelfCheck(None, _TOLERANCE, False)
-    tolerance = _TOLERANCE * max(1.0, float(unwatched.abs().nan_to_num().amax())) if unwatched.numel() else _TOLERANCE
-    both = torch.isfinite(watched) & torch.isfinite(unwatched)
-    is_same_otherwise = bool((torch.isfinite(watched) == torch.isfinite(unwatched)).all())
-    error = float((watched - unwatched)[both].abs().amax()) if bool(both.any()) else 0.0
-    return SelfCheck(error, tolerance, error <= tolerance) if is_same_otherwise else SelfCheck(None, tolerance, False)
+    tolerance = _TOLERANCE * max(1.0, float(unrecorded.abs().nan_to_num().amax())) if unrecorded.numel() else _TOLERANCE
+    both = torch.isfinite(recorded) & torch.isfinite(unrecorded)
+    has_same_nonfinite = bool((torch.isfinite(recorded) == torch.isfinite(unrecorded)).all())
+    error = float((recorded - unrecorded)[both].abs().amax()) if bool(both.any()) else 0.0
+    return SelfCheck(error, tolerance, error <= tolerance) if has_same_nonfinite else SelfCheck(None, tolerance, False)
 
 
-# ------------------------------------------------------------------------------------------------------------- the steps
+# ---------------------------------------------------------------------------------------------------------------- steps
 
 
-_GIVEN: Mapping[str, str] = {
+_INPUT_MEANINGS: Mapping[str, str] = {
     "x": "the input: a row of random numbers for each token",
     "context": "other rows, from which keys and values are made",
     "q": "queries, split into heads, as the function is given them",
@@ -395,51 +402,52 @@ _MAX_STEPS = 400
 
 
 class TracedCall(NamedTuple):
-    """What a walk is told from: the watched call, the axes of its operations' results, the tensors that were given, with their
-    axes, and what each place that was passed several times was repeated for."""
+    """A recorded call with the axes of its tensors, its inputs with their axes, and the loops of repeated places."""
 
     call: WatchedCall
     axes: Mapping[int, tuple[str, ...]]
-    given: Sequence[tuple[str, Tensor, tuple[str, ...]]]
+    inputs: Sequence[tuple[str, Tensor, tuple[str, ...]]]
     repeated: Mapping[object, str]
 
 
-def steps_of(walked: TracedCall, *, values: bool) -> tuple[Step, ...]:
-    """The tensors that were given, then a step for each place, in the order in which they were first passed."""
-    of_place: dict[object, list[int]] = {}
-    for index, place in enumerate(walked.call.places):
-        of_place.setdefault(place, []).append(index)
-    steps = [_given_step(name, tensor, axes, values=values) for name, tensor, axes in walked.given]
-    steps += [_step(walked, place, indices, values=values) for place, indices in of_place.items()]
+def steps_of(traced: TracedCall, *, values: bool) -> tuple[Step, ...]:
+    """A step for each input, then for each place in order of first execution."""
+    operations_by_place: dict[object, list[int]] = {}
+    for index, place in enumerate(traced.call.places):
+        operations_by_place.setdefault(place, []).append(index)
+    steps = [_input_step(name, tensor, axes, values=values) for name, tensor, axes in traced.inputs]
+    steps += [_step(traced, place, indices, values=values) for place, indices in operations_by_place.items()]
     return tuple(steps[:_MAX_STEPS])
 
 
-def _given_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: bool) -> Step:
-    made = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
+def _input_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: bool) -> Step:
+    formula = "True where a query may see a key" if name == "mask" else "N(0, 1) from the seed"
     numbers = _values(tensor) if values else None
-    return step_of(name, tensor, axes=axes, formula=f"{name} = {made}", meaning=_GIVEN[name], flops=0, values=numbers)
+    return step_of(
+        name, tensor, axes=axes, formula=f"{name} = {formula}", meaning=_INPUT_MEANINGS[name], flops=0, values=numbers
+    )
 
 
-def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
-    flow, index = walked.call.flow, indices[0]
-    operation, site, axes = flow.operations[index], walked.call.sites[index], walked.axes[index]
+def _step(traced: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
+    flow, index = traced.call.flow, indices[0]
+    operation, site, axes = flow.operations[index], traced.call.sites[index], traced.axes[index]
     output = operation.output
-    view_of = _view_of(walked, index)
-    is_attention = any(one.softmax == index and (one.qk is not None or one.z is not None)
-                       for one in walked.call.roles.attentions)  # fmt: skip
-    made_by = flow.made_by[index][0] if flow.made_by[index] else None
-    before = () if made_by is None else walked.axes[made_by]
+    view_of = _view_of(traced, index)
+    is_attention = any(repeated_index.softmax == index and (repeated_index.qk is not None or repeated_index.z is not None)
+                       for repeated_index in traced.call.roles.attentions)  # fmt: skip
+    producer = flow.made_by[index][0] if flow.made_by[index] else None
+    before = () if producer is None else traced.axes[producer]
     remark = remark_of(operation, before, axes, is_attention=is_attention)
     step = step_of(
         site,
         output,
         axes=axes,
-        formula=f"{site} = {formula_of(flow, index, walked.call.sites, walked.axes)}",
+        formula=f"{site} = {formula_of(flow, index, traced.call.sites, traced.axes)}",
         meaning="" if remark else meaning_of(site, axes),
         is_view=view_of is not None,
-        flops=sum(flops_of(flow, one) for one in indices),
+        flops=sum(flops_of(flow, repeated_index) for repeated_index in indices),
         view_of=view_of,
-        parameters=tuple(dict.fromkeys(p for one in indices for p in _parameters(flow, one))),
+        parameters=tuple(dict.fromkeys(p for repeated_index in indices for p in _parameters(flow, repeated_index))),
         values=_values(output) if values else None,
         operation=operation.name,
         file=operation.file,
@@ -447,44 +455,44 @@ def _step(walked: TracedCall, place: object, indices: Sequence[int], *, values: 
         source=operation.source,
         remark=remark,
         repeats=len(indices),
-        repeats_of=walked.repeated.get(place, ""),
+        repeats_of=traced.repeated.get(place, ""),
     )
-    n_numbers = sum(flow.operations[one].output.numel() for one in indices)
+    n_numbers = sum(flow.operations[repeated_index].output.numel() for repeated_index in indices)
     return replace(step, bytes=n_numbers * output.element_size())
 
 
-def _view_of(walked: TracedCall, index: int) -> str | None:
-    """The first input whose memory an operation's result lies in; what is written into, for what is done in place."""
-    operation = walked.call.flow.operations[index]
+def _view_of(traced: TracedCall, index: int) -> str | None:
+    """The name of the first input that shares memory with the output, or of the tensor that is written in place."""
+    operation = traced.call.flow.operations[index]
     if operation.name == "setitem" or operation.name.endswith("_"):
-        return walked.call.flow.name_of(index, 0, walked.call.sites)
+        return traced.call.flow.name_of(index, 0, traced.call.sites)
     address = address_of(operation.output)
-    for place, tensor in enumerate(operation.inputs):
+    for input_idx, tensor in enumerate(operation.inputs):
         if address and address_of(tensor) == address:
-            return walked.call.flow.name_of(index, place, walked.call.sites)
+            return traced.call.flow.name_of(index, input_idx, traced.call.sites)
     return None
 
 
 def _parameters(flow: Dataflow, index: int) -> list[WeightShape]:
-    """The weights that an operation reads, also where they were turned or cut before."""
+    """The weights that an operation reads, directly or through views."""
     operation: Operation = flow.operations[index]
     if not flow.live[index]:
         return []
-    found: list[WeightShape] = []
-    for place, tensor in enumerate(operation.inputs):
-        made = flow.made_by[index][place]
+    weights: list[WeightShape] = []
+    for input_idx, tensor in enumerate(operation.inputs):
+        producer = flow.made_by[index][input_idx]
         if id(tensor) in flow.parameters and _is_weight(tensor):
-            found.append(WeightShape(flow.names[id(tensor)], tuple(tensor.shape)))
-        while made is not None and not flow.live[made]:
-            first = flow.operations[made].inputs[:1]
+            weights.append(WeightShape(flow.names[id(tensor)], tuple(tensor.shape)))
+        while producer is not None and not flow.live[producer]:
+            first = flow.operations[producer].inputs[:1]
             if first and id(first[0]) in flow.parameters and _is_weight(first[0]):
-                found.append(WeightShape(flow.names[id(first[0])], tuple(tensor.shape)))
-            made = flow.made_by[made][0] if flow.made_by[made] else None
-    return found
+                weights.append(WeightShape(flow.names[id(first[0])], tuple(tensor.shape)))
+            producer = flow.made_by[producer][0] if flow.made_by[producer] else None
+    return weights
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Whether it is learned, which a buffer, such as a triangle of ones, is not."""
+    """Whether the tensor is learned, unlike a buffer."""
     return isinstance(tensor, nn.Parameter) or tensor.requires_grad
 
 
@@ -492,28 +500,28 @@ def _values(tensor: Tensor) -> TensorSummary:
     return summarise(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
 
-# ---------------------------------------------------------------------------------------------------------- the source
+# --------------------------------------------------------------------------------------------------------------- source
 
 
 def variable_of(operation: Operation) -> str | None:
-    """The variable on the left of the line that asked for it, where it is one alone; of several, that of its part."""
+    """The variable that the line assigns, if it assigns one; for a tuple, the variable for this output."""
     if operation.file is None or operation.line is None:
         return None
     targets = _targets(operation.file).get(operation.line, ())
-    part = operation.arguments.get("output")
-    if isinstance(part, int) and part < len(targets):
-        return targets[part]
-    return targets[0] if len(targets) == 1 and part is None else None
+    output = operation.arguments.get("output")
+    if isinstance(output, int) and output < len(targets):
+        return targets[output]
+    return targets[0] if len(targets) == 1 and output is None else None
 
 
 @lru_cache(maxsize=64)
 def _targets(file: str) -> Mapping[int, tuple[str, ...]]:
-    """For each line of a file, the names that the assignment there gives."""
+    """The variables assigned at each line of a file."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8", errors="replace"))
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[int, tuple[str, ...]] = {}
+    names_by_line: dict[int, tuple[str, ...]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
@@ -524,5 +532,5 @@ def _targets(file: str) -> Mapping[int, tuple[str, ...]]:
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
         names = tuple(ast.unparse(part) for part in parts if isinstance(part, (ast.Name, ast.Attribute)))
         if len(names) == len(parts):
-            found |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), names)
-    return found
+            names_by_line |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), names)
+    return names_by_line

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mhacli.compute.user_trace.trace import walk_request
+from mhacli.compute.user_trace.trace import trace_request
 from mhacli.io.json_schema import decode
 from mhacli.results.record import storage
 from mhacli.results.record.record import Record, Step
@@ -116,7 +116,7 @@ def walked(folder: Path, code: str, name: str = "Attention", arguments: Any = ()
     path = folder / "theirs.py"
     path.write_text(HEAD + textwrap.dedent(code))
     asked = {"of": {"target": f"{path}:{name}", "arguments": [list(pair) for pair in arguments], **more}}
-    return decode(Record, json.loads(walk_request(asked, lambda *_, **__: None)), "record")
+    return decode(Record, json.loads(trace_request(asked, lambda *_, **__: None)), "record")
 
 
 def steps(record: Record) -> dict[str, Step]:
@@ -249,7 +249,7 @@ def test_views_are_told_from_copies_and_in_place_from_both(tmp_path: Path) -> No
 
 def test_torchs_own_attention_is_walked_inside() -> None:
     asked = {"of": {"target": "torch.nn:MultiheadAttention", "arguments": [["embed_dim", "42"], ["num_heads", "3"]]}}
-    record = decode(Record, json.loads(walk_request(asked, lambda *_, **__: None)), "record")
+    record = decode(Record, json.loads(trace_request(asked, lambda *_, **__: None)), "record")
     found = steps(record)
     assert found["pattern"].axes == ("batch·head", "query", "key")
     assert not any(step.remark or step.file for step in record.trace)
