@@ -1,4 +1,4 @@
-"""What an examination of user code found: plain data, schema `mha.check/1`."""
+"""The result of examining user code, as plain data with schema `mha.check/1`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mhacli.results.record.record import Argument
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
 Mode = Literal["self", "cross"]
-"""Whose rows the keys are, of what can be called both ways: its own, or those of a context."""
+"""Self-attention or cross-attention, for attention with an optional context."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake. `code` is stable; `message` says it in one sentence, `evidence` in lines of numbers, `effect` what it does to
-    the result, `fix` is the corrected expression. `proven`: the reference with this mistake, and those of `together_with`, gives
-    the module's output within `tolerance`, `error` being the largest difference. `file`, `line` and `source` say where the
-    operation stands, as far as it could be traced. `modes` are those in which it was seen, empty where there is one mode."""
+    """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect` the consequence, `fix` the
+    corrected expression. `proven`: the reference with this mistake and those of `together_with` gives the module's output
+    within `tolerance`; `error` is the largest difference. `file`, `line` and `source` locate the operation if known. `modes`
+    are the affected modes, empty for attention with one mode."""
 
     code: str
     message: str
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Choice:
-    """Something that another author would have done otherwise, and that is right: `name` is stable, `message` says it."""
+    """A valid design choice; `name` is stable."""
 
     name: str
     message: str
@@ -48,8 +48,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A question that needs no weights, its answer as a number, and whether that is as it must be; None where the question is
-    one of choice, or could not be asked, which `message` says."""
+    """The result of a probe: a measured `value`, and whether the probe passes. `ok` is None if the result is a matter of choice
+    or the probe did not run; the message says which."""
 
     name: str
     message: str
@@ -88,13 +88,12 @@ PROBES: Mapping[str, str] = {
     "dropout in training": "The mean output of many calls in training mode is that in eval mode: what dropout keeps is divided "
     "by 1 − p.",
 }
-"""What each probe asks; a probe that fails has found that it does not hold."""
+"""What holds if each probe passes."""
 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """The module against the reference with its own weights, over `n_inputs` inputs: the largest difference of the outputs, and
-    the tolerance within which they are the same."""
+    """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""
 
     against: str
     dtype: str
@@ -105,7 +104,7 @@ class OutputComparison:
 
 @dataclass(frozen=True)
 class ModeReport:
-    """What is said of one of two modes: how it was called, the codes of what was found, and what the probes gave."""
+    """The report on one of two modes: its call, the codes of its findings, and its probes."""
 
     mode: Mode
     verdict: Verdict
@@ -118,9 +117,8 @@ class ModeReport:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first place of the computation that the module does not pass: `site` is what the reference makes there, `last_shared`
-    the last site whose numbers were seen in the module too. Of two modules, `other_file`, `other_line` and `other_source` are
-    the place of the other's."""
+    """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
+    it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
 
     site: str
     last_shared: str | None
@@ -134,11 +132,10 @@ class FirstDifference:
 
 @dataclass(frozen=True, repr=False)
 class Examination(Shown):
-    """Everything that is said of the attention in user code. `not_examined` are arguments of its call that were never given
-    another value than their default: the verdict does not cover them. `notes` say what is no mistake and yet may surprise a
-    caller: arguments without effect, steps that a cache is not made for. `next_steps` are what to try where nothing is
-    decided. `modes` has a report of each mode where there are two; all else is then said of both together: a probe that fails
-    in one of them fails."""
+    """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that the
+    verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments without
+    effect. `next_steps` are suggestions for an undecided verdict. `modes` has a report for each mode if there are two; the
+    other fields then combine both, and a probe fails if it fails in one mode."""
 
     verdict: Verdict
     target: str
@@ -164,12 +161,12 @@ class Examination(Shown):
     next_steps: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The target and the verdict in a sentence."""
+        """The target, and the summary in one line."""
         return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
 
     @property
     def summary(self) -> str:
-        """The verdict in a sentence: what is wrong and how to mend it, or what is right and what was not examined."""
+        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and unexamined arguments."""
         if self.verdict == "wrong":
             return f"wrong: {self._mistakes()}"
         if self.verdict == "unknown":
@@ -179,11 +176,11 @@ class Examination(Shown):
 
     @property
     def not_examined_text(self) -> str:
-        """The arguments that were not examined, each with what it is as far as its name says: `past_kv (cache), rel`."""
+        """The unexamined arguments, each with its kind if the name shows it: `past_kv (cache), rel`."""
         return ", ".join(f"{name} ({kind})" if (kind := _kind_of(name)) else name for name in self.not_examined)
 
     def _mistakes(self) -> str:
-        """The first mistake with its line and its fix, and how many more there are."""
+        """The first mistake with line and fix, and the number of further ones."""
         if not self.findings:
             return "a probe fails"
         (first, *others), n_more = self.findings, len(self.findings) - 1
@@ -192,25 +189,25 @@ class Examination(Shown):
         if n_more > 1:
             lines.append(f"{n_more} more mistakes")
         else:
-            lines += [line for one in others for line in (f"and {_with_place(one)}", *_first_fix(one))]
+            lines += [line for finding in others for line in (f"and {_with_place(finding)}", *_first_fix(finding))]
         return "; ".join(lines)
 
     def _lines_that_differ(self) -> list[str]:
-        """Where two implementations differ first, with the line of each."""
-        gone = self.departure
-        if self.against is None or gone is None:
+        """The first difference between two implementations, with both lines."""
+        difference = self.departure
+        if self.against is None or difference is None:
             return []
-        here, there = (
+        first_line, second_line = (
             f"library code of {target}" if file is None else file if line is None else f"{file}:{line}"
             for target, file, line in (
-                (self.target, gone.file, gone.line),
-                (self.against, gone.other_file, gone.other_line),
+                (self.target, difference.file, difference.line),
+                (self.against, difference.other_file, difference.other_line),
             )
         )
-        return [f"the first difference is in {gone.site}: compare {here} with {there}"]
+        return [f"the first difference is in {difference.site}: compare {first_line} with {second_line}"]
 
     def _agreement(self) -> str:
-        """With what it agrees, and how many probes it passes."""
+        """The agreement with the reference, and the number of passed probes."""
         n_passed = sum(probe.ok is True for probe in self.probes)
         passed = f"{n_passed} probe{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"
         if self.against is not None:
@@ -221,19 +218,19 @@ class Examination(Shown):
         return f"on {n} input{'s' * (n != 1)} it gives the same output as the reference with the same weights; {passed}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The document that `--json` prints."""
+        """The JSON document of `--json`."""
         return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
 
 
 def _with_place(finding: Finding) -> str:
-    """What is wrong, and where it stands as far as that is known."""
+    """The message with its location."""
     if finding.file is None:
         return finding.message
     return f"{finding.message} ({finding.file if finding.line is None else f'{finding.file}:{finding.line}'})"
 
 
 def _first_fix(finding: Finding) -> list[str]:
-    """The first line of its fix, nothing where it has none."""
+    """The first line of the fix, empty if there is none."""
     return [f"fix: {line}" for line in finding.fix.strip().splitlines()[:1]]
 
 
@@ -246,6 +243,6 @@ _KINDS = {
 
 
 def _kind_of(name: str) -> str | None:
-    """What an argument of a call is by its name; None where that does not say it, or says nothing else."""
+    """The kind of an argument by its name; None if unknown or if it repeats the name."""
     kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(name.lower())), None)
     return None if kind == name.lower().replace("_", " ") else kind

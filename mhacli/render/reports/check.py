@@ -1,4 +1,4 @@
-"""The report of `mha check`: the verdict, each mistake with its proof, its line and its fix, and what it rests on."""
+"""The report of `mha check`: the verdict, each mistake with evidence, line and fix, and the checks behind it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _RAISES = ("raises ", "could not run")
 _LEFT_OUT = "left out: "
 
 Line = tuple[str, Text]
-"""A label, such as `fix`, empty where the line goes on, and what is said under it."""
+"""A label, such as `fix`, and its text; the label is empty for further lines."""
 
 
 def check_view(examination: Examination, on: Screen) -> RenderableType:
-    """The verdict, the mistakes, how it was built and asked, and what the probes and the comparison gave."""
+    """The verdict, the mistakes, the construction and call, the probes, and the comparison."""
     blocks: list[RenderableType] = [_verdict(examination, on)]
     for finding in examination.findings[:_IN_FULL]:
         blocks += [Text(""), _mistake(finding, examination), _grid(_finding(finding, on))]
     others = examination.findings[_IN_FULL:]
     if others:
-        named = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
-        blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in named)]
+        lines = [f"{visible(finding.code)}: {visible(finding.message)}" for finding in others]
+        blocks += [Text(""), Text(f"{len(others)} more"), *(Text(f"  {name}") for name in lines)]
     rest = [*_building(examination, on), *_probes(examination, on), *_closing(examination, on)]
     blocks += [
         Text(""),
@@ -47,13 +47,13 @@ _SIGNS = {"right": ("✓ right", "bold green"), "wrong": ("✗ wrong", "bold red
 
 
 def _verdict(examination: Examination, on: Screen) -> Text:
-    """The verdict with the target, in plain words, and what it does not speak of."""
+    """The verdict and the target, a sentence, and the limits of the verdict."""
     sign, style = _SIGNS[examination.verdict]
     names = [Text(sign, style=style), Text(visible(examination.target), style="bold")]
     if examination.against is not None:
         names.append(Text(f"against {visible(examination.against)}", style="bold"))
     lines = [flowing(names, on.width, "  ")]
-    if examination.verdict != "unknown":  # which the last line explains
+    if examination.verdict != "unknown":  # the last line explains an unknown verdict
         lines.append(Text(visible(_in_words(examination))))
     if examination.not_examined:
         lines.append(Text(f"not examined: {visible(examination.not_examined_text)}", style="yellow"))
@@ -63,9 +63,9 @@ def _verdict(examination: Examination, on: Screen) -> Text:
 
 def _in_words(examination: Examination) -> str:
     if examination.verdict == "wrong":
-        said = "; ".join(dict.fromkeys(finding.message for finding in examination.findings[:_IN_FULL]))
+        messages = "; ".join(dict.fromkeys(finding.message for finding in examination.findings[:_IN_FULL]))
         n_more = len(examination.findings) - _IN_FULL
-        return said + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
+        return messages + (f"; and {count_of(n_more, 'mistake')} more" if n_more > 0 else "")
     if examination.against is not None:
         return "both give the same output with the same weights"
     if examination.comparison is None:
@@ -77,7 +77,7 @@ def _in_words(examination: Examination) -> str:
 
 
 def _mistake(finding: Finding, examination: Examination) -> Text:
-    """The code, and whether it is proven."""
+    """The code of a mistake, and whether it is proven."""
     without = "not proven, seen by a probe" if examination.against is None else "measured"
     title = Text(visible(finding.code), style="bold red")
     if finding.together_with:
@@ -86,7 +86,7 @@ def _mistake(finding: Finding, examination: Examination) -> Text:
 
 
 def _finding(finding: Finding, on: Screen) -> Iterator[Line]:
-    """Where it stands, how it is mended, what it does, and why that is sure."""
+    """The location, fix, effect and evidence of a finding."""
     if finding.file is not None:
         place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
         if finding.source:
@@ -100,22 +100,22 @@ def _finding(finding: Finding, on: Screen) -> Iterator[Line]:
 
 
 def _evidence(finding: Finding) -> str:
-    """What shows it; the numbers of the proof where it does not tell them itself."""
+    """The evidence, with the numbers of the proof unless it includes them."""
     if not finding.proven or finding.error is None or "exactly" in finding.evidence:
         return finding.evidence
     within = "" if finding.tolerance is None else f", tolerance {error_text(finding.tolerance)}"
-    said = f"the reference with this mistake gives the same within {error_text(finding.error)}{within}"
-    return f"{said}\n{finding.evidence}" if finding.evidence else said
+    proof = f"the reference with this mistake gives the same within {error_text(finding.error)}{within}"
+    return f"{proof}\n{finding.evidence}" if finding.evidence else proof
 
 
-def _lines(label: str, said: str, style: str = "") -> Iterator[Line]:
-    """Each line of a text under one label."""
-    for number, line in enumerate(said.splitlines()):
+def _lines(label: str, text: str, style: str = "") -> Iterator[Line]:
+    """The lines of a text under one label."""
+    for number, line in enumerate(text.splitlines()):
         yield ("" if number else label), Text(visible(line.rstrip()), style=style)
 
 
 def _code(source: str, on: Screen) -> str:
-    """Code on lines that break at blanks, else behind a comma or a bracket; a name is broken only where it fills a line."""
+    """Code wrapped at blanks, else after a comma or bracket, else anywhere."""
     lines, rest, room = [], visible(source.strip()), _room(on)
     while cell_len(rest) > room:
         head = chop_cells(rest, room)[0]
@@ -127,25 +127,30 @@ def _code(source: str, on: Screen) -> str:
 
 
 def _room(on: Screen) -> int:
-    """The columns beside the labels."""
+    """The width beside the labels."""
     return max(_LEAST_ROOM, on.width - _LABEL)
 
 
-# ---------------------------------------------------------------------------------------------------------- what it rests on
+# ------------------------------------------------------------------------------------------------- construction and probes
 
 
 def _building(examination: Examination, on: Screen) -> Iterator[Line]:
-    """How it was built and called, and what its author chose."""
-    given = [one for one in examination.arguments if one.origin == "given"]
-    guessed = [one for one in examination.arguments if one.origin == "guessed"]
-    defaults = [f"{one.name}={one.value}" for one in examination.arguments if one.origin == "default"]
+    """The construction, the call, and the design choices."""
+    given = [argument for argument in examination.arguments if argument.origin == "given"]
+    guessed = [argument for argument in examination.arguments if argument.origin == "guessed"]
+    defaults = [
+        f"{argument.name}={argument.value}" for argument in examination.arguments if argument.origin == "default"
+    ]
     if examination.arguments:
         name = examination.target.rpartition(":")[2]
-        said = ", ".join(f"{one.name}={one.value}" for one in (*given, *guessed))
-        yield "built", Text(visible(f"{name}({said})"))
+        arguments = ", ".join(f"{argument.name}={argument.value}" for argument in (*given, *guessed))
+        yield "built", Text(visible(f"{name}({arguments})"))
     if guessed:
-        parts = [visible(f"{one.name}={one.value}" + (f" ({one.why})" if one.why else "")) for one in guessed]
-        options = " ".join(f"--arg {visible(one.name)}=…" for one in guessed)
+        parts = [
+            visible(f"{argument.name}={argument.value}" + (f" ({argument.why})" if argument.why else ""))
+            for argument in guessed
+        ]
+        options = " ".join(f"--arg {visible(argument.name)}=…" for argument in guessed)
         lines = filled([*parts, f"set {'it' if len(guessed) == 1 else 'them'} with {options}"], _room(on))
         yield "guessed", Text("\n".join(lines), style="yellow")
     if defaults:
@@ -155,44 +160,46 @@ def _building(examination: Examination, on: Screen) -> Iterator[Line]:
     elif examination.called:
         yield "called", Text(visible(examination.called))
     if examination.choices:
-        yield "choices", Text("\n".join(filled([visible(one.message) for one in examination.choices], _room(on))))
+        yield "choices", Text("\n".join(filled([visible(choice.message) for choice in examination.choices], _room(on))))
 
 
 _MODES = {"self": "self-attention", "cross": "cross-attention"}
 
 
 def _modes(examination: Examination) -> Iterator[Line]:
-    """How it was called in each mode, and what came of it."""
-    for number, one in enumerate(examination.modes):
-        sign, style = _SIGNS[one.verdict]
-        said = Text(f"{_MODES[one.mode]}: ").append(sign, style=style).append(f"  {visible(one.called)}")
-        yield "" if number else "called", said
+    """The call and the verdict of each mode."""
+    for number, mode_report in enumerate(examination.modes):
+        sign, style = _SIGNS[mode_report.verdict]
+        line = (
+            Text(f"{_MODES[mode_report.mode]}: ").append(sign, style=style).append(f"  {visible(mode_report.called)}")
+        )
+        yield "" if number else "called", line
 
 
 def _probes(examination: Examination, on: Screen) -> Iterator[Line]:
-    """How many gave what; each that fails or tells something in full, and the names of the others. Beside mistakes that are
-    proven only those that fail."""
+    """The counts of results, the messages of failed and informative probes, and the names of passed ones. If every mistake is
+    proven, only failed probes are listed."""
     probes, is_proven = examination.probes, bool(examination.findings) and all(f.proven for f in examination.findings)
     failed = [probe for probe in probes if probe.ok is False]
     passed = [visible(probe.name) for probe in probes if probe.ok]
-    open_ones = [probe for probe in probes if probe.ok is None and _has_information(probe)]
+    undecided = [probe for probe in probes if probe.ok is None and _has_information(probe)]
     if not probes:
         return
-    yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(open_ones)), _room(on))))
-    for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else open_ones, "", _MOST_OPEN)):
+    yield "probes", Text("\n".join(filled(_counts(probes, len(passed), len(failed), len(undecided)), _room(on))))
+    for kind, style, most in ((failed, "red", _MOST_FAILED), ([] if is_proven else undecided, "", _MOST_OPEN)):
         sign = "✗" if kind is failed else "·"
-        said = _by_message(kind)
-        for message, names in said[:most]:
+        by_message = _by_message(kind)
+        for message, names in by_message[:most]:
             yield "", Text(f"{sign} {', '.join(names)}: {message}", style=style)
-        if len(said) > most:
-            others = [name for _, names in said[most:] for name in names]
+        if len(by_message) > most:
+            others = [name for _, names in by_message[most:] for name in names]
             yield "", Text(f"{sign} {len(others)} more: {', '.join(others)}", style=style)
     if passed and not is_proven:
         yield "", Text("\n".join(filled([f"✓ {passed[0]}", *passed[1:]], _room(on))), style="green")
 
 
 def _by_message(probes: Sequence[ProbeResult]) -> list[tuple[str, list[str]]]:
-    """What probes say, each message once, with the names of those that say it."""
+    """Each distinct message with the names of its probes."""
     names: dict[str, list[str]] = {}
     for probe in probes:
         names.setdefault(visible(probe.message), []).append(visible(probe.name))
@@ -200,7 +207,7 @@ def _by_message(probes: Sequence[ProbeResult]) -> list[tuple[str, list[str]]]:
 
 
 def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open: int) -> list[str]:
-    """How many probes gave what, and why some were left out, as the first of them says it."""
+    """The counts of results, with the reason for skipped probes."""
     left_out = [probe.message.removeprefix(_LEFT_OUT) for probe in probes if probe.message.startswith(_LEFT_OUT)]
     n_others = len(probes) - n_passed - n_failed - n_open - len(left_out)
     counts = [f"{n_passed} pass", f"{n_failed} fail"]
@@ -210,12 +217,12 @@ def _counts(probes: Sequence[ProbeResult], n_passed: int, n_failed: int, n_open:
 
 
 def _has_information(probe: ProbeResult) -> bool:
-    """Whether a probe that decides nothing says something worth a line."""
+    """Whether an undecided probe has information worth a line."""
     return probe.value is not None or probe.message.startswith(_RAISES)
 
 
 def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
-    """The comparison, how near the catalogue came, what it printed, what is to be done, and the cost."""
+    """The comparison, the closest hypothesis, the printed output, next steps, and the cost."""
     if examination.comparison is not None:
         yield "compared", Text(visible(_compared(examination.comparison, examination)))
     if examination.closest is not None:
@@ -229,14 +236,14 @@ def _closing(examination: Examination, on: Screen) -> Iterator[Line]:
     yield from _cost(examination, on)
 
 
-def _first_difference_lines(gone: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
-    """The first site that differs, and the lines that make it: the module's, and that of the one that it is compared with."""
-    before = "" if gone.last_shared is None else f"; {gone.last_shared} is still the same"
+def _first_difference_lines(difference: FirstDifference, examination: Examination, on: Screen) -> Iterator[Line]:
+    """The first site that differs, with its line in each implementation."""
+    before = "" if difference.last_shared is None else f"; {difference.last_shared} is still the same"
     other = "the reference" if examination.against is None else "the other"
-    yield "differs", Text(visible(f"first at {gone.site}, compared with {other}{before}"))
-    lines = [(examination.target, gone.file, gone.line, gone.source)]
+    yield "differs", Text(visible(f"first at {difference.site}, compared with {other}{before}"))
+    lines = [(examination.target, difference.file, difference.line, difference.source)]
     if examination.against is not None:
-        lines.append((examination.against, gone.other_file, gone.other_line, gone.other_source))
+        lines.append((examination.against, difference.other_file, difference.other_line, difference.other_source))
     for target, file, line, source in lines:
         if file is not None:
             place = file if line is None else f"{file}:{line}"
@@ -246,7 +253,7 @@ def _first_difference_lines(gone: FirstDifference, examination: Examination, on:
 
 
 def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
-    """Its size, the time, and the versions, as far as they fit into a line."""
+    """The number of parameters, the time, and the versions, as far as they fit on a line."""
     versions = [f"{name} {version}" for name, version in examination.environment.items() if name != "python"]
     count = [count_of(examination.n_parameters, "parameter", grouped=True)] if examination.n_parameters else []
     time = [seconds_text(examination.time_s)] if examination.time_s else []
@@ -254,37 +261,37 @@ def _cost(examination: Examination, on: Screen) -> Iterator[Line]:
         yield "", Text(fitted(visible(" · ".join([*count, *time, *versions])), _room(on)), style="dim")
 
 
-def _compared(found: OutputComparison, examination: Examination) -> str:
-    """How far it is from what it was compared with; a reference that makes the mistakes that are proven is said to."""
+def _compared(comparison: OutputComparison, examination: Examination) -> str:
+    """The comparison with the reference, with proven mistakes in it, or with another implementation."""
     n_hypotheses = examination.n_hypotheses
     n_mistakes = 0 if examination.against is not None else sum(finding.proven for finding in examination.findings)
     mistaken = f" with the same mistake{'s' * (n_mistakes > 1)}" if n_mistakes else ""
-    other = "the reference" if found.against == "reference" else found.against
-    said = f"with {other}{mistaken}, in {found.dtype}, "
-    said += f"{count_of(found.n_inputs, 'input')}: "
-    if found.max_abs_difference is None:
-        said += "the difference is not finite"
+    other = "the reference" if comparison.against == "reference" else comparison.against
+    text = f"with {other}{mistaken}, in {comparison.dtype}, "
+    text += f"{count_of(comparison.n_inputs, 'input')}: "
+    if comparison.max_abs_difference is None:
+        text += "the difference is not finite"
     else:
-        said += f"largest difference {error_text(found.max_abs_difference)}"
-    said += f", tolerance {error_text(found.tolerance)}"
+        text += f"largest difference {error_text(comparison.max_abs_difference)}"
+    text += f", tolerance {error_text(comparison.tolerance)}"
     tried = f"{n_hypotheses:,} hypothes{'is' if n_hypotheses == 1 else 'es'} tried"
-    return f"{said}; {tried}" if n_hypotheses else said
+    return f"{text}; {tried}" if n_hypotheses else text
 
 
 def _printed(printed: str) -> list[str]:
-    """The last lines that it printed."""
+    """The last lines printed by user code."""
     lines = [visible(line) for line in printed.splitlines() if line.strip()]
-    left = len(lines) - _MOST_PRINTED
-    return ([f"… {count_of(left, 'line')} before"] if left > 0 else []) + [
+    n_omitted = len(lines) - _MOST_PRINTED
+    return ([f"… {count_of(n_omitted, 'line')} before"] if n_omitted > 0 else []) + [
         fitted(line, 200) for line in lines[-_MOST_PRINTED:]
     ]
 
 
 def _grid(lines: Iterator[Line] | Sequence[Line]) -> Table:
-    """Labels on the left, what is said beside them, wrapped within its column."""
+    """A table with labels on the left and wrapped text beside them."""
     table = Table(box=None, padding=0, pad_edge=False, show_header=False)
     table.add_column(width=_LABEL, no_wrap=True, style="dim")
     table.add_column(overflow="fold", ratio=1)
-    for label, said in lines:
-        table.add_row(Text(label), said)
+    for label, text in lines:
+        table.add_row(Text(label), text)
     return table
