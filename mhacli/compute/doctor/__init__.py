@@ -1,1 +1,1 @@
-"""The checks of `mha doctor`: this installation, or a checkpoint."""
+"""Examines an installation or a checkpoint for `mha doctor`."""

@@ -1,4 +1,4 @@
-"""`mha doctor --model`: examines a checkpoint in a few forward passes, one check for each question."""
+"""`mha doctor --model`: examines a checkpoint in a few forward passes, with one check per question."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         "remove it from the tokenizer's post-processor or from the chat template: one of them is enough",
     ),
 }
-"""For each question what a failure means, and what to do."""
+"""For each check, what a failure means and what to do."""
 
 
 @dataclass(frozen=True)
 class _ModelToExamine:
-    """A checkpoint that is loaded, with what it reads."""
+    """A loaded checkpoint with its input."""
 
     loaded: Loaded
     tokenizer: ModelTokenizer | None
@@ -103,7 +103,7 @@ class _ModelToExamine:
 
 @torch.no_grad()
 def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> Report:
-    """The report. Raises `MhaError` for a checkpoint that cannot be loaded, and for a model that reads no text."""
+    """The report on a checkpoint. Raises `MhaError` if it cannot be loaded, or if the model reads no text."""
     began = perf_counter()
     tell(0.0, "loading")
     return _report(_admit(request), request, tell, began)
@@ -111,17 +111,17 @@ def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> 
 
 @torch.no_grad()
 def examine_model(model: nn.Module, tokenizer: Any, request: DoctorRequest) -> Report:
-    """The report on a copy of a model of transformers, whose weights are in memory. Raises `MhaError` for another module, and for
-    a model that reads no text."""
+    """The report on a copy of a transformers model in memory. Raises `MhaError` for other modules and models that read
+    no text."""
     began = perf_counter()
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         raise UsageError(f"{request.source} is not a model of transformers", hint="mhacli.check examines other modules")
-    own = None if tokenizer is None else own_tokenizer(tokenizer)
-    notes = () if own else (_NO_TOKENIZER.format("the model came without a"),)
-    rows, cut = _rows(request, own, config)
+    adapted_tokenizer = None if tokenizer is None else own_tokenizer(tokenizer)
+    notes = () if adapted_tokenizer else (_NO_TOKENIZER.format("the model came without a"),)
+    rows, cut = _rows(request, adapted_tokenizer, config)
     loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(request.source, {}, {}, ()), request.source, None)
-    admitted = _ModelToExamine(loaded, own, rows, _pad_id(loaded, own), (*notes, *cut))
+    admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, _pad_id(loaded, adapted_tokenizer), (*notes, *cut))
     return _report(admitted, request, no_progress, began)
 
 
@@ -133,7 +133,7 @@ def _report(admitted: _ModelToExamine, request: DoctorRequest, tell: Progress, b
     dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     passes = Passes(loaded, admitted.pad_id)
     checks = _run_checks(admitted, passes, request, tell)
-    known = {check.name: check for check in checks}
+    check_named = {check.name: check for check in checks}
     model = ExaminedModel(
         path=request.source,
         revision=loaded.revision,
@@ -150,7 +150,7 @@ def _report(admitted: _ModelToExamine, request: DoctorRequest, tell: Progress, b
     )
     where = environment(loaded.model.device, request.device)
     return Report(
-        checks=tuple(_with_meaning(known[name]) for name in ORDER),
+        checks=tuple(_with_meaning(check_named[name]) for name in ORDER),
         libraries=libraries(),
         environment=tuple((name, str(value)) for name, value in vars(where).items()),
         model=model,
@@ -162,7 +162,7 @@ def _report(admitted: _ModelToExamine, request: DoctorRequest, tell: Progress, b
 
 
 def tolerance_rule(dtype: str, judged: str) -> str:
-    """How the tolerances of comparisons come about, in a sentence; `judged` is the dtype of the last of them."""
+    """A sentence on how the tolerances of comparisons are chosen. `judged` is the dtype of the last comparison."""
     rule = (
         f"{TIMES_SHAKEN[judged]:g} × the change of the outputs when each part of the model is changed by one rounding step of "
         f"{'float32' if judged == 'float64' else judged}, at least {CEILING[judged]:g}"
@@ -207,7 +207,7 @@ def _admit(request: DoctorRequest) -> _ModelToExamine:
 
 
 def _pad_id(loaded: Loaded, tokenizer: ModelTokenizer | None) -> int:
-    """The id of padding, 0 where there is none."""
+    """The id of padding; 0 if the model has none."""
     pad_id = (tokenizer.pad_id if tokenizer else getattr(loaded.text_config, "pad_token_id", None)) or 0
     return pad_id if pad_id < n_vocabulary_of(loaded.config) else 0
 
@@ -215,7 +215,7 @@ def _pad_id(loaded: Loaded, tokenizer: ModelTokenizer | None) -> int:
 def _rows(
     request: DoctorRequest, tokenizer: ModelTokenizer | None, config: Any
 ) -> tuple[tuple[ModelText, ...], tuple[str, ...]]:
-    """What is read, and what to tell of texts that were cut."""
+    """The input texts, and notes on texts that were truncated."""
     most, text = most_positions(config), config.get_text_config(decoder=True)
     n_vocabulary = n_vocabulary_of(config)
     notes: tuple[str, ...] = ()
@@ -225,11 +225,11 @@ def _rows(
         sequences: Sequence[TokenSequence] = random_sequences(n_vocabulary, most, avoid, request.seed)
     else:
         limit = min(MOST_TOKENS if request.texts else MOST_OF_OURS, most or MOST_TOKENS)
-        known = [tokenizer.sequence(words) for words in request.texts or TEXTS]
-        if any(not one.ids for one in known):
+        full_sequences = [tokenizer.sequence(words) for words in request.texts or TEXTS]
+        if any(not sequence.ids for sequence in full_sequences):
             raise MhaError("the text has no tokens", code="no-tokens")
-        sequences = [first_tokens(one, limit) for one in known]
-        if request.texts and any(len(one.ids) > limit for one in known):
+        sequences = [first_tokens(sequence, limit) for sequence in full_sequences]
+        if request.texts and any(len(sequence.ids) > limit for sequence in full_sequences):
             notes = (f"texts are cut to their first {limit} tokens",)
         require_ids(list(sequences), n_vocabulary, request.source)
     if not config.is_encoder_decoder:
@@ -241,7 +241,7 @@ def _rows(
 
 
 def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, tell: Progress) -> list[HealthCheck]:
-    """Every check, in the model's dtype; comparisons of 16-bit numbers in float32 too, where memory takes it."""
+    """The results of every check in the model's dtype. Comparisons in 16 bits are repeated in float32 if memory allows."""
     loaded, rows, path = admitted.loaded, admitted.rows, request.source
     reason = why_not_causal(loaded)
     side = admitted.tokenizer.side if admitted.tokenizer else "right"
@@ -252,7 +252,7 @@ def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorReques
     dtype = loaded.dtype
     tell(0.1, "each text alone")
     first = guarded("the model", path, make_checks)
-    checks = first.checks(lambda share, doing: tell(0.1 + 0.4 * share, doing))
+    checks = first.checks(lambda part, doing: tell(0.1 + 0.4 * part, doing))
     checks.append(check_finite(loaded.model, first.reference.alone))
     tell(0.55, "row-sums")
     padded: Any = "right" if loaded.config.is_encoder_decoder or reason is not None else "left"
@@ -262,20 +262,20 @@ def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorReques
         tell(0.6, "float32")
         loaded.model.float()
         in_float32 = {check.name: check for check in guarded("the model", path, make_checks).checks(
-            lambda share, doing: tell(0.6 + 0.4 * share, doing))}  # fmt: skip
+            lambda part, doing: tell(0.6 + 0.4 * part, doing))}  # fmt: skip
         checks = [widened(check, in_float32.get(check.name), dtype) for check in checks]
     tell(1.0, "done")
     return _without_consequences(checks)
 
 
 def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
-    """Shares that do not give the results are no fault of their own where something is not finite, or where the default differs
-    from eager: then they say which of the two is wrong."""
-    known = {check.name: check for check in checks}
-    finite, eager, sums = known["finite"], known["eager"], known["row-sums"]
+    """The checks, where failed row sums do not count if they follow from non-finite numbers or from a faulty default
+    implementation."""
+    check_named = {check.name: check for check in checks}
+    finite, eager, sums = check_named["finite"], check_named["eager"], check_named["row-sums"]
     if finite.ok is False and sums.ok is not None:
         not_applicable = replace(sums, ok=None, message="not all numbers are finite, see finite", layer=None)
-        return list((known | {"row-sums": not_applicable}).values())
+        return list((check_named | {"row-sums": not_applicable}).values())
     if sums.ok is not False or eager.ok is not False:
         return checks
     explained = replace(
@@ -284,17 +284,19 @@ def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
     not_applicable = replace(
         sums, ok=None, message="the default implementation differs from eager, see eager", layer=None
     )
-    return list((known | {"eager": explained, "row-sums": not_applicable}).values())
+    return list((check_named | {"eager": explained, "row-sums": not_applicable}).values())
 
 
 def _has_room(loaded: Loaded, device: str) -> bool:
-    """Whether the weights fit in float32 too, beside those that are there."""
+    """Whether a float32 copy of the weights fits as well."""
     return memory.fits(4 * sum(p.numel() for p in loaded.model.parameters()), free_bytes(device))
 
 
 def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -> HealthCheck:
-    """The verdict on a comparison that was made in 16 bits and again in float32: the latter's, for a fault is one in any
-    dtype, and rounding is not. Only what is not finite in 16 bits stays as it is."""
+    """The verdict on a comparison in 16 bits and in float32: that of float32, where rounding is no excuse.
+
+    Only the check of finite numbers keeps its 16-bit verdict.
+    """
     if (
         in_float32 is None
         or original.name == "repeat"
@@ -308,7 +310,7 @@ def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -
 
 
 def _with_meaning(check: HealthCheck) -> HealthCheck:
-    """The check, with what its failure means and what to do."""
+    """The check with the meaning of its failure and advice."""
     if check.ok is not False:
         return check
     meaning, advice = MEANINGS[check.name]
@@ -324,29 +326,32 @@ TEXTS = (
     "In 1969 they carried 21 kilograms of stones home, didn't they?",
     "Read it again.",
 )
-"""What is read where nobody gives a text: sentences of several lengths, with a number and marks."""
+"""The default texts: sentences of several lengths, with numbers and punctuation."""
 MOST_TOKENS, MOST_OF_OURS = 512, 48
-"""Tokens of a text that are read, of the user's and of our own."""
+"""The most tokens read of a text: of the user's, and of the default ones."""
 RANDOM_LENGTHS = (29, 13, 6)
-"""Of ids drawn at random, where there is no tokenizer."""
+"""The lengths of random id sequences, for checkpoints without a tokenizer."""
 _GENERATING = re.compile(r"(ForCausalLM|LMHeadModel|DoubleHeadsModel|ForConditionalGeneration)$")
 _CAUSAL_HEAD = re.compile(r"(ForCausalLM|[a-z0-9]LMHeadModel|DoubleHeadsModel)$")
 
 
 def architectures_of(config: Any) -> tuple[str, ...]:
-    """The classes that a config names, of whatever it holds there."""
+    """The class names in a config; tolerates any content."""
     names = getattr(config, "architectures", None)
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, (list, tuple)) else ()
 
 
 def wants_head(config: Any) -> bool:
-    """Whether the checkpoint is said to hold a language head, so that its logits can be looked at."""
+    """Whether the checkpoint names a language head, so that its logits can be compared."""
     return any(_GENERATING.search(name) for name in architectures_of(config))
 
 
 def rows_of(sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] = ()) -> tuple[ModelText, ...]:
-    """Rows of at least two lengths where that can be, the longest first: the texts, and beginnings of the longest one where they
-    are too few. With a `context`, its texts are what the encoder reads."""
+    """Rows of at least two lengths if possible, the longest first: the texts, and beginnings of the longest if they are
+    too few.
+
+    With a `context`, its texts are the encoder's input.
+    """
     texts, read = _of_lengths(sequences), _of_lengths(context) if context else ()
     return tuple(ModelText(text, read[(place + 1) % len(read)] if read else None) for place, text in enumerate(texts))
 
@@ -361,7 +366,7 @@ def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]
 
 
 def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed: int) -> tuple[TokenSequence, ...]:
-    """Ids drawn at random, for a checkpoint without a tokenizer."""
+    """Random ids, for a checkpoint without a tokenizer."""
     generator = torch.Generator().manual_seed(seed)
     candidates = [i for i in range(min(n_vocabulary, 4096)) if i not in avoid] or [0]
     lengths = [min(n, most or n) for n in RANDOM_LENGTHS]
@@ -370,10 +375,10 @@ def random_sequences(n_vocabulary: int, most: int | None, avoid: set[int], seed:
 
 
 def why_not_causal(loaded: Loaded) -> str | None:
-    """Why tokens of this model may see later ones; None where it is meant to hide them from each token.
+    """Why tokens of this model may see later ones; None if each token must see only earlier ones.
 
-    A config's `is_decoder` says nothing of it in most families. What does is the language head that a checkpoint names, and the
-    family: one that transformers knows for generation alone.
+    In most families `is_decoder` does not decide this. The language head that a checkpoint names does, and a family
+    that transformers knows only for generation.
     """
     from transformers.models.auto import modeling_auto
 
@@ -396,7 +401,7 @@ def why_not_causal(loaded: Loaded) -> str | None:
 
 
 def _says_bidirectional(model: nn.Module) -> bool:
-    """Whether the attentions of a model say of themselves that they hide nothing."""
+    """Whether the model's attention modules declare themselves bidirectional."""
     parts = [module for name, module in model.named_modules() if is_attention(name, module)]
     flags = [module.is_causal for module in parts if hasattr(module, "is_causal")]
     return bool(flags) and not any(flags)
@@ -406,7 +411,7 @@ def _says_bidirectional(model: nn.Module) -> bool:
 
 
 def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
-    """How many numbers of weights, attentions and outputs are NaN or infinite, and the first attention that gives one."""
+    """The number of NaN and infinite values in weights, attentions and outputs, and the first attention with one."""
     weights = {name: int((~p.isfinite()).sum()) for name, p in model.named_parameters() if p.is_floating_point()}
     bad = {name: n for name, n in weights.items() if n}
     outputs = sum(int((~row.isfinite()).sum()) for row in seen.rows)
@@ -423,8 +428,10 @@ def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
 
 
 def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide, pad_id: int) -> HealthCheck:
-    """Whether each query's shares add up to 1, a sink logit's among them: by the log-sum-exp that the kernel used, where it
-    tells it, and by the shares themselves where attention is written out."""
+    """Whether each query's weights, including that of a sink logit, sum to 1.
+
+    Uses the kernel's log-sum-exp if it returns one, and the weights themselves if attention is computed explicitly.
+    """
     base = replace(loaded, model=loaded.model.base_model)
     context = [row.context for row in rows if row.context is not None] or None
     inputs = make_inputs(base.model, [row.tokens for row in rows], context, side, pad_id)
@@ -462,7 +469,7 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
 
 
 def _checks(done: LayerResults) -> list[Check]:
-    """The checks of a layer that count here: that each query's weights sum to 1, and that they give its output."""
+    """The checks of a layer that apply here: row sums, and outputs from weights."""
     return [check for check in done.layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
 
 
@@ -474,10 +481,10 @@ _CHAT = (Message("user", _WORD),)
 
 
 def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
-    """Whether a text, a chat, or what was decoded and is encoded again begins with that token twice.
+    """Whether the beginning-of-text token is doubled in a text, a chat, or text that was decoded and encoded again.
 
-    A template that writes it, for a tokenizer that adds it too, is usual and no fault: chats must then be encoded without
-    special tokens, as transformers does itself. That is a caution.
+    It is common, and no fault, that both the template and the tokenizer add it: chats must then be encoded without
+    special tokens, as transformers does. The result is a warning.
     """
     if tokenizer is None:
         return HealthCheck("bos", None, "there is no tokenizer")
@@ -494,7 +501,7 @@ def check_begin(tokenizer: ModelTokenizer | None) -> HealthCheck:
     }
     if chat is not None:
         counts["a chat in its template"] = _times(tokenizer.sequence(chat, special=False).ids, begin)
-    worst = max(counts, key=lambda way: counts[way])
+    worst = max(counts, key=lambda case: counts[case])
     if counts[worst] > 1:
         return HealthCheck("bos", False, f"{worst} begins with {name!r} {_often(counts[worst])}", counts[worst], 1)
     if chat is not None:
@@ -522,7 +529,7 @@ def _times(ids: Sequence[int], begin: int) -> int:
 
 
 def _begin_id(tokenizer: ModelTokenizer) -> int | None:
-    """The token for the beginning, or else the first that the tokenizer puts before a text, such as [CLS]."""
+    """The beginning-of-text token, else the first token that the tokenizer puts before a text, such as [CLS]."""
     if tokenizer.bos_id is not None:
         return tokenizer.bos_id
     framed, bare = tokenizer.sequence(_WORD).ids, tokenizer.sequence(_WORD, special=False).ids
@@ -531,7 +538,7 @@ def _begin_id(tokenizer: ModelTokenizer) -> int | None:
 
 
 def _chat(tokenizer: ModelTokenizer) -> str | None:
-    """A message in the checkpoint's template; None where it has none, or one that refuses it."""
+    """A message in the checkpoint's chat template; None if there is no template, or it refuses the message."""
     try:
         return tokenizer.chat(_CHAT)
     except MhaError:

@@ -1,5 +1,7 @@
-"""What `mha doctor --model` asks of a checkpoint: passes of one text that must agree (alone, padded, in a batch, with a cache),
-and the first attention in which they differ."""
+"""Consistency checks of `mha doctor --model`: passes over one text must agree (alone, padded, batched, with a cache).
+
+A failed check names the first attention in which the passes differ.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ from mhacli.spec.tokens import TokenSequence
 from mhacli.spec.tolerances import TOLERANCES
 
 MOST_STEPS = 12
-"""Tokens that are read one at a time through the cache."""
+"""The most tokens read one at a time through the cache."""
 TOO_COARSE = 0.5
-"""Where rounding alone moves outputs by more than this share of their size, a comparison says nothing."""
+"""If rounding alone moves outputs by more than this fraction of their size, a comparison proves nothing."""
 EAGER = "eager"
 _REPEAT = ("repeat", "two passes of one text differ")
 _BATCH = ("batch", "texts of one length differ in a batch")
@@ -41,12 +43,12 @@ _EXPLAINED_BY: Mapping[str, Sequence[tuple[str, str]]] = {
     "cache": (_REPEAT, ("causality", "outputs depend on later tokens")),
     "eager": (_REPEAT,),
 }
-"""For each question the failures that would make it fail too."""
+"""For each check, the failures that imply its failure."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Each row in a pass of its own, and what is put down to rounding."""
+    """Each row in a pass of its own, and the effect of rounding."""
 
     rows: tuple[ModelText, ...]
     alone: PassOutputs
@@ -54,8 +56,10 @@ class Reference:
 
 
 class ConsistencyChecks:
-    """The comparisons of a loaded checkpoint, in the dtype that it is in. `why_not_causal` is None where later tokens must not
-    be seen; `side` is that on which its tokenizer pads."""
+    """The comparisons of a loaded checkpoint in its current dtype.
+
+    `why_not_causal` is None if later tokens must be hidden. `side` is the padding side of its tokenizer.
+    """
 
     def __init__(
         self, passes: Passes, rows: Sequence[ModelText], *, why_not_causal: str | None, side: PaddingSide, seed: int
@@ -70,8 +74,8 @@ class ConsistencyChecks:
         self.reference = Reference(tuple(rows), alone, tolerance_of(alone, shaken, self.dtype))
 
     def checks(self, tell: Progress) -> list[HealthCheck]:
-        """All of them, each on its own: one that the model's code refuses says so, and one that an earlier failure would fail
-        too is not asked."""
+        """The results of all checks. A check reports an error of the model's code, and is skipped if an earlier failure
+        implies its own."""
         questions: dict[str, Callable[[], HealthCheck]] = {
             "repeat": self.repeat,
             "causality": self.causality,
@@ -89,7 +93,7 @@ class ConsistencyChecks:
         return list(answers.values())
 
     def _reason_to_skip(self, name: str, answers: Mapping[str, HealthCheck]) -> str | None:
-        """Why a question cannot be asked; None where it can."""
+        """Why a check does not apply; None if it does."""
         if not self.reference.alone.is_finite:
             return "the outputs are not finite, see finite: nothing to compare"
         for earlier, failure in _EXPLAINED_BY.get(name, ()):
@@ -111,7 +115,7 @@ class ConsistencyChecks:
         )
 
     def causality(self) -> HealthCheck:
-        """A later token is exchanged: what earlier ones got must stay."""
+        """Replaces a later token: the outputs of earlier ones must stay the same."""
         row, n = self.reference.rows[0], len(self.reference.rows[0].tokens.ids)
         if self.why_not_causal is not None:
             return HealthCheck("causality", None, self.why_not_causal)
@@ -130,7 +134,7 @@ class ConsistencyChecks:
         )
 
     def left_padding(self) -> HealthCheck:
-        """Rows filled up on the left, as for generation, against each alone."""
+        """Rows padded on the left, as for generation, against each alone."""
         if self.passes.is_pair:
             return HealthCheck("left-padding", None, "an encoder-decoder model, whose texts are padded on the right")
         answer = self._padding("left-padding", "left")
@@ -140,7 +144,7 @@ class ConsistencyChecks:
         return answer
 
     def right_padding(self) -> HealthCheck:
-        """Rows filled up on the right against each alone."""
+        """Rows padded on the right against each alone."""
         return self._padding("right-padding", "right")
 
     def _padding(self, name: str, side: PaddingSide) -> HealthCheck:
@@ -196,7 +200,7 @@ class ConsistencyChecks:
         )
 
     def eager(self) -> HealthCheck:
-        """The implementation that is chosen by default against the one that writes attention out."""
+        """The default implementation against eager attention."""
         name = implementation_of(self.passes.model)
         if name == EAGER:
             return HealthCheck("eager", None, "eager is what runs by default")
@@ -223,7 +227,7 @@ class ConsistencyChecks:
         differs: str,
         most: RoundingTolerance | None = None,
     ) -> HealthCheck:
-        """The verdict on pairs that must be the same, the largest distance, and the first attention where they part."""
+        """The verdict on pairs that must agree, the largest distance, and the first attention in which they differ."""
         allowed = most or self.reference.tolerance
         values = [distance(ours.rows, theirs.rows) for ours, theirs in pairs]
         worst = max(range(len(pairs)), key=lambda i: math.inf if math.isnan(values[i]) else values[i])
@@ -249,7 +253,7 @@ class ConsistencyChecks:
         )
 
     def _exchanged(self, row: ModelText, place: int) -> Any:
-        """The row's tokens with another one in a place: one of the other texts, which is no padding."""
+        """The row's tokens with another token at one position, taken from the other texts and not padding."""
         ids = list(row.tokens.ids)
         others = {i for other in self.reference.rows for i in other.tokens.ids} - {ids[place], self.passes.pad_id}
         fallback = (ids[place] + 1) % max(2, int(self.passes.loaded.text_config.vocab_size))
@@ -257,7 +261,7 @@ class ConsistencyChecks:
         return numbered(ids)
 
     def _stepwise(self, row: ModelText, prompt_len: int) -> PassOutputs | None:
-        """A row read through the cache that the model makes, its first tokens at once; None where it makes none."""
+        """A row read through the model's cache after a prompt; None if the model returns no cache."""
         model = self.passes.model
         context = None if row.context is None else [row.context]
         keywords = dict(make_inputs(model, [row.tokens], context, "right", self.passes.pad_id).keywords)
@@ -279,13 +283,13 @@ class ConsistencyChecks:
 
 
 def _repeats(dtype: str) -> float:
-    """By how much two passes of one text may differ, whatever rounding does: dropout moves outputs by more, the order in which
-    a device adds by less."""
+    """The tolerance between two passes over one text: below the effect of dropout, above that of a device's order of
+    summation."""
     return min(50 * CEILING[dtype], 0.1)
 
 
 def _answer(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
-    """The answer; a pass that the model's code refuses is none."""
+    """The result of a check, or that the model's code raised an error."""
     try:
         return ask()
     except (MemoryError, torch.OutOfMemoryError):
@@ -298,13 +302,13 @@ def _answer(name: str, ask: Callable[[], HealthCheck]) -> HealthCheck:
 
 
 def implementation_of(model: Any) -> str:
-    """What transformers calls the attention that a model runs."""
+    """The name in transformers of the model's attention implementation."""
     return str(getattr(model.config, "_attn_implementation", None) or EAGER)
 
 
 @contextmanager
 def eager_in_place(model: Any) -> Iterator[bool]:
-    """While it is open the model computes attention by `eager`; tells whether that could be had."""
+    """Switches the model to `eager` attention within the context; yields whether that worked."""
     before = implementation_of(model)
     model.set_attn_implementation(EAGER)
     try:
@@ -317,18 +321,18 @@ def eager_in_place(model: Any) -> Iterator[bool]:
 
 
 CEILING: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
-"""What two ways of computing the same may always differ by, relative to the size of an output. Of float64 it is that of
-float32, in which models compute rotations and norms whatever their dtype is."""
+"""The least tolerance between two ways to compute the same, relative to the size of an output. float64 has that of
+float32, because models compute rotations and norms in float32 in any dtype."""
 TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "bfloat16": 3}
-"""How far two ways of computing the same may lie apart, in what outputs move when each part rounds otherwise. Of 26 families
-none came beyond 0.7 in float32 and 0.5 in 16 bits, whose parts are shaken by twice their rounding; faults lie at thousands."""
+"""The tolerance as a multiple of the change of outputs when each part rounds differently. Of 26 families none exceeded
+0.7 in float32 and 0.5 in 16 bits, whose parts are moved by twice their rounding; faults reach thousands."""
 
 TokenOutputs = tuple[Float[Tensor, "token width"], ...]
 
 
 @dataclass(frozen=True)
 class ModelText:
-    """A text, with what the encoder reads in a model of two halves."""
+    """A text, and the encoder's input in an encoder-decoder model."""
 
     tokens: TokenSequence
     context: TokenSequence | None = None
@@ -336,7 +340,7 @@ class ModelText:
 
 @dataclass(frozen=True)
 class AttentionOutputs:
-    """What one attention gave each real token: the heads' results side by side, row by row. `label` says which layer it is."""
+    """One attention's output for each real token, with heads side by side, row by row. `label` names the layer."""
 
     label: str
     name: str
@@ -344,20 +348,22 @@ class AttentionOutputs:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from the others of a pass."""
+        """The key of this attention within a pass."""
         return self.label, self.name
 
 
 @dataclass(frozen=True)
 class PassOutputs:
-    """What a pass gave each real token of each row, on the CPU: the logits, or else the output of the last layer; and the
-    same of its attentions, in the order of execution."""
+    """The outputs of a pass for each real token of each row, on the CPU: the logits, or else the last layer's output.
+
+    `attentions` are the outputs of its attentions in the order of execution.
+    """
 
     rows: TokenOutputs
     attentions: tuple[AttentionOutputs, ...]
 
     def cut(self, start: int, end: int) -> PassOutputs:
-        """Tokens `start` to `end` of every row."""
+        """The outputs of tokens `start` to `end` of every row."""
         return PassOutputs(
             tuple(row[start:end] for row in self.rows),
             tuple(
@@ -368,20 +374,20 @@ class PassOutputs:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of the result is finite."""
+        """Whether all logits or outputs are finite."""
         return all(bool(row.isfinite().all()) for row in self.rows)
 
 
 @dataclass(frozen=True)
 class RoundingTolerance:
-    """What is put down to rounding: for the result, and for each attention."""
+    """The effect of rounding on the result and on each attention."""
 
     result: float
     attentions: Mapping[tuple[str, str], float]
 
 
 class Passes:
-    """A loaded checkpoint that reads rows of tokens. Every pass is watched, which changes nothing that it computes."""
+    """Runs rows of tokens through a loaded checkpoint. Observation changes no number."""
 
     def __init__(self, loaded: Loaded, pad_id: int) -> None:
         self.loaded, self.pad_id = loaded, pad_id
@@ -389,16 +395,16 @@ class Passes:
 
     @property
     def model(self) -> Any:
-        """transformers' model."""
+        """The transformers model."""
         return self.loaded.model
 
     @property
     def is_pair(self) -> bool:
-        """Whether it has an encoder and a decoder."""
+        """Whether the model has an encoder and a decoder."""
         return bool(self.loaded.config.is_encoder_decoder)
 
     def together(self, rows: Sequence[ModelText], side: PaddingSide = "right") -> PassOutputs:
-        """All rows in one pass, padded on a side where their lengths differ."""
+        """All rows in one pass, padded on `side` if their lengths differ."""
         texts = [row.tokens for row in rows]
         context = [row.context for row in rows if row.context is not None] or None
         inputs = make_inputs(self.model, texts, context, side, self.pad_id)
@@ -415,7 +421,7 @@ class Passes:
         return side_by_side([self.together([row]) for row in rows])
 
     def watched(self, run: Any, batch: int) -> tuple[Mapping[str, Any], list[tuple[tuple[str, Call], str]]]:
-        """The outputs of what `run` does, and every attention in it, with its label and kind."""
+        """The outputs of `run`, and every attention call in it with its label and kind."""
         calls: list[tuple[tuple[str, Call], str]] = []
 
         def take(call: Call) -> None:
@@ -429,7 +435,7 @@ class Passes:
 
 
 def result_of(outputs: Mapping[str, Any]) -> Float[Tensor, "row token width"]:
-    """The logits, or else the output of the last layer: of the decoder, where there are two halves."""
+    """The logits, or else the output of the last layer (of the decoder, if there is one)."""
     for name in ("logits", "last_hidden_state"):
         output = outputs.get(name)
         if isinstance(output, Tensor) and output.ndim == 3:
@@ -438,19 +444,19 @@ def result_of(outputs: Mapping[str, Any]) -> Float[Tensor, "row token width"]:
 
 
 def _span(texts: Sequence[TokenSequence], text: TokenSequence, side: PaddingSide) -> tuple[int, int]:
-    """The columns of a text's tokens among others."""
+    """The columns of a text's tokens in a padded batch."""
     longest, n = max(len(other.ids) for other in texts), len(text.ids)
     return (0, n) if side == "right" else (longest - n, longest)
 
 
 def by_row(tensor: Float[Tensor, "row token width"], spans: Sequence[tuple[int, int]]) -> TokenOutputs:
-    """The numbers of each row's tokens, which stand in these columns, on the CPU."""
+    """The part of a tensor for each row's tokens, on the CPU."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return tuple(row[start:end].to(wide).cpu() for row, (start, end) in zip(tensor, spans, strict=True))
 
 
 def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> AttentionOutputs | None:
-    """None where the heads' results were not seen, or are not those of the tokens."""
+    """The outputs of an attention, or None if they were not captured or do not belong to the tokens."""
     label, call = named
     if call.z is None or call.z.shape[0] != len(spans) or call.z.shape[2] < max(end for _, end in spans):
         return None
@@ -458,7 +464,7 @@ def seen_of(named: tuple[str, Call], spans: Sequence[tuple[int, int]]) -> Attent
 
 
 def side_by_side(passes: Sequence[PassOutputs]) -> PassOutputs:
-    """Passes of different rows as one."""
+    """The passes of different rows as one."""
     shared = zip(*(part.attentions for part in passes), strict=False)
     attentions = tuple(
         replace(same[0], rows=tuple(row for attention in same for row in attention.rows)) for same in shared
@@ -467,7 +473,7 @@ def side_by_side(passes: Sequence[PassOutputs]) -> PassOutputs:
 
 
 def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
-    """Passes over neighbouring tokens of the same rows as one."""
+    """The passes over consecutive tokens of the same rows as one."""
 
     def joined(parts: Sequence[TokenOutputs]) -> TokenOutputs:
         return tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
@@ -481,8 +487,9 @@ def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
 
 
 def distance(ours: TokenOutputs, theirs: TokenOutputs) -> float:
-    """The largest difference that one token's numbers make, as a length, over the usual length of theirs. Infinite where
-    only one of two numbers is finite, NaN where none is.
+    """The largest norm of one token's difference, relative to the usual norm of `theirs`.
+
+    Infinite if only one of two numbers is finite, NaN if neither is.
 
     >>> distance((torch.tensor([[3.0, 4.0]]),), (torch.tensor([[3.0, 9.0]]),)) == 5 / 90**0.5
     True
@@ -502,7 +509,7 @@ def distance(ours: TokenOutputs, theirs: TokenOutputs) -> float:
 
 
 def tolerance_of(reference: PassOutputs, shaken: Sequence[PassOutputs], dtype: str) -> RoundingTolerance:
-    """From what the numbers moved when every part of the model was shaken by one step of rounding."""
+    """The tolerance that follows from moving every part's output by one rounding step."""
 
     def of(moved: Sequence[TokenOutputs], still: TokenOutputs) -> float:
         distances = [moved_by for moved_by in (distance(rows, still) for rows in moved) if math.isfinite(moved_by)]
@@ -517,11 +524,13 @@ def tolerance_of(reference: PassOutputs, shaken: Sequence[PassOutputs], dtype: s
 
 
 def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingTolerance) -> AttentionOutputs | None:
-    """The first attention whose results are farther apart than rounding explains; None where none is."""
+    """The first attention whose outputs differ by more than rounding explains, or None."""
     others = {attention.key: attention.rows for attention in theirs.attentions}
-    for own in ours.attentions:
-        if own.key in others and not distance(own.rows, others[own.key]) <= tolerance.attentions.get(own.key, math.inf):
-            return own
+    for tolerance_of_attention in ours.attentions:
+        if tolerance_of_attention.key in others and not distance(
+            tolerance_of_attention.rows, others[tolerance_of_attention.key]
+        ) <= tolerance.attentions.get(tolerance_of_attention.key, math.inf):
+            return tolerance_of_attention
     return None
 
 
@@ -530,12 +539,14 @@ def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingT
 
 @contextmanager
 def shaken_parts(model: Any, seed: int) -> Iterator[None]:
-    """While it is open, every number that a part of the model gives is moved by one step of its dtype, up or down at random:
-    what comes out then differs by as much as another order of summing may make it differ."""
+    """Moves every output of the model's parts by one rounding step, up or down at random, within the context.
+
+    The results then differ by as much as with another order of summation.
+    """
     generator = torch.Generator().manual_seed(seed)
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
 
-    def shake(_module: nn.Module, _given: Any, output: Any) -> Any:
+    def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return None
         signs = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8).to(output.device)
@@ -550,6 +561,6 @@ def shaken_parts(model: Any, seed: int) -> Iterator[None]:
 
 
 def numbered(ids: Sequence[int]) -> TokenSequence:
-    """Tokens that are the names of their ids."""
+    """Tokens named by their ids."""
     tokens = tuple(f"<{i}>" for i in ids)
     return TokenSequence("", tokens, tuple(ids), tuple((0, 0) for _ in tokens))

@@ -1,4 +1,4 @@
-"""`mha doctor`: the installation examined: libraries, devices, settings, kernels and the definition's own exactness."""
+"""`mha doctor`: examines the installation: libraries, devices, settings, kernels, and the exactness of `attend`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def examine_installation(
     command: tuple[str, ...] = (),
     tell: Progress = no_progress,
 ) -> Report:
-    """The report on every device here, or on the one that is asked for, in every dtype or in one.
+    """The report on every device or one, in every dtype or one.
 
-    Backends that torch compiles are left out unless `compiles`: each takes seconds. Raises `MhaError` for a device that is
-    not here. Works without torch, and says that it is missing.
+    Compiled backends are skipped unless `compiles`, because each takes seconds. Raises `MhaError` for a missing device.
+    Works without torch, and reports that it is missing.
     """
     began = perf_counter()
     installed = libraries()
@@ -41,7 +41,7 @@ def examine_installation(
     fault: Exception | None = None
     try:
         from mhacli.compute.doctor import machine
-    except (ImportError, OSError) as missing:  # a library that torch was built for may be missing too
+    except (ImportError, OSError) as missing:  # a library that torch depends on may be missing too
         fault = missing
     if fault is not None:
         checks += [_not_loaded(fault), check_threads(None)]
@@ -75,7 +75,7 @@ def _environment(device: str) -> tuple[tuple[str, str], ...]:
 
 
 def _not_loaded(fault: Exception) -> HealthCheck:
-    """What to tell where torch, or something that is loaded with it, cannot be."""
+    """The check for torch, or a library that it loads, that cannot be imported."""
     reason = next(iter(str(fault).splitlines()), type(fault).__name__)
     missing = (getattr(fault, "name", None) or "torch").partition(".")[0]
     name = missing if missing in USED else "torch"
@@ -86,7 +86,7 @@ def _not_loaded(fault: Exception) -> HealthCheck:
 
 
 def _of_kernels(kernels: Sequence[Kernel]) -> list[HealthCheck]:
-    """One check for each device and dtype: its worst backend against the tolerance."""
+    """One check per device and dtype, for the backend with the largest error."""
     checks = []
     for device, dtype in dict.fromkeys((kernel.device, kernel.dtype) for kernel in kernels):
         tested = [kernel for kernel in kernels if (kernel.device, kernel.dtype) == (device, dtype)]
@@ -116,7 +116,7 @@ def _error(kernel: Kernel) -> str:
 
 
 def _of_numerics(numerics: Sequence[Numerics]) -> list[HealthCheck]:
-    """One check for each device and dtype."""
+    """One check per device and dtype."""
     checks = []
     for measured in numerics:
         name = f"numerics {measured.device} {measured.dtype}"
@@ -134,7 +134,7 @@ def _of_numerics(numerics: Sequence[Numerics]) -> list[HealthCheck]:
 
 
 def _wrong(measured: Numerics) -> list[str]:
-    """What is not as it must be."""
+    """The faults in measured numerics."""
     problems = (
         []
         if measured.max_error <= measured.ceiling
@@ -152,17 +152,17 @@ def _wrong(measured: Numerics) -> list[str]:
 
 USED = {"torch": None, "numpy": None, "safetensors": None, "typer": None, "rich": None, "jaxtyping": None,
         "transformers": "hf", "tokenizers": "hf", "textual": "tui", "matplotlib": "plot"}  # fmt: skip
-"""The libraries that are told of, and the extra that brings each; None for those that mha cannot do without."""
+"""The libraries to report, and the extra that installs each; None for those that mha always needs."""
 
 
 def libraries() -> tuple[Library, ...]:
-    """The libraries that mha uses, each with its version here and the range that mha needs."""
+    """The libraries of mha with installed versions and required ranges."""
     needs = needed_ranges()
     return tuple(Library(name, _version(name), needs.get(name, ""), extra) for name, extra in USED.items())
 
 
 def _version(name: str) -> str | None:
-    """The version of a library by its metadata; None where it is not installed."""
+    """The installed version of a library by its metadata, or None."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -170,7 +170,7 @@ def _version(name: str) -> str | None:
 
 
 def is_within(version: str, needs: str) -> bool:
-    """Whether a version lies in a range such as `>=5.3,<6`; what cannot be read is taken to.
+    """Whether a version lies in a range such as `>=5.3,<6`. An unreadable version counts as within.
 
     >>> is_within("5.23.0", "<6,>=5.3"), is_within("4.57", "<6,>=5.3")
     (True, False)
@@ -185,7 +185,7 @@ def is_within(version: str, needs: str) -> bool:
 
 
 def check_libraries(installed: tuple[Library, ...]) -> list[HealthCheck]:
-    """Whether what is needed is here in a version that mha works with, and which extras are missing, which is no fault."""
+    """Whether required libraries have a supported version. Missing extras are listed, but are no fault."""
     missing = [library.name for library in installed if library.extra is None and library.version is None]
     wrong = [
         library
@@ -214,7 +214,7 @@ def check_libraries(installed: tuple[Library, ...]) -> list[HealthCheck]:
 
 
 def check_threads(n_threads: int | None) -> HealthCheck:
-    """Whether the threads that are computed with suit the cores; where others than those are asked for, it is slow, not wrong."""
+    """Whether the number of threads suits the cores. Another number is slow, but not wrong."""
     cores = n_cpus()
     given = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name)}
     variables = ", ".join(f"{name}={value}" for name, value in given.items()) or "OMP_NUM_THREADS is not set"
@@ -235,7 +235,7 @@ def check_threads(n_threads: int | None) -> HealthCheck:
 
 
 def cpu() -> Device:
-    """This machine's processor, and its memory."""
+    """This machine's processor and its memory."""
     pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 0
     total = pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else None
     cores = n_cpus()

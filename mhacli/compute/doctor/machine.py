@@ -1,4 +1,4 @@
-"""What torch can do on this machine: its devices and settings, and every backend and the definition against float64."""
+"""Torch on this machine: devices, settings, and the errors of every backend and of `attend` against float64."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from mhacli.spec.tolerances import TOLERANCES
 
 DTYPES: tuple[Dtype, ...] = ("float64", "float32", "float16", "bfloat16")
 _ALWAYS_THERE = ("explicit", "sdpa", "math", "tiled", "torch-mha", "torch-mha-weights")
-"""What must run wherever torch does: others are kernels that torch may lack here, whatever it says when they are forced."""
+"""Backends that run wherever torch does. Other kernels may be missing even if torch accepts being forced to use them."""
 _SIZE = {"batch": 2, "n_heads": 6, "n_kv_heads": 6, "d_head": 64, "q_len": 130, "k_len": 130}
 _MOST_FLOPS = 1e12
 _WITH_ALL_THREADS = "float32"
-"""The dtype that is tried with as many threads as anything else is computed with; in the others, where products are as small,
-threads would only wait for each other."""
+"""The dtype tested with all threads. In the others the products are as small, and threads would only wait for each
+other."""
 _LOUD = 1000.0
 
 
 def measure(
     devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, tell: Progress
 ) -> tuple[tuple[Kernel, ...], tuple[Numerics, ...]]:
-    """Both tables: rows by device, then dtype."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of itself on stderr
+    """Both tables, with rows by device and dtype."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler writes to stderr
     dtypes = DTYPES if dtype is None else (dtype,)
     places = [(device, kind) for device in devices for kind in dtypes]
     kernels: list[Kernel] = []
     numerics: list[Numerics] = []
     for place, (device, kind) in enumerate(places):
         tell(place / len(places), f"{device} {kind}")
-        if device == "mps" and kind == "float64":  # which it does not have
+        if device == "mps" and kind == "float64":  # MPS lacks float64
             continue
         with nullcontext() if kind == _WITH_ALL_THREADS else one_thread():
             kernels += _kernels(torch.device(device), kind, seed, compiles)
@@ -78,7 +78,7 @@ def _kernels(device: torch.device, dtype: Dtype, seed: int, compiles: bool) -> l
 def _kernel(
     backend: str, workload: Workload, heads: HeadTensors, seed: int, shared: list[Exact], *, compiles: bool
 ) -> Kernel:
-    """A backend against the exact answer; `shared` holds that of those which take the heads as they are."""
+    """A backend against the exact answer. `shared` caches the answer for backends that take the heads unchanged."""
     device, dtype = str(heads[0].device), workload.dtype
     if BACKENDS[backend].is_compiled and not compiles:
         return Kernel(
@@ -109,7 +109,7 @@ def _kernel(
 
 
 def numerics_of(device: torch.device, dtype: Dtype, seed: int) -> Numerics:
-    """The definition on a device in a dtype, against the same in float64 on the CPU."""
+    """The exactness of `attend` on a device in a dtype, against float64 on the CPU."""
     kind = getattr(torch, dtype)
     generator = torch.Generator().manual_seed(seed)
     sizes = ((2, 6, 97, 48), (2, 3, 97, 48), (2, 3, 97, 32))
@@ -134,8 +134,8 @@ def numerics_of(device: torch.device, dtype: Dtype, seed: int) -> Numerics:
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, offset: int = 0, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """The pattern and z of causal attention, in float64 on the CPU. `offset` is the first query's own key: of −2 the first two
-    queries see none."""
+    """The pattern and z of causal attention, in float64 on the CPU. `offset` is the key position of the first query;
+    with −2 the first two queries see no key."""
     kept: dict[str, Tensor] = {}
 
     def tap(site: str, tensor: Tensor, **where: object) -> None:
@@ -146,7 +146,7 @@ def _run(q: Tensor, k: Tensor, v: Tensor, offset: int = 0, scale: float | None =
 
 
 def _largest(numbers: Tensor) -> float:
-    """The largest absolute value, infinite where one is not finite."""
+    """The largest absolute value; infinite if one is not finite."""
     largest = numbers.abs().max().item()
     return largest if math.isfinite(largest) else math.inf
 
@@ -159,12 +159,12 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def n_threads() -> int:
-    """The threads that torch computes with on the CPU."""
+    """The number of torch's CPU threads."""
     return torch.get_num_threads()
 
 
 def devices(name_or_auto: str, cpu: Device) -> tuple[Device, ...]:
-    """Every device here, the CPU first; of `asked` other than auto that one alone. Raises `MhaError` where it is not here."""
+    """Every device, the CPU first, or only the requested one. Raises `MhaError` if it is missing."""
     present = [cpu]
     if torch.cuda.is_available():
         present += [_cuda(index) for index in range(torch.cuda.device_count())]
@@ -191,12 +191,12 @@ def _cuda(index: int) -> Device:
 
 
 def check_settings(present: Sequence[Device]) -> list[HealthCheck]:
-    """What is switched on or off in torch, for this process and by the environment."""
+    """The settings of torch in this process and by the environment."""
     return [_build(present), _precision(), _default_dtype(), _deterministic(present), _reducer(present)]
 
 
 def _build(present: Sequence[Device]) -> HealthCheck:
-    """Whether a graphics card that is here is one that this build of torch can use."""
+    """Whether this build of torch supports the graphics card, if there is one."""
     has_cuda = any(device.name.startswith("cuda") for device in present)
     if not nvidia_driver() or has_cuda or torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
@@ -209,7 +209,7 @@ def _build(present: Sequence[Device]) -> HealthCheck:
 
 
 def _precision() -> HealthCheck:
-    """Whether products of float32 are computed in float32."""
+    """Whether float32 products are computed in float32."""
     precision = torch.get_float32_matmul_precision()
     if precision == _EXACT and not torch.backends.cuda.matmul.allow_tf32:
         return HealthCheck("precision", True, "products of float32 are computed in float32 (TF32 is off)")
@@ -244,7 +244,7 @@ def _deterministic(present: Sequence[Device]) -> HealthCheck:
 
 
 def _reducer(present: Sequence[Device]) -> HealthCheck:
-    """Whether the Triton kernel makes the statistics of heads, which it does on CUDA devices alone."""
+    """Whether the Triton kernel computes head statistics, which needs a CUDA device."""
     faults = {d.name: kernel_fault(torch.device(d.name), torch.float32) for d in present if d.name.startswith("cuda")}
     if not faults:
         return HealthCheck("reducer", None, "the Triton kernel for statistics of heads needs a CUDA device")

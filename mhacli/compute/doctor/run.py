@@ -1,4 +1,4 @@
-"""`mha doctor` as a function: this installation, a checkpoint, or a model that is in memory."""
+"""`mha doctor` as a Python function."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def doctor(
     dtype: Dtype | None = None,
     seed: int = 0,
 ) -> Report:
-    """Whether an installation or a model is in order: what `mha doctor` prints.
+    """The report on an installation or a model, as `mha doctor` prints it.
 
-    Without `model` it examines this installation; a path or a hub's id is a checkpoint, examined as by `--model`, and `tokenizer`
-    then `byte` or the path of a `tokenizer.json`. A model of transformers in memory is examined by a copy, which takes as much
-    memory again, on its own device and in its own dtype; `tokenizer` is then that of transformers, and without one the model
-    reads random ids.
-    Raises `MhaError` for what cannot be loaded or reads no text.
+    Without `model` it examines this installation. A path or hub id is a checkpoint, examined as by `--model`;
+    `tokenizer` is then `byte` or the path of a `tokenizer.json`. A transformers model in memory is copied, which takes
+    as much memory again, and examined on its own device in its own dtype; `tokenizer` is then a transformers tokenizer,
+    and without one the model reads random ids. Raises `MhaError` if the model cannot be loaded or reads no text.
     """
     if model is None:
         if tokenizer is not None or texts:
