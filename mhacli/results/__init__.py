@@ -1,1 +1,1 @@
-"""What was found: records, differences, benchmarks and reports."""
+"""The results of commands: records, differences, benchmarks and reports."""

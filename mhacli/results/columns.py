@@ -1,6 +1,7 @@
-"""The columns of tables that are not about heads: their headings, their names in JSON, and what they mean.
+"""The columns of tables other than head statistics: heading, JSON name and explanation.
 
-The screens take headings from here, `mha explain` and docs/READING.md explanations. `STATISTICS` are the columns of heads.
+The screens take headings from here; `mha explain` and docs/READING.md take explanations. `STATISTICS` has the columns
+of heads.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class ColumnText(NamedTuple):
-    """A column's `heading` and `explanation` in sentences; `also` are other names of it, those of JSON fields among them."""
+    """A column's heading and explanation. `also` are its other names, those of JSON fields included."""
 
     heading: str
     explanation: str
@@ -181,7 +182,7 @@ EFFECT_COLUMNS: Mapping[str, ColumnText] = {
 EFFECT_WORDS = ("removed", "edge", "type")
 """The columns that name a removal."""
 EFFECT_NUMBERS = tuple(name for name in EFFECT_COLUMNS if name not in EFFECT_WORDS)
-"""The columns of what it changes: fields and properties of `Effect`."""
+"""The columns of a removal's effect: fields and properties of `Effect`."""
 
 DOCTOR_COLUMNS: Mapping[str, ColumnText] = {
     "found": ColumnText(

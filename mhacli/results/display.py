@@ -1,4 +1,4 @@
-"""Objects that show themselves in a notebook and on a terminal. What draws them lies above, and is loaded when they are shown."""
+"""Base classes for results that notebooks and terminals can show. The renderers are imported on first use."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 class ShownInHtml:
-    """An object that a notebook shows as HTML: static, without a script, below 200 kB, in light and dark."""
+    """A result that notebooks show as HTML: static, without a script, below 200 kB, for light and dark themes."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """The HTML that a notebook shows."""
+        """The HTML for a notebook."""
         html: str = _renderers().html_of(self)
         return html
 
 
 class Shown(ShownInHtml):
-    """An object that a notebook shows as HTML and rich prints as its command does."""
+    """A result that notebooks show as HTML, and that rich prints as its command does."""
 
     __slots__ = ()
 
@@ -37,16 +37,16 @@ def _renderers() -> Any:
 
 @dataclass(frozen=True, repr=False)
 class Page:
-    """An interactive page: `html` is the whole document, which a notebook shows in a frame."""
+    """An interactive page. `html` is the whole document, which notebooks show in a frame."""
 
     html: str
 
     def __repr__(self) -> str:
-        """How large it is."""
+        """The size of the page."""
         return f"<Page: {len(self.html.encode()) / 1024:.0f} KiB of HTML>"
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, without access to the notebook."""
+        """The page in a frame without access to the notebook."""
         style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
 
@@ -57,6 +57,6 @@ def page_of(record: object) -> Page:
 
 
 def document_of(compared: object) -> dict[str, Any]:
-    """The JSON document of two records beside each other, which is made where its words are."""
+    """The JSON document of a comparison."""
     document: dict[str, Any] = _renderers().document_of(compared)
     return document

@@ -1,4 +1,4 @@
-"""What `mha doctor` found of an installation or a checkpoint: plain data, schema `mha.doctor/1`."""
+"""The result of `mha doctor` as plain data, schema `mha.doctor/1`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ CheckStatus = Literal["pass", "fail", "n/a", "care"]
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """The checkpoint to examine by its path or id, its folder where that is already read, and how. Without `texts` it reads
-    sentences of ours; `tokenizer` and `dtype` None are the checkpoint's own."""
+    """The checkpoint to examine, by path or id, and its folder if already read.
+
+    Without `texts` it reads default sentences. `tokenizer` and `dtype` None are the checkpoint's own.
+    """
 
     source: str
     checkpoint: Checkpoint | None = None
@@ -34,11 +36,11 @@ class DoctorRequest:
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """A question and its answer: `ok` is None where it does not apply, which `message` explains, or for a warning
-    (`is_caution`), which is no fault.
+    """A check and its result. `ok` is None for a warning (`is_caution`), and if the check does not apply (see
+    `message`).
 
-    `value` is the number found and `tolerance` the largest that passes. `layer` is the first attention where it shows.
-    `meaning` says what a failure does to the user's results, `advice` what to do.
+    `value` is the measured number and `tolerance` the largest that passes. `layer` is the first attention with the
+    fault. `meaning` says how a failure affects results, and `advice` what to do.
     """
 
     name: str
@@ -53,7 +55,7 @@ class HealthCheck:
 
     @property
     def status(self) -> CheckStatus:
-        """The answer in a word; `care` is a warning."""
+        """The result in a word; `care` is a warning."""
         if self.ok is None:
             return "care" if self.is_caution else "n/a"
         return "pass" if self.ok else "fail"
@@ -61,8 +63,8 @@ class HealthCheck:
 
 @dataclass(frozen=True)
 class Library:
-    """A library that mha uses: the version here (None: missing), the range that it needs, and the extra that brings it (None:
-    it is needed always)."""
+    """A library of mha: the installed version (None: missing), the required range, and the extra that installs it
+    (None: always needed)."""
 
     name: str
     version: str | None
@@ -72,7 +74,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Device:
-    """A device that torch can compute on, here and now; what it is, and its memory as far as that is told."""
+    """A device for torch: its description, and its memory if known."""
 
     name: str
     what: str
@@ -82,8 +84,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Kernel:
-    """How a backend of attention fared on a device, in a dtype: the largest error against attention in float64, or why there is
-    none. `ran` is the kernel that it came to; `ok` None where it does not exist here or was not tried."""
+    """A backend's result on a device in a dtype: the largest error against float64, or the reason for having none.
+
+    `ran` is the kernel that ran. `ok` is None if the backend does not exist here or was not tried.
+    """
 
     device: str
     dtype: str
@@ -98,9 +102,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Numerics:
-    """How exact the definition of attention is on a device, in a dtype: errors beside their ceilings, and what must be exact.
+    """The exactness of `attend` on a device in a dtype: errors with their limits, and properties that must hold
+    exactly.
 
-    `forbidden` is the largest weight of a forbidden cell, `empty` the largest number that a query without keys gets, `loud`
+    `forbidden` is the largest weight of a masked cell, `empty` the largest number for a query without keys, and `loud`
     whether scores × 1000 stay finite with rows that sum to 1.
     """
 
@@ -116,15 +121,15 @@ class Numerics:
 
     @property
     def ok(self) -> bool:
-        """Whether all of it is as it must be."""
+        """Whether all errors and properties are within their limits."""
         is_exact = self.forbidden == 0 and self.empty == 0 and self.loud
         return is_exact and self.max_error <= self.ceiling and self.row_sum_error <= self.row_sum_ceiling
 
 
 @dataclass(frozen=True)
 class ExaminedModel:
-    """The checkpoint that was examined. `stored` are the dtypes of its tensors, the most frequent first; `lengths` the tokens of
-    its texts."""
+    """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first; `lengths` are the
+    lengths of its texts."""
 
     path: str
     revision: str | None
@@ -142,8 +147,7 @@ class ExaminedModel:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Everything that an examination found. `model` is None where the installation was examined, and otherwise `kernels` and
-    `numerics` are empty."""
+    """The result of an examination. Either `model` is set, or `kernels` and `numerics` are (for the installation)."""
 
     checks: tuple[HealthCheck, ...]
     libraries: tuple[Library, ...]
@@ -158,12 +162,12 @@ class Report(Shown):
     time_s: float = 0.0
 
     def __repr__(self) -> str:
-        """What was examined, and the verdict in a sentence."""
+        """The object of the examination and the verdict in a sentence."""
         return f"<Report on {'this installation' if self.model is None else visible(self.model.path)}: {self.summary}>"
 
     @property
     def verdict(self) -> HealthVerdict:
-        """Whether anything failed."""
+        """Whether any check failed."""
         return "unhealthy" if self.failed else "healthy"
 
     @property
@@ -173,11 +177,11 @@ class Report(Shown):
 
     @property
     def warnings(self) -> tuple[HealthCheck, ...]:
-        """The checks that warn of something which is no fault."""
+        """The checks with a warning."""
         return self.having("care")
 
     def having(self, status: CheckStatus) -> tuple[HealthCheck, ...]:
-        """The checks with this answer."""
+        """The checks with this status."""
         return tuple(check for check in self.checks if check.status == status)
 
     @property
@@ -196,7 +200,7 @@ class Report(Shown):
         return self.failed + self.warnings
 
     def to_dict(self) -> dict[str, Any]:
-        """The document that `--json` prints. What is not finite is null."""
+        """The document that `--json` prints. Non-finite numbers are null."""
         document_of_report = {"schema": SCHEMA, "verdict": self.verdict, "summary": self.summary} | asdict(self)
         for check, document in zip(self.checks, document_of_report["checks"], strict=True):
             document["status"] = check.status
@@ -208,5 +212,5 @@ class Report(Shown):
 
 
 def _named(checks: tuple[HealthCheck, ...], words: str) -> str:
-    """How many there are, and which: `2 warnings: threads, bos`. `words` has a place for the plural's s."""
+    """The number of checks and their names: `2 warnings: threads, bos`. `words` has a place for the plural's s."""
     return f"{len(checks)} {words.format('s' * (len(checks) != 1))}: {', '.join(check.name for check in checks)}"

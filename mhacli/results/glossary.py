@@ -1,7 +1,8 @@
-"""Every term that screens use, with its explanation: columns, head types, sites, mistakes, signs and concepts.
+"""Every term on screens with its explanation: columns, head types, sites, mistakes, signs and concepts.
 
-The texts of columns, types and sites come from the tables that make the screens; those of mistakes from mistakes.json, which
-docs/reading.py writes from `mhacli.attention.mistakes`, because that module needs torch. docs/READING.md is made from here.
+Columns, head types and sites come from the tables behind the screens. Mistakes come from mistakes.json, which
+docs/reading.py writes from `mhacli.attention.mistakes` because that package needs torch. docs/READING.md is generated
+from here.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Group = Literal[
     "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
 ]
 GROUPS: tuple[Group, ...] = get_args(Group)
-"""`column` holds the columns of tables of heads; the name of a command holds those of its own tables."""
+"""`column` has the columns of head tables; the groups of commands have those of their tables."""
 TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
     "bench": BENCH_COLUMNS,
     "decode": {**STEP_COLUMNS, **DECODE_COLUMNS},
@@ -52,13 +53,15 @@ TABLES: Mapping[Group, Mapping[str, ColumnText]] = {
     "doctor": DOCTOR_COLUMNS,
 }
 _MOST_SUGGESTED, _ALIKE = 3, 0.75
-"""The most terms that are suggested for a misspelt one, and how much of the letters they have in common."""
+"""The most suggestions for a misspelt term, and the least fraction of letters in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A term with its `explanation` in sentences. `also` are other words that mean it, those of JSON and headings among them.
-    A mistake has the expression that is `wrong` and the `right` one."""
+    """A term with its explanation. `also` are synonyms, JSON names and headings included.
+
+    A mistake has its expression (`wrong`) and the correct one (`right`).
+    """
 
     name: str
     group: Group
@@ -367,25 +370,25 @@ def terms() -> tuple[Term, ...]:
 
 
 def of_group(word: str) -> tuple[Term, ...]:
-    """The terms of the group of this name, in the singular or plural; none for another word."""
+    """The terms of a group, named in the singular or plural; empty for any other word."""
     groups = {name: group for group in GROUPS for name in (group, f"{group}s")}
     group = groups.get(_plain(word))
     return tuple(term for term in terms() if term.group == group)
 
 
 def meanings(word: str) -> tuple[Term, ...]:
-    """The terms that a word names, whatever its case, spaces, hyphens and underscores; none for an unknown word."""
+    """The terms that a word names, ignoring case, spaces, hyphens and underscores; empty for an unknown word."""
     exact = tuple(term for term in terms() if word.strip() in (term.name, *term.also))
     return exact or tuple(term for term in terms() if _plain(word) in map(_plain, (term.name, *term.also)))
 
 
 def similar(word: str) -> tuple[str, ...]:
-    """The terms that are spelt most like a word, then those of several words of which one is."""
+    """The terms with the most similar spelling, then terms of several words that contain the word."""
     names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
     near = get_close_matches(_plain(word), names, _MOST_SUGGESTED, _ALIKE)
     words = {part: None for term in terms() for part in _plain(term.name).split()}
-    meant = get_close_matches(_plain(word), words, 1, _ALIKE)
-    longer = [term.name for term in terms() if not {*meant}.isdisjoint(_plain(term.name).split())]
+    nearest = get_close_matches(_plain(word), words, 1, _ALIKE)
+    longer = [term.name for term in terms() if not {*nearest}.isdisjoint(_plain(term.name).split())]
     return tuple(dict.fromkeys([*(names[name] for name in near), *longer]))[:_MOST_SUGGESTED]
 
 
@@ -394,12 +397,12 @@ def _plain(word: str) -> str:
 
 
 def _others(name: str, *words: str) -> tuple[str, ...]:
-    """The words that are not the name, each once."""
+    """The words other than the name, without duplicates."""
     return tuple(word for word in dict.fromkeys(words) if word != name)
 
 
 _SHORTER = {"certainty": ("excess",)}
-"""What screens call a column where it is named beside others, by its field."""
+"""Shorter names of columns, by field, for screens that list several of them."""
 
 
 def _columns() -> Iterator[Term]:
@@ -454,8 +457,8 @@ def _probes() -> Iterator[Term]:
 
 
 def _mistakes() -> Iterator[Term]:
-    known = json.loads(resources.files("mhacli.results").joinpath("mistakes.json").read_text(encoding="utf-8"))
-    for code, of in known.items():
+    mistakes = json.loads(resources.files("mhacli.results").joinpath("mistakes.json").read_text(encoding="utf-8"))
+    for code, of in mistakes.items():
         sentences = (of["message"], of["effect"])
         yield Term(
             name=code,

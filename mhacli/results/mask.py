@@ -1,4 +1,4 @@
-"""What is said of a mask that is looked at alone. Plain data."""
+"""The summary of a mask alone, as plain data."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mhacli.spec.tokens import TokenSequence
 
 @dataclass(frozen=True)
 class SequenceMask:
-    """What the mask allows in one sequence: how many keys each query sees, padding included, and a map of blocks.
+    """The mask of one sequence: the number of keys that each query sees, padding included, and a map of blocks.
 
-    `block_counts` are visible cells per block of `block` × `block` queries and keys; blocks at the end may be smaller.
+    `block_counts` are visible cells per block of `block` × `block` queries and keys. The last blocks may be smaller.
     """
 
     visible_per_query: tuple[int, ...]
@@ -22,18 +22,18 @@ class SequenceMask:
 
     @property
     def n_visible(self) -> int:
-        """How many cells are allowed."""
+        """The number of visible cells."""
         return sum(self.visible_per_query)
 
     @property
     def density(self) -> float:
-        """The part of cells that are allowed."""
+        """The fraction of visible cells."""
         return self.n_visible / self.n_cells
 
 
 @dataclass(frozen=True)
 class MaskSummary:
-    """A mask looked at alone: its rules, and what they come to in each sequence."""
+    """The rules of a mask, and the resulting mask of each sequence."""
 
     config: Config
     sequences: tuple[TokenSequence, ...]

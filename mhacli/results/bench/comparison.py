@@ -1,4 +1,4 @@
-"""A benchmark beside an earlier one: what has become slower or faster, and what `--fail-if` says of it."""
+"""Compares a benchmark with an earlier one: slower and faster rows, and the result of `--fail-if`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ SpeedVerdict = Literal["slower", "faster", "similar"]
 FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
 _SAME_RATE = 1.1
-"""Machines whose matrix products or copies differ by more than this factor are told apart."""
+"""Machines whose matrix products or copies differ by more than this factor count as different."""
 
 NOT_NOW = ": not measured now"
-"""How the line of a row ends that only the baseline has."""
+"""The end of the line for a row that only the baseline has."""
 
 _USELESS = 10
-"""A timing that shows only slowdowns by this factor and more shows nothing."""
+"""A timing that could only show slowdowns by at least this factor proves nothing."""
 
 
 @dataclass(frozen=True)
 class TimeChange(Workload):
-    """The time of a row as a ratio to the baseline's, above 1 = slower, between the ends of both medians' intervals. Ratios up to
-    `noise_high` are what the machine's own noise makes of 1."""
+    """The ratio of a row's time to the baseline's (above 1 = slower), with the ends of both medians' intervals.
+
+    Ratios up to `noise_high` are within the machine's noise.
+    """
 
     backend: str
     baseline_s: float
@@ -42,13 +44,13 @@ class TimeChange(Workload):
     noise_high: float = 1.0
 
     def shows_from(self, limit: float) -> float:
-        """The smallest true ratio at which an interval as wide as this one would lie above a limit, and above the noise."""
+        """The smallest true ratio that an interval of this width would place above a limit, and above the noise."""
         return max(limit, self.noise_high if limit >= 1 else 0.0) * self.ratio / self.ratio_low
 
 
 @dataclass(frozen=True)
 class UndecidedRow:
-    """A row whose interval holds the limit: it may be slower, and may be not. `shows_from` as of `TimeChange`."""
+    """A row whose interval contains the limit. `shows_from` is that of `TimeChange`."""
 
     backend: str
     name: str
@@ -60,8 +62,11 @@ class UndecidedRow:
 
 @dataclass(frozen=True)
 class FailIfResult:
-    """What the rule `slower:LIMIT` says: `slower` where a time is surely above it, `passed` where each is surely at most that,
-    else `inconclusive`."""
+    """The result of the rule `slower:LIMIT`.
+
+    `slower` if a time is surely above the limit, `passed` if all times are surely at most the limit, else
+    `inconclusive`.
+    """
 
     limit: float
     outcome: FailIfOutcome
@@ -70,7 +75,7 @@ class FailIfResult:
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """What changed, what cannot be compared, and what to beware of; and what the rule says, where there is one."""
+    """The changes, the rows that cannot be compared, and warnings; with a rule, also its result."""
 
     baseline: str
     changes: tuple[TimeChange, ...]
@@ -80,7 +85,7 @@ class BaselineComparison:
     rule: FailIfResult | None = None
 
     def ruled(self, limit: float) -> BaselineComparison:
-        """The same with what the rule `slower:LIMIT` says of it: nothing, where there is nothing to compare."""
+        """The comparison with the result of the rule `slower:LIMIT`, or unchanged if there is nothing to compare."""
         if not (self.changes or self.broken):
             return self
         slow = too_slow(self, limit)
@@ -93,19 +98,19 @@ class BaselineComparison:
         return dataclasses.replace(self, rule=FailIfResult(limit, outcome, undecided))
 
     def milder(self, again: BaselineComparison) -> BaselineComparison:
-        """The same, with each change that was measured again replaced by the smaller ratio of the two."""
+        """The comparison where each change that was measured again has the smaller of both ratios."""
         seconds = {(change.backend, workload_of(change)): change for change in again.changes}
         both = [(change, seconds.get((change.backend, workload_of(change)), change)) for change in self.changes]
         return dataclasses.replace(self, changes=tuple(min(pair, key=lambda change: change.ratio) for pair in both))
 
     @property
     def summary(self) -> str:
-        """What the rule says in a sentence, or without a rule what has changed."""
+        """The result of the rule in a sentence; without a rule, what has changed."""
         return "; ".join(self.conclusions)
 
     @property
     def conclusions(self) -> Sequence[str]:
-        """The parts of the summary that stand in lines of their own."""
+        """The parts of the summary, one per line."""
         if self.rule is None:
             return [self._changes_summary()]
         return self._undecided(self.rule) if self.rule.outcome == "inconclusive" else [self._rule_summary(self.rule)]
@@ -134,7 +139,7 @@ class BaselineComparison:
         return "; ".join([f"slower: {above}", f"the largest ratio is {_change_text(worst)}", *self._broken_text()])
 
     def _undecided(self, rule: FailIfResult) -> Sequence[str]:
-        """Which timing is the least certain, what slowdown it would have shown, and why one above the limit decides nothing."""
+        """The least certain timing, the slowdown that it could have shown, and why one above the limit is inconclusive."""
         widest = max(rule.undecided, key=lambda row: row.shows_from)
         count = f"{len(rule.undecided)} of {_timings(len(self.changes))}"
         parts = [
@@ -151,12 +156,12 @@ class BaselineComparison:
         return [*parts, "a quieter machine or more rounds (--repeat, --budget) narrow it"]
 
     def _broken_text(self) -> list[str]:
-        """How many rows have a time in the baseline and none now; nothing where there is none."""
+        """The number of rows that have a time in the baseline and none now, if any."""
         n = len(self.broken)
         return [f"{n} row{'s' * (n != 1)} with a time in {self.baseline} could not run now"] if n else []
 
     def document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The comparison as JSON values."""
         return dataclasses.asdict(self) | {"summary": self.summary}
 
 
@@ -173,7 +178,8 @@ def _change_text(change: TimeChange | UndecidedRow) -> str:
 
 
 def _shown_text(ratio: float) -> str:
-    """What an interval shows at best: a slowdown of `40 %`, or `6.9 ×` from twice the time on; of ten times the time, nothing."""
+    """The smallest slowdown that an interval could show: `40 %`, or `6.9 ×` from twice the time on. None from ten times
+    on."""
     if ratio >= _USELESS:
         return "too wide an interval for any conclusion"
     slowdown = f"{(ratio - 1) * 100:.0f} %" if 1 <= ratio < 2 else f"{ratio:.3g} ×"
@@ -181,11 +187,11 @@ def _shown_text(ratio: float) -> str:
 
 
 def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineComparison:
-    """Every row of `now` beside the same row of the baseline.
+    """The comparison of every row of `now` with the same row of the baseline.
 
-    The interval runs from the quickest that is likely now by the slowest that was likely then to the reverse. It holds the
-    noise within each run; that between them is in the verdict: a change is `similar` where it overlaps what the controls of
-    both runs, and the rates of the machine's own matrix product and copy then and now, show to be noise.
+    The interval of a ratio runs from the fastest likely time now over the slowest likely time then to the reverse. It
+    covers the noise within each run. The verdict also covers the noise between them: a change is `similar` if it
+    overlaps the noise shown by the controls of both runs and by the machine's matrix products and copies.
     """
     then = {row.key: row for row in baseline.rows}
     changes, broken, unmatched = [], [], []
@@ -202,7 +208,7 @@ def compare(now: Benchmark, baseline: Benchmark, path: str) -> BaselineCompariso
 
 
 def parse_rule(word: str) -> float:
-    """The ratio of `slower:RATIO`. Raises `UsageError` with the form."""
+    """The ratio in `slower:RATIO`. Raises `UsageError` with the expected form."""
     match = re.fullmatch(r"slower:([0-9]{1,6}(?:\.[0-9]{1,9})?)", word.strip())
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--fail-if {word[:40]!r} is no rule: it takes slower:RATIO, such as slower:1.10")
@@ -210,7 +216,7 @@ def parse_rule(word: str) -> float:
 
 
 def too_slow(comparison: BaselineComparison, ratio: float) -> tuple[TimeChange, ...]:
-    """The changes whose whole interval lies above a ratio, less those that are like the noise where the ratio is not below 1."""
+    """The changes whose whole interval lies above the ratio; for a ratio of at least 1, without those within the noise."""
     above = (change for change in comparison.changes if change.ratio_low > ratio)
     return tuple(change for change in above if ratio < 1 or change.verdict == "slower")
 
@@ -226,9 +232,9 @@ def _change(row: BenchRow, now: Interval, then: Interval, noise: Interval) -> Ti
 
 
 def _timed(row: BenchRow) -> Interval:
-    """The median that a file states, with the relative width that its samples have."""
+    """The median stated in a file, with the relative width of its samples' interval."""
     stated = row.interval
-    assert stated is not None  # the caller asked
+    assert stated is not None  # checked by the caller
     if not row.samples_s:
         return stated
     recomputed = median_interval(row.samples_s)
@@ -237,7 +243,7 @@ def _timed(row: BenchRow) -> Interval:
 
 
 def _noise(row: BenchRow, now: Benchmark, baseline: Benchmark) -> Interval:
-    """What a ratio of 1 looks like: in the controls of both runs, and in how the machine's own rates have moved."""
+    """The ratios that look like 1: those of the controls of both runs, and of the changes in the machine's own rates."""
     controls = [control for control in (now.control(row), baseline.control(row)) if control is not None]
     noise = max((control.noise for control in controls), default=1.0)
     ratios = [1 / noise, noise]

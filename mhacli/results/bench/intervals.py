@@ -1,4 +1,4 @@
-"""How far a median can be believed: the interval in which it lies, whatever the distribution of the samples."""
+"""Confidence intervals of medians, for any distribution of the samples."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from functools import cache
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-"""The probability that an interval holds the true median."""
+"""The probability with which an interval contains the true median."""
 MIN_ROUNDS = 6
-"""The fewest samples whose interval can hold the median with that probability."""
+"""The fewest samples whose interval reaches this probability."""
 
 
 class Interval(NamedTuple):
-    """A median, or a ratio of two, and between which numbers it lies."""
+    """A median, or a ratio of two medians, with its interval."""
 
     median: float
     low: float
     high: float
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether both may mean the same number."""
+        """Whether both may estimate the same number."""
         return self.low <= other.high and other.low <= self.high
 
     @property
     def relative_width(self) -> float:
-        """The larger of the two distances from the median to the ends, as a share of the median."""
+        """The larger distance from the median to an end, as a fraction of the median."""
         return max(self.high - self.median, self.median - self.low) / self.median if self.median else 0.0
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """The median and its interval of 95 %, whatever the distribution: from the k-th smallest to the k-th largest sample.
+    """The median and its 95 % interval, for any distribution: from the k-th smallest to the k-th largest sample.
 
-    With fewer than six samples, the smallest and the largest (`reached_confidence` says what that is worth). Source:
-    David and Nagaraja 2003, "Order Statistics", section 7.1.
+    With fewer than six samples, the smallest and the largest (see `reached_confidence`). Source: David and Nagaraja
+    2003, "Order Statistics", section 7.1.
 
     >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
     Interval(median=3.5, low=1.0, high=9.0)
@@ -45,19 +45,19 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 def reached_confidence(n_samples: int) -> float:
-    """The probability that the interval of so many samples holds the true median: at most `CONFIDENCE` is asked for."""
+    """The probability that the interval of so many samples contains the true median."""
     return _rank(n_samples)[1]
 
 
 def is_known(n_samples: int) -> bool:
-    """Whether so many samples are enough to tell two medians apart with the confidence that intervals promise."""
+    """Whether so many samples reach `CONFIDENCE`."""
     return reached_confidence(n_samples) >= CONFIDENCE
 
 
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
-    """The ratio of two medians of the same rounds, and its interval, in which what slows a whole round down cancels.
+    """The ratio of two medians from the same rounds, with its interval. Effects on a whole round cancel out.
 
-    The interval is that of the median of the ratios round by round, made wider where the ratio of the medians lies outside.
+    The interval is that of the median of the ratios per round, widened to include the ratio of the medians.
 
     >>> paired_ratio([2.0, 6.0, 3.0], [1.0, 2.0, 3.0])
     Interval(median=1.5, low=1.0, high=3.0)
@@ -73,7 +73,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def quartiles(samples: Sequence[float]) -> tuple[float, float]:
-    """The 25th and 75th percentile, inclusive; the sample itself where there is one."""
+    """The 25th and 75th percentiles, inclusive; a single sample is both."""
     if len(samples) == 1:
         return samples[0], samples[0]
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -82,9 +82,9 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float]:
 
 @cache
 def _rank(n: int) -> tuple[int, float]:
-    """How many samples to leave out at each end, the most that keep the confidence, and the confidence that is left."""
+    """The largest number of samples to drop at each end without losing the confidence, and the confidence reached."""
     k, half = 0, 2 ** (n - 1)
-    exactly = at_most = 1  # ways in which so many samples fall below the median: k of them, and k or fewer
+    exactly = at_most = 1  # counts of outcomes with exactly k samples below the median, and with at most k
     while k + 1 <= (n - 1) // 2:
         exactly = exactly * (n - k) // (k + 1)
         if 1 - (at_most + exactly) / half < CONFIDENCE:

@@ -1,4 +1,4 @@
-"""What `mha bench` measured, as data (`mha.bench/1`), and in a sentence."""
+"""The result of `mha bench` as data (`mha.bench/1`) and as a summary."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from mhacli.spec.config import Dtype
 SCHEMA = "mha.bench/1"
 MAX_FILE_BYTES = 256 << 20
 _LEAST, _MOST = 1e-12, 1e12
-"""Of times and rates in a file: ratios of what lies between are finite."""
+"""Bounds of times and rates in a file, within which all ratios are finite."""
 
 BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
-"""`too-large` and `too-slow` were predicted and not tried, `out-of-memory` was tried; `unsupported` cannot run, `failed`
-should have."""
+"""`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported` cannot run;
+`failed` should have run."""
 Limit = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True)
 class MachinePeak:
-    """What the machine reached in this run, the best of several: a matrix product and a copy (read and written bytes)."""
+    """The machine's best rates in this run: of a matrix product, and of a copy (bytes read and written)."""
 
     dtype: Dtype
     matmul_tflops: float
     copy_gb_per_s: float
 
     def floor_s(self, flops: int, moved_bytes: int) -> tuple[float, Limit]:
-        """The least time for so much work, and what sets it."""
+        """The least time for this work, and which rate limits it."""
         compute, memory = flops / (self.matmul_tflops * 1e12), moved_bytes / (self.copy_gb_per_s * 1e9)
         return (compute, "compute") if compute >= memory else (memory, "memory")
 
     def or_higher(self, other: MachinePeak) -> MachinePeak:
-        """The better rate of two measurements, one by one."""
+        """The better of two measurements, rate by rate."""
         matmul, copy = max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s)
         return MachinePeak(self.dtype, matmul, copy)
 
 
 @dataclass(frozen=True)
 class BenchEnvironment(Environment):
-    """Where it ran, and how busy the machine was when it began."""
+    """The environment of the run, and the load of the machine at its beginning."""
 
     cpu_name: str
     n_cpus: int
@@ -59,12 +59,12 @@ class BenchEnvironment(Environment):
 
 @dataclass(frozen=True)
 class BenchRow(Workload):
-    """One backend at one size. Times are None where `status` is not ok, and `reason` says why.
+    """One backend at one size. Without status `ok` the times are None, and `reason` says why.
 
-    `ran` is the kernel that was seen to run; `is_fallback`: it is an unfused one where a fused one was hoped for.
-    `n_calls` calls make one sample. `ratio` is its median ÷ that of the fastest row of its size; `low` and `high` are the 95 %
-    interval of a median, or of the ratio. `is_similar`: the interval of its ratio reaches into the control's `noise`. Without
-    `is_sure`, too few rounds or others on the same CPUs keep the row from being marked as the fastest.
+    `ran` is the observed kernel; `is_fallback`: it is unfused although a fused kernel was expected. One sample has
+    `n_calls` calls. `ratio` is the median ÷ that of the fastest row of the size. `low` and `high` are the 95 % interval
+    of a median or ratio. `is_similar`: the interval of the ratio overlaps the control's `noise`. Without `is_sure`, too
+    few rounds, or other processes on the same CPUs, prevent the row from being marked as the fastest.
     """
 
     backend: str
@@ -97,12 +97,12 @@ class BenchRow(Workload):
 
     @property
     def flops(self) -> int:
-        """Operations that the backend has to do, projections included where it has them."""
+        """The operations of the backend, with any projections."""
         return expected_flops(self.backend, self)
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that it has to move at least."""
+        """The least bytes that the backend must move."""
         return expected_moved_bytes(self.backend, self)
 
     @property
@@ -112,7 +112,7 @@ class BenchRow(Workload):
 
     @property
     def interval(self) -> Interval | None:
-        """The median of seconds with its interval."""
+        """The median seconds with their interval."""
         return _interval(self.median_s, self.median_low_s, self.median_high_s)
 
     @property
@@ -122,18 +122,18 @@ class BenchRow(Workload):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What two runs must share for their rows to be compared."""
+        """The fields that must be equal for rows of two runs to be compared."""
         return (self.backend, *workload_of(self).__dict__.values())
 
     def under(self, ceiling: MachinePeak) -> BenchRow:
-        """The row with the share of the machine that it reached, and which of the two limits binds it."""
+        """The row with its fraction of the machine's peak, and which peak limits it."""
         if self.median_s is None:
             return self
         floor_s, limit = ceiling.floor_s(self.flops, self.moved_bytes)
         return dataclasses.replace(self, limit=limit, share_of_peak=floor_s / self.median_s)
 
     def document(self) -> dict[str, Any]:
-        """The row as JSON values, with what follows from it."""
+        """The row as JSON values, with derived numbers."""
         derived = {
             "n_samples": len(self.samples_s),
             "flops": self.flops,
@@ -146,9 +146,9 @@ class BenchRow(Workload):
 
 @dataclass(frozen=True)
 class NoiseBaseline(Workload):
-    """One backend against itself, timed in the same rounds: the noise that a ratio must rise above.
+    """One backend timed against itself in the same rounds: the noise that a ratio must exceed.
 
-    `foreign_load` is how many CPUs others kept busy meanwhile; None where the system does not tell.
+    `foreign_load` is the number of CPUs that other processes kept busy; None if the system does not report it.
     """
 
     backend: str
@@ -166,17 +166,17 @@ class NoiseBaseline(Workload):
 
     @property
     def noise(self) -> float:
-        """The largest ratio that is noise: how far the interval reaches from 1, whichever of the two timings was the slower."""
+        """The largest ratio within the noise, whichever of the two timings was slower."""
         return max(1.0, self.ratio_high, 1 / max(self.ratio_low, _LEAST))
 
     def document(self) -> dict[str, Any]:
-        """As JSON values, with what follows from them."""
+        """The control as JSON values, with derived numbers."""
         return dataclasses.asdict(self) | {"noise": self.noise}
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
-    """A whole run of `mha bench`."""
+    """A complete run of `mha bench`."""
 
     command: tuple[str, ...]
     seed: int
@@ -187,16 +187,16 @@ class Benchmark(Shown):
     controls: tuple[NoiseBaseline, ...]
 
     def __repr__(self) -> str:
-        """What is the fastest, in a line."""
+        """One line that names the fastest backend."""
         return f"<Benchmark: {'; '.join(self.summary)}>"
 
     def control(self, workload: Workload) -> NoiseBaseline | None:
-        """The control of a size; None where nothing could be timed."""
+        """The control of a size; None if nothing could be timed."""
         return next((c for c in self.controls if workload_of(c) == workload_of(workload)), None)
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Which backend is the fastest, by how much, and whether that is certain: a sentence for each family of sizes."""
+        """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
         families: dict[str, list[_Ranked]] = {}
         for row in self.rows:
             if row.ratio_interval is not None:
@@ -207,7 +207,7 @@ class Benchmark(Shown):
         return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
 
     def _sentence(self, rows: Sequence[_Ranked]) -> str:
-        """How the fastest backend of a size compares with `explicit`, which is the plain formula, or else with the slowest."""
+        """The fastest backend of a size against `explicit`, the plain formula, or else against the slowest."""
         (first, _), *others = sorted(rows, key=lambda ranked: ranked.row.median_s or 0.0)
         size = first.length_text
         if not others:
@@ -236,7 +236,7 @@ class Benchmark(Shown):
         return f"{first.backend} is {faster}, beyond noise ({evidence})"
 
     def _noise(self, row: BenchRow) -> float:
-        """The largest ratio that the control of a row's size shows to be noise."""
+        """The largest ratio within the noise at a row's size."""
         control = self.control(row)
         return 1.0 if control is None else control.noise
 
@@ -249,7 +249,7 @@ class Benchmark(Shown):
         return f"the machine was busy, other processes used {n_cpus:.1f} of its CPUs"
 
     def to_dict(self) -> dict[str, Any]:
-        """The run as JSON values; non-finite numbers do not occur."""
+        """The run as JSON values. All numbers are finite."""
         fields = dataclasses.asdict(dataclasses.replace(self, rows=(), controls=()))
         measured = {
             "rows": [row.document() for row in self.rows],
@@ -258,7 +258,7 @@ class Benchmark(Shown):
         return {"schema": SCHEMA, "summary": list(self.summary)} | fields | measured
 
     def to_json(self) -> str:
-        """The document, a row per line."""
+        """The JSON document, with one row per line."""
         lines = []
         for name, value in self.to_dict().items():
             if name in ("rows", "controls"):
@@ -270,7 +270,7 @@ class Benchmark(Shown):
 
 
 def read_benchmark(path: str) -> Benchmark:
-    """The run in a JSON file. Raises `MhaError` for a file that cannot be read, or is of another schema."""
+    """The benchmark in a JSON file. Raises `MhaError` for an unreadable file or another schema."""
     data = read_whole(path, MAX_FILE_BYTES)
     try:
         document = load_json(data, "it")
@@ -302,19 +302,19 @@ def _not_a_benchmark(path: str, why: str) -> MhaError:
 
 
 def workload_of(row: Workload) -> Workload:
-    """The size of a row, without what was measured."""
+    """The size of a row, without measurements."""
     return Workload(**{f.name: getattr(row, f.name) for f in dataclasses.fields(Workload)})
 
 
 class _Ranked(NamedTuple):
-    """A row that was timed, with its ratio to the fastest of its size."""
+    """A timed row with its ratio to the fastest of its size."""
 
     row: BenchRow
     ratio: Interval
 
 
 def _longest(rows: Sequence[_Ranked]) -> list[_Ranked]:
-    """The rows of the longest size at which two backends or more were timed; of the longest one where there is none."""
+    """The timed rows of the longest size with at least two of them, else of the longest size."""
     by_size: dict[Workload, list[_Ranked]] = {}
     for ranked in rows:
         by_size.setdefault(workload_of(ranked.row), []).append(ranked)
@@ -323,7 +323,7 @@ def _longest(rows: Sequence[_Ranked]) -> list[_Ranked]:
 
 
 def _pair_ratio(slow: BenchRow, fast: BenchRow) -> Interval:
-    """The ratio of two rows' medians with its interval; that of their own intervals where a file lacks the rounds."""
+    """The ratio of two rows' medians with its interval, from their own intervals if a file lacks the samples."""
     if slow.samples_s and len(slow.samples_s) == len(fast.samples_s):
         return paired_ratio(slow.samples_s, fast.samples_s)
     ours, theirs = slow.interval, fast.interval

@@ -1,4 +1,4 @@
-"""What `mha bench` measures: sizes, backends, and what each is expected to cost by formula."""
+"""The workloads of `mha bench`: sizes, backends, and their predicted cost."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mhacli.spec.config import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
 Direction = Literal["forward", "backward", "both"]
 
 _TIMES_FORWARD_FLOPS = {"forward": 2, "backward": 5, "both": 7}
-"""Halves of the forward pass: backward has five products of that size for two, the scores computed again among them.
+"""In halves of the forward pass: backward has five products against two, recomputed scores included.
 
 Source: Dao 2023, "FlashAttention-2", section 4.1.
 """
 _TIMES_FORWARD_BYTES = {"forward": 1, "backward": 2, "both": 3}
-"""Backward reads what forward read and wrote, and the result's gradient, and writes three gradients."""
+"""Backward reads forward's inputs and outputs and the output's gradient, and writes three gradients."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One size of attention to measure, values as wide as keys. With `causal`, queries are the last of the tokens."""
+    """One size of attention to measure, with values as wide as keys. With `causal`, queries are the last tokens."""
 
     batch: int
     n_heads: int
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The size in words."""
+        """The size as text."""
         heads = f"{self.n_heads}" + ("" if self.n_heads == self.n_kv_heads else f"/{self.n_kv_heads}")
         mask = "causal" if self.causal else "full"
         return (
@@ -47,7 +47,7 @@ class Workload:
 
     @property
     def family(self) -> str:
-        """What the size shares with those that differ in batch and length alone, in words."""
+        """The properties that sizes differing only in batch and length have in common, as text."""
         parts = [f"{self.n_heads} head{'s' * (self.n_heads != 1)} × {self.d_head}"]
         if self.n_kv_heads != self.n_heads:
             parts.append(f"{self.n_kv_heads} kv head{'s' * (self.n_kv_heads != 1)}")
@@ -59,33 +59,33 @@ class Workload:
 
     @property
     def length_text(self) -> str:
-        """Batch and length: `1,024 tokens`, `4 × 256 tokens`, `8,192 keys` of a single query."""
+        """Batch and length: `1,024 tokens`, `4 × 256 tokens`, or `8,192 keys` for a single query."""
         batch = "" if self.batch == 1 else f"{self.batch} × "
         return f"{batch}{self.k_len:,} {'keys' if self.q_len < self.k_len else 'tokens'}"
 
     @property
     def offset(self) -> int:
-        """The key that is the first query's own token."""
+        """The key position of the first query."""
         return self.k_len - self.q_len
 
     @property
     def pairs(self) -> int:
-        """Cells of one head that the mask allows."""
+        """The visible cells of one head."""
         return visible_pairs(self.q_len, self.k_len, causal=self.causal, offset=self.offset)
 
     @property
     def is_masked(self) -> bool:
-        """Whether the mask forbids any cell: it does not where the only query is the newest token."""
+        """Whether any cell is masked. A single query that is the newest token sees all keys."""
         return self.pairs < self.q_len * self.k_len
 
     @property
     def attention_flops(self) -> int:
-        """Operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times that."""
+        """The operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times as many."""
         return 2 * self.batch * self.n_heads * self.pairs * self.d_head * _TIMES_FORWARD_FLOPS[self.direction]
 
     @property
     def attention_bytes(self) -> int:
-        """Bytes that must be moved: q and z for every head, k and v for every kv head; backward twice that."""
+        """The bytes to move: q and z for every head, k and v for every kv head; for backward twice as many."""
         of_queries = self.n_heads * self.q_len
         of_keys = self.n_kv_heads * self.k_len
         forward = 2 * self.batch * (of_queries + of_keys) * self.d_head * ITEM_BYTES[self.dtype]
@@ -93,7 +93,7 @@ class Workload:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of q, k and v."""
+        """The bytes of q, k and v."""
         numbers = self.n_heads * self.q_len + 2 * self.n_kv_heads * self.k_len
         return self.batch * numbers * self.d_head * ITEM_BYTES[self.dtype]
 
@@ -101,9 +101,9 @@ class Workload:
 def visible_pairs(
     q_len: int, k_len: int, *, causal: bool = False, window: tuple[int, int] | None = None, offset: int = 0
 ) -> int:
-    """How many cells of `q_len` × `k_len` the mask allows. `offset` is the key position of the first query.
+    """The number of visible cells of `q_len` × `k_len`. `offset` is the key position of the first query.
 
-    `window` counts keys to the left and right of the query, which `causal` cuts off at the query itself.
+    `window` counts keys to the left and right of the query; `causal` hides those to the right.
 
     >>> visible_pairs(3, 3, causal=True)
     6
@@ -115,12 +115,12 @@ def visible_pairs(
 
 
 def _keys_up_to(q_len: int, k_len: int, shift: int) -> int:
-    """The sum over queries i of how many of the keys 0 … k_len − 1 are at most i + shift."""
+    """The sum over queries i of the number of keys 0 … k_len − 1 that are at most i + shift."""
     return _clamped_sum(shift + 1 + q_len, k_len) - _clamped_sum(shift + 1, k_len)
 
 
 def _clamped_sum(end: int, top: int) -> int:
-    """The sum of min(n, top) over n from 0 up to, and without, `end`."""
+    """The sum of min(n, top) over n from 0 to `end` − 1."""
     ramp = max(0, min(end, top + 1))
     return ramp * (ramp - 1) // 2 + max(0, end - top - 1) * top
 
@@ -132,7 +132,7 @@ MAX_WORKLOADS = 1000
 
 
 class Backend(NamedTuple):
-    """What is known of a way to compute attention before it runs."""
+    """The properties of a backend that are known before it runs."""
 
     about: str
     is_compiled: bool = False
@@ -156,14 +156,14 @@ BACKENDS: Mapping[str, Backend] = {
         "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True
     ),
 }
-"""The backends in the order of the default. One that projects is a whole layer, and cannot decode: it keeps no past."""
+"""The backends in default order. A backend that projects is a whole layer, and cannot decode because it has no cache."""
 
 ALL = "all"
 _EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
 
 
 class DeviceDefaults(NamedTuple):
-    """What suits a kind of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
+    """Default sizes for a type of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
 
     backends: tuple[str, ...]
     dtype: Dtype
@@ -185,7 +185,8 @@ SCALES: Mapping[str, DeviceDefaults] = {
     ),
     "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
 }  # fmt: skip
-"""Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the device.
+"""Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the
+device.
 
 Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
 """
@@ -193,7 +194,7 @@ Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sizes to measure. An empty tuple or None is open: `on` fills it in for a device."""
+    """The sizes to measure. `on` fills in empty tuples and None for a device."""
 
     backends: tuple[str, ...] = ()
     batch: tuple[int, ...] = ()
@@ -207,7 +208,7 @@ class Sweep:
     decode: bool = False
 
     def checked(self) -> Sweep:
-        """The sweep itself. Raises `UsageError` for a backend that does not exist, and for sizes that cannot be."""
+        """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"there is no backend {name!r}: choose from {', '.join([*BACKENDS, ALL])}")
@@ -230,7 +231,7 @@ class Sweep:
         return self
 
     def on(self, kind: str) -> Sweep:
-        """The sweep with what is open filled in for a kind of device, except for a batch, which goes with the length."""
+        """The sweep with defaults for a type of device, except for the batch, which depends on the length."""
         scale = SCALES[kind]
         d_head = self.d_head or (64,)
         lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths + scale.long_lengths)
@@ -241,33 +242,34 @@ class Sweep:
         return replace(self, backends=backends, d_head=d_head, lengths=lengths, dtypes=dtypes)
 
     def workloads(self, kind: str) -> tuple[Workload, ...]:
-        """Every size, family by family. Raises `UsageError` for more of them than one would wait for, or a rule broken."""
+        """Every size, family by family. Raises `UsageError` for too many of them, or for a broken rule."""
         full, scale = self.on(kind), SCALES[kind]
-        found: list[Workload] = []
+        sizes: list[Workload] = []
         for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
             for n_heads in full.n_heads or (max(1, scale.width // d_head),):
                 for n_kv_heads in full.n_kv_heads or (n_heads,):
                     _require_sizes(n_heads, n_kv_heads, d_head)
                     for batch, length in _batches(full, scale):
                         q_len = 1 if full.decode else length
-                        found.append(
+                        sizes.append(
                             Workload(batch, n_heads, n_kv_heads, d_head, q_len, length, dtype, full.causal, direction)
                         )
-        if len(found) > MAX_WORKLOADS:
+        if len(sizes) > MAX_WORKLOADS:
             raise UsageError(
-                f"these options combine to {len(found)} sizes: the most for a run is {MAX_WORKLOADS}",
+                f"these options combine to {len(sizes)} sizes: the most for a run is {MAX_WORKLOADS}",
                 hint="shorten one of the lists",
             )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(sizes))
 
 
 def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
-    """Raises `UsageError` for heads and widths that do not fit together."""
+    """Raises `UsageError` for heads and widths that contradict each other."""
     Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
 
 
 def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
-    """(batch, length): every batch asked for, or else as many sequences as make up the tokens of a batch; 1 to decode."""
+    """(batch, length) pairs: every requested batch, or as many sequences as make up the default number of tokens; 1 for
+    decoding."""
     if full.batch:
         return list(product(full.batch, full.lengths))
     return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
@@ -277,16 +279,16 @@ def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
 
 
 _PASSES = {"forward": 1, "backward": 1, "both": 2}
-"""Of a projection: gradients are taken of the inputs alone, one product of the size of the forward one."""
+"""Passes of a projection: only the input's gradient is computed, with one product of the forward size."""
 _EXACT_BLOCKS_BYTES = 512 << 20
-"""Of the scores of a block of queries, and what stands beside them."""
+"""The scores of a block of queries, and the tensors beside them."""
 
 TILE_CELLS = {"cpu": 512 * 1024, "cuda": 2048 * 8192}
-"""Of one tile of our own on a kind of device; others are as CUDA."""
+"""The cells of one tile by type of device. Other devices are like CUDA."""
 
 
 def expected_flops(backend: str, workload: Workload) -> int:
-    """Operations of the products: those of attention, and of the four projections where the backend has them."""
+    """The operations of the products of attention, and of the four projections if the backend has them."""
     if not BACKENDS[backend].projects:
         return workload.attention_flops
     width = workload.n_heads * workload.d_head
@@ -295,9 +297,9 @@ def expected_flops(backend: str, workload: Workload) -> int:
 
 
 def expected_moved_bytes(backend: str, workload: Workload) -> int:
-    """The least bytes to move: those of attention, or with projections of rows in and out and of the weights.
+    """The least bytes to move: those of attention; with projections those of input, output and weights.
 
-    A pattern that is a result is written too, and read where its gradient is taken.
+    A returned pattern is also written, and read for its gradient.
     """
     kind, passes, item = BACKENDS[backend], _PASSES[workload.direction], ITEM_BYTES[workload.dtype]
     if not kind.projects:
@@ -310,17 +312,17 @@ def expected_moved_bytes(backend: str, workload: Workload) -> int:
 
 
 def exact_bytes(workload: Workload) -> int:
-    """The memory that the exact answer in float64 takes: inputs and result, three times over where gradients are taken."""
+    """The memory of the exact answer in float64: inputs and result, three times for gradients."""
     of_queries, of_keys = workload.n_heads * workload.q_len, workload.n_heads * workload.k_len
     copies = 1 if workload.direction == "forward" else 3
     return copies * 8 * workload.batch * workload.d_head * 2 * (of_queries + of_keys) + _EXACT_BLOCKS_BYTES
 
 
 def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
-    """The memory beyond the inputs at its largest, the result with it, on a kind of device.
+    """The peak memory beyond the inputs, result included, on a type of device.
 
-    Counted from what each backend keeps at one time, in whole matrices of scores and rows of heads; kernels' own small
-    buffers (about 0.6 MiB per thread on a CPU) are left out.
+    It counts whole matrices of scores and vectors of heads that a backend holds at a time. Small buffers of kernels
+    (about 0.6 MiB per thread on a CPU) are left out.
     """
     counts = _Counts(workload)
     if backend in ("explicit", "compiled"):
@@ -335,7 +337,7 @@ def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
 
 
 class _Counts:
-    """Bytes of a matrix of scores and of rows, in the inputs' dtype, and `wide`, in the one that softmax runs in."""
+    """The bytes of a matrix of scores and of vectors: in the inputs' dtype, and (`wide`) in the softmax's."""
 
     def __init__(self, workload: Workload) -> None:
         item = ITEM_BYTES[workload.dtype]
@@ -351,18 +353,20 @@ class _Counts:
         self.item, self.is_forward = item, workload.direction == "forward"
 
     def fused(self) -> int:
-        """The result and the log-sum-exp; backward three gradients besides, and what it saves on the way."""
+        """The result and the log-sum-exp; for backward also three gradients and saved tensors."""
         return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
 
     def tiled(self, kind: str) -> int:
-        """The result in the dtype of the maths, rounded where that is another; six vectors; the scores of one tile."""
+        """The result in the dtype of the computation, a rounded copy if dtypes differ, six vectors, and the scores of a
+        tile."""
         rounded = self.q if self.growth > 1 else 0
         wide_item = round(self.item * self.growth)
         tile = TILE_CELLS.get(kind, TILE_CELLS["cuda"]) * wide_item
         return round(self.q * self.growth) + rounded + 6 * self.lse // 4 * wide_item + tile
 
     def explicit(self) -> int:
-        """Scores and their softmax, a third copy to round to 16 bits; backward the pattern and two gradients of its size."""
+        """Scores and their softmax, and a third copy to round to 16 bits; for backward the pattern and two gradients of
+        its size."""
         copied = self.k if self.is_shared else 0
         if not self.is_forward:
             return 3 * self.wide + self.q + 2 * self.k + 2 * copied + self.mask
@@ -370,7 +374,8 @@ class _Counts:
         return max(2 * self.wide + rounded + self.mask, self.matrix + self.q) + copied
 
     def math(self) -> int:
-        """As explicit, with a byte per cell for rows without a key; scaled queries and keys; 16 bits are widened first."""
+        """As explicit, plus a byte per cell for rows without a key, and scaled queries and keys. 16 bits are widened
+        first."""
         copied = 2 * self.k if self.is_shared else 0
         rows = round((2 * self.q + 2 * self.k) * self.growth) if self.growth > 1 else self.q + self.k
         if not self.is_forward:
@@ -379,9 +384,9 @@ class _Counts:
         return 2 * self.wide + cells + 4 * self.mask + rows + copied
 
     def torch_mha(self, *, weights: bool, kind: str) -> int:
-        """Projections, and one matrix where its fast path runs unfused, on a CPU; with weights as explicit.
+        """Projections, and one matrix if the fast path runs unfused on a CPU; with weights as explicit.
 
-        A mask, or an odd number of heads, bars the fast path.
+        A mask or an odd number of heads rules out the fast path.
         """
         mask = self.mask * self.item
         if not self.is_forward:

@@ -1,1 +1,1 @@
-"""Two records beside each other: where they first depart, and what changes in each head. Numpy alone."""
+"""Compares two records: their first difference, and the changes in each head. Uses numpy alone."""

@@ -1,4 +1,4 @@
-"""Two arrays of one site compared cell by cell: which cells belong together, axis by axis, and how far they differ."""
+"""Compares two arrays of one site cell by cell: matches their axes and measures their difference."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from mhacli.spec.sites import SITES
 from mhacli.spec.tokens import TokenSequence
 
 _PIECE = 1 << 16
-"""Cells that are compared at once: the eight or so arrays of float64 that this takes stay in a core's cache: half the time."""
+"""Cells compared at a time. The eight or so float64 arrays involved then stay in a core's cache, which halves the time."""
 _ONLY_WHERE_ALLOWED = ("qk", "scores")
 _EXACT = ("ids", "visible", "allowed")
 _INDICES = ("strongest_key", "top_keys")
-"""Keys by their columns. Of two keys that get nearly the same rounding names one, so that these never depart by themselves."""
+"""Arrays of key indices. Rounding decides between keys of nearly equal weight, so these differ only if weights do."""
 _WEIGHTS = ("pattern", "map", "entropy", "top_shares")
-"""Of these at least one says whether the weights that the indices order differ by more than rounding."""
+"""The arrays that show whether the weights behind the indices differ by more than rounding."""
 
 
 def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
-    """What becomes of an array that both records hold."""
+    """The comparison of an array that both records have."""
     a, b = (side.record.arrays[name] for side in (pair.a, pair.b))
     axes = pair.a.axes(name)
     unlike = pair.layout(name)
@@ -49,9 +49,9 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
     tally = Tally()
     has_batch = "batch" in axes
     for sequence in range(pair.n_sequences if has_batch else 1):
-        own = pair.cells(name, sequence)
+        matched = pair.cells(name, sequence)
         both = (a[sequence], b[sequence]) if has_batch else (a, b)
-        _count_sequence(tally, name, pair, sequence=sequence, axes=own, both=both)
+        _count_sequence(tally, name, pair, sequence=sequence, axes=matched, both=both)
     if tally.n_cells == 0:
         return _not_compared(name, axes, (a, b), NotComparable("no cells have tokens in common", departs=False))
     is_measured = name not in (*_EXACT, *_INDICES)
@@ -76,7 +76,7 @@ def compared_site(name: str, pair: Pair, tolerance: float) -> SiteDifference:
 
 
 def judged_indices(sites: Sequence[SiteDifference]) -> tuple[SiteDifference, ...]:
-    """The sites of a layer. Where the weights depart, so do the keys that are others: rounding is not why."""
+    """The sites of a layer, where different key indices count as differences only if the weights differ."""
     if not any(site.departs for site in sites if site.site in _WEIGHTS):
         return tuple(sites)
     return tuple(
@@ -101,7 +101,7 @@ def _status(name: str, tally: Tally, tolerance: float) -> SiteStatus:
 
 @dataclass
 class Tally:
-    """What has been seen of a site so far."""
+    """The running result of a site's comparison."""
 
     n_cells: int = 0
     n_different: int = 0
@@ -116,14 +116,14 @@ class Tally:
     _heads: dict[int, HeadLargest] = field(default_factory=dict)
 
     def add_head(self, head: int, largest: float, sequence: int) -> None:
-        """The largest difference of a head in a piece; NaN where a number is not finite in one alone."""
-        known = self._heads.get(head)
+        """Adds the largest difference of a head in a piece; NaN if a number is finite in only one record."""
+        previous = self._heads.get(head)
         rank = math.inf if math.isnan(largest) else largest
-        if known is None or (known.largest is not None and rank > known.largest):
+        if previous is None or (previous.largest is not None and rank > previous.largest):
             self._heads[head] = HeadLargest(head, None if math.isinf(rank) else rank, sequence)
 
     def by_head(self) -> tuple[HeadLargest, ...]:
-        """The largest difference of each head, in their order."""
+        """The largest difference of each head, in head order."""
         return tuple(self._heads[head] for head in sorted(self._heads))
 
 
@@ -174,7 +174,7 @@ def _count_heads(tally: Tally, distance: Array, axes: Sequence[MatchedAxis], seq
         return
     per_head = distance.reshape(len(distance), -1).max(axis=1)
     for head, largest in zip(axes[0].names_a.tolist(), per_head.tolist(), strict=True):
-        if head >= 0:  # a mask may be one for all heads
+        if head >= 0:  # one mask may serve all heads
             tally.add_head(head, largest, sequence)
 
 
@@ -194,7 +194,7 @@ def _place(flat: int, shape: tuple[int, ...], axes: Sequence[MatchedAxis], seque
 
 
 def _pieces(axes: Sequence[MatchedAxis]) -> Iterator[list[MatchedAxis]]:
-    """The axes cut so that a piece has few cells: along the first, and where one step of it has too many along the second."""
+    """The axes, cut along the first and, if a single step is still too large, the second, into pieces of few cells."""
     sizes = [axis.a.size for axis in axes]
     if not all(sizes):
         return
@@ -215,12 +215,12 @@ def _part(axis: MatchedAxis, start: int, count: int) -> MatchedAxis:
 
 
 def _cut(array: Array, indices: Sequence[Array]) -> Array:
-    """The cells at these indices of every axis; neighbours are cut out without a copy."""
+    """The cells at these indices of every axis. Contiguous ones are not copied."""
     if all(index[-1] - index[0] + 1 == index.size for index in indices):
         cut: Array = array[tuple(slice(int(index[0]), int(index[-1]) + 1) for index in indices)]
         return cut
-    found: Array = array[np.ix_(*indices)]
-    return found
+    cells: Array = array[np.ix_(*indices)]
+    return cells
 
 
 def _allowed(pair: Pair, sequence: int) -> tuple[Array, Array] | None:
@@ -229,18 +229,18 @@ def _allowed(pair: Pair, sequence: int) -> tuple[Array, Array] | None:
 
 
 def _both_allowed(allowed: tuple[Array, Array], piece: Sequence[MatchedAxis]) -> Array:
-    """Which cells of a piece both records allow: others hold no score that means anything."""
+    """The cells of a piece that both records allow. Scores of other cells have no meaning."""
     cut = []
-    for own, name in zip(allowed, ("a", "b"), strict=True):
+    for mask, name in zip(allowed, ("a", "b"), strict=True):
         head, *rest = (getattr(axis, name) for axis in piece)
-        cut.append(_cut(own, [head if own.shape[0] > 1 else np.zeros(1, int), *rest]))
+        cut.append(_cut(mask, [head if mask.shape[0] > 1 else np.zeros(1, int), *rest]))
     counts = [axis.a.size for axis in piece]
     both: Array = np.broadcast_to(cut[0] & cut[1], counts)
     return both
 
 
 def _as_places(a: Array, b: Array, pair: Pair, sequence: int) -> tuple[Array, Array]:
-    """Columns of keys as tokens of A, so that a token equals itself and what replaced it; what A does not have is no place."""
+    """Key indices as tokens of A, so that a token equals itself and its replacement. Tokens that A lacks have no index."""
     first_a, first_b = (side.record.first_key(sequence) for side in (pair.a, pair.b))
     text = pair.keys[sequence]
     place_in_a = np.full(text.n_b, -2)
@@ -267,35 +267,34 @@ _SURVEYED: Mapping[str, tuple[str, ...]] = {
     "allowed": ("batch", "head", "query", "key"),
 }
 MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
-"""What follows from the mask alone, whatever the numbers."""
+"""Arrays that depend only on the mask."""
 _FOLLOWED_BY = {"qk": MASK, "scores": AFTER_SCORES, "pattern": OF_PATTERN}
 ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
-"""Every array by its name in the order of execution: the mask before the scores that it forbids, and what is counted of a pattern
-after it."""
+"""Every array by name in the order of execution: the mask before the scores, and statistics after the pattern."""
 
 
 @dataclass(frozen=True)
 class RecordAxes:
-    """One record, or one layer of one, and the numbers of the heads on its head axis."""
+    """One record, or one layer of it, and the numbers of the heads on its head axis."""
 
     record: Record
     heads: tuple[int, ...]
 
     @staticmethod
     def of(record: Record) -> RecordAxes:
-        """The side of a record of one layer: heads that were looked at, or all."""
+        """A record of one layer, with the inspected heads or all."""
         if record.survey is None:
             return RecordAxes(record, tuple(range(record.config.n_heads)))
         return RecordAxes(record, tuple(head.head for head in record.heads))
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The axis words of one of its arrays."""
+        """The axis names of one of its arrays."""
         return _SURVEYED[name] if name in _SURVEYED else SITES[name].axes_for(self.record.facts)
 
 
 @dataclass(frozen=True)
 class MatchedAxis:
-    """Indices of both records along an axis that belong together, and what they are called there: `names` are tokens, heads."""
+    """Matching indices of both records along an axis, with the names of tokens or heads there."""
 
     word: str
     a: Array
@@ -313,7 +312,7 @@ class NotComparable:
 
 
 _COUNTED = {"batch": "sequences", "head": "heads", "kv_head": "kv heads", "query": "queries", "key": "keys"}
-"""Axes whose length is a number of things, and what those are called."""
+"""Axes whose length is a count, with the noun to count."""
 
 
 def sizes_text(axis: str, a: int, b: int) -> str:
@@ -322,8 +321,11 @@ def sizes_text(axis: str, a: int, b: int) -> str:
 
 
 def unlike_axes(a: Sequence[str], b: Sequence[str]) -> NotComparable | None:
-    """Why arrays of these axes cannot be compared, None where they can. Positions are the same for all sequences, or each has its
-    own: that follows from padding and documents, and is no difference by itself."""
+    """Why arrays with these axes cannot be compared, or None.
+
+    Positions may be shared by all sequences or separate. Padding and documents decide that, so it is no difference in
+    itself.
+    """
     if tuple(a) == tuple(b):
         return None
     without_batch = [[axis for axis in axes if axis != "batch"] for axes in (a, b)]
@@ -333,7 +335,7 @@ def unlike_axes(a: Sequence[str], b: Sequence[str]) -> NotComparable | None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both records, and how the tokens of their queries and keys match, sequence by sequence."""
+    """Both records, with the matching tokens of their queries and keys, sequence by sequence."""
 
     a: RecordAxes
     b: RecordAxes
@@ -342,18 +344,18 @@ class Pair:
 
     @property
     def n_sequences(self) -> int:
-        """How many sequences both have."""
+        """The number of sequences that both have."""
         return len(self.queries)
 
     def layout(self, name: str) -> NotComparable | None:
-        """Why an array that both hold cannot be compared; None where it can."""
+        """Why an array that both have cannot be compared, or None."""
         axes = self.a.axes(name)
-        other = unlike_axes(axes, self.b.axes(name))
-        if other is not None:
-            return other
-        asked = self._survey_layout(name, axes)
-        if asked is not None:
-            return asked
+        unlike = unlike_axes(axes, self.b.axes(name))
+        if unlike is not None:
+            return unlike
+        unlike_summary = self._survey_layout(name, axes)
+        if unlike_summary is not None:
+            return unlike_summary
         shapes = [side.record.arrays[name].shape for side in (self.a, self.b)]
         for axis, n_a, n_b in zip(axes, *shapes, strict=True):
             if axis not in _BY_TOKENS and axis not in ("batch", "head") and n_a != n_b:
@@ -368,7 +370,7 @@ class Pair:
         return None
 
     def _survey_layout(self, name: str, axes: Sequence[str]) -> NotComparable | None:
-        """Blocks, distances, spans and chosen cells must be the same ones: they are what was asked, not what was found."""
+        """Why summary arrays cannot be compared, or None: blocks, distances, spans and chosen cells must be the same."""
         a, b = (side.record.survey for side in (self.a, self.b))
         if name not in _SURVEYED or a is None or b is None:
             return None
@@ -383,11 +385,11 @@ class Pair:
         }
         has_same_tokens = all(text.is_same for text in (*self.queries, *self.keys))
         moved = {"asked query", "corner query"} & {*axes} and not has_same_tokens and "its positions hold other tokens"
-        why = next((said for axis, said in unlike.items() if said and axis in axes), moved)
+        why = next((reason for axis, reason in unlike.items() if reason and axis in axes), moved)
         return NotComparable(why, departs=False) if why else None
 
     def cells(self, name: str, sequence: int) -> tuple[MatchedAxis, ...]:
-        """The axes of one sequence's cells that belong together, those of `layout` that are alike."""
+        """The matching axes of one sequence's cells."""
         return tuple(self._axes(name, sequence))
 
     def _axes(self, name: str, sequence: int) -> Iterator[MatchedAxis]:
@@ -397,7 +399,7 @@ class Pair:
             if axis == "batch":
                 continue
             n_a, n_b = (size[place] for size in sizes)
-            if axis in _BY_TOKENS and "batch" not in axes:  # the same for all sequences: places, not tokens
+            if axis in _BY_TOKENS and "batch" not in axes:  # shared by all sequences: positions, not tokens
                 yield _same(axis, min(n_a, n_b))
             elif axis in ("query", "key"):
                 yield self._tokens(axis, sequence, n_a, n_b)
@@ -411,14 +413,14 @@ class Pair:
     def _tokens(self, axis: str, sequence: int, n_a: int, n_b: int) -> MatchedAxis:
         first_a, first_b = (_first(side.record, axis, sequence) for side in (self.a, self.b))
         text = (self.queries if axis == "query" else self.keys)[sequence]
-        if text.is_same and (n_a, first_a) == (n_b, first_b):  # padding too
+        if text.is_same and (n_a, first_a) == (n_b, first_b):  # including padding
             columns = np.arange(n_a)
             return MatchedAxis(axis, columns, columns, columns - first_a, columns - first_b)
         names_a, names_b = _places(text)
         return MatchedAxis(axis, names_a + first_a, names_b + first_b, names_a, names_b)
 
     def _blocks(self, axis: str, sequence: int) -> MatchedAxis:
-        """Blocks of which every token stands in the same column of both."""
+        """The blocks in which every token has the same column in both."""
         survey = self.a.record.survey
         assert survey is not None, "only a survey has blocks"
         token = axis.partition(" ")[0]
@@ -427,8 +429,8 @@ class Pair:
         kept = np.zeros(max(lengths), bool)
         kept[columns.a[columns.a == columns.b]] = True
         starts = np.arange(0, max(lengths), survey.block)
-        found = np.flatnonzero(np.logical_and.reduceat(kept, starts))
-        return MatchedAxis(axis, found, found, found, found)
+        blocks = np.flatnonzero(np.logical_and.reduceat(kept, starts))
+        return MatchedAxis(axis, blocks, blocks, blocks, blocks)
 
     def _heads(self, n_a: int, n_b: int) -> MatchedAxis:
         if n_a == n_b == 1:
@@ -444,7 +446,7 @@ class Pair:
 
 
 _ALL_HEADS = -1
-"""The number of what holds for all heads."""
+"""The head number for arrays that hold for all heads."""
 _BY_TOKENS = ("query", "key", "query block", "key block")
 
 
@@ -453,7 +455,7 @@ def _first(record: Record, axis: str, sequence: int) -> int:
 
 
 def _places(text: TextDifference) -> tuple[Array, Array]:
-    """The places of the tokens that are compared, in either text."""
+    """The positions of the compared tokens in each text."""
     pairs = [(match.a + n, match.b + n) for match in text.compared for n in range(match.length)]
     places = np.array(pairs, dtype=int).reshape(-1, 2)
     return places[:, 0], places[:, 1]
@@ -468,13 +470,13 @@ def _same(axis: str, size: int) -> MatchedAxis:
 
 
 _MOST_STEPS = 20_000_000
-"""Steps of difflib in the worst case, for all texts together: about two seconds."""
+"""The most steps of difflib for all texts together: about two seconds."""
 
 
 def aligned_texts(
     family: TokenFamily, a: Sequence[TokenSequence], b: Sequence[TokenSequence]
 ) -> tuple[TextDifference, ...]:
-    """For each sequence that both have, how its tokens match; sequences are paired by their number."""
+    """The token matches of each sequence that both have. Sequences are paired by number."""
     most = _MOST_STEPS // max(1, min(len(a), len(b)))
     return tuple(_aligned_text(family, i, *pair, most) for i, pair in enumerate(zip(a, b, strict=False)))
 
@@ -489,8 +491,9 @@ def _aligned_text(family: TokenFamily, sequence: int, a: TokenSequence, b: Token
 def aligned(
     a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = _MOST_STEPS
 ) -> tuple[tuple[Match, ...], bool]:
-    """The parts that two sequences share, in order, and whether they are the longest: beyond `most_steps` only those are found
-    that hold, or lie beside, something that each sequence has once.
+    """The parts that two sequences have in common, in order, and whether they are the longest.
+
+    Beyond `most_steps`, only parts that contain or touch a token unique in both sequences are found.
 
     >>> aligned("the cat sat".split(), "the dog sat".split())
     ((Match(a=0, b=0, length=1), Match(a=2, b=2, length=1)), True)
@@ -500,8 +503,8 @@ def aligned(
     inner_a, inner_b = a[first : len(a) - last], b[first : len(b) - last]
     exact = _worst_steps(inner_a, inner_b) <= most_steps
     inner = _longest(inner_a, inner_b) if exact else _anchored(inner_a, inner_b)
-    found = [Match(0, 0, first), *(Match(m.a + first, m.b + first, m.length) for m in inner)]
-    return tuple(_joined([*found, Match(len(a) - last, len(b) - last, last)])), exact
+    matches = [Match(0, 0, first), *(Match(m.a + first, m.b + first, m.length) for m in inner)]
+    return tuple(_joined([*matches, Match(len(a) - last, len(b) - last, last)])), exact
 
 
 def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
@@ -509,7 +512,7 @@ def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 
 
 def _worst_steps(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """difflib looks at every pair of equal tokens for each part that it finds, of which there are at most as many as tokens."""
+    """The most steps of difflib: all pairs of equal tokens, for each part that it finds."""
     counts = Counter(b)
     return sum(n * counts[token] for token, n in Counter(a).items()) * min(len(a), len(b))
 
@@ -519,18 +522,18 @@ def _longest(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Match]:
 
 
 def _anchored(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Match]:
-    """Matches that grow from tokens that both have once, as many as keep their order.
+    """Matches grown from tokens that are unique in both sequences and in the same order.
 
     Source: "patience diff", Bram Cohen 2010, https://bramcohen.livejournal.com/73318.html, without its recursion.
     """
     ends = ((-1, -1), *_rising(_single_pairs(a, b)), (len(a), len(b)))
-    found = []
+    matches = []
     for (a0, b0), (a1, b1) in pairwise(ends):
         inner_a, inner_b = a[a0 + 1 : a1], b[b0 + 1 : b1]
         after = _common(inner_a, inner_b)
         before = _common(inner_a[after:][::-1], inner_b[after:][::-1])
-        found += [Match(max(a0, 0), max(b0, 0), after + (a0 >= 0)), Match(a1 - before, b1 - before, before)]
-    return found
+        matches += [Match(max(a0, 0), max(b0, 0), after + (a0 >= 0)), Match(a1 - before, b1 - before, before)]
+    return matches
 
 
 def _single_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
@@ -540,7 +543,7 @@ def _single_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[in
 
 
 def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest run of pairs whose second numbers rise, the first ones rising by themselves."""
+    """The longest subsequence of pairs whose second numbers rise. The first numbers rise already."""
     tops: list[int] = []
     top_of: list[int] = []
     before: list[int] = []
@@ -556,7 +559,7 @@ def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _joined(matches: Sequence[Match]) -> Iterator[Match]:
-    """Without empty ones, and those that touch in one."""
+    """The matches without empty ones, with adjacent ones merged."""
     last = Match(0, 0, 0)
     for match in matches:
         if (last.a + last.length, last.b + last.length) == (match.a, match.b):

@@ -1,4 +1,4 @@
-"""Two records compared, whole: their settings, texts, layers, steps and heads."""
+"""Compares two whole records: settings, texts, layers, steps and heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from mhacli.spec.tolerances import TOLERANCES
 
 @dataclass(frozen=True)
 class _LayerPair:
-    """A layer of both records, with its place among their layers; None where records have no layers."""
+    """A layer of both records with its index in each; None if the records have no layers."""
 
     label: str
     cells: Pair
@@ -50,13 +50,16 @@ class _LayerPair:
 
     @property
     def records(self) -> tuple[Record, Record]:
-        """The layer alone, of either."""
+        """The layer of either record as a record."""
         return self.cells.a.record, self.cells.b.record
 
 
 def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differences:
-    """What B has other than A. The tolerance is relative to the largest number of each site, 0 demands the same bits; None takes
-    that of the coarser of both number formats."""
+    """The differences of B from A.
+
+    The tolerance is relative to the largest number of each site. 0 demands equal bits; None takes the tolerance of the
+    coarser dtype.
+    """
     coarser = _coarser_dtype(a, b)
     allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
     texts = aligned_texts("texts", a.sequences, b.sequences)
@@ -66,7 +69,7 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
     layers = [
         (a.layers[p.index_a], b.layers[p.index_b]) for p in pairs if p.index_a is not None and p.index_b is not None
     ]
-    found = Differences(
+    differences = Differences(
         tolerance=allowed,
         dtype=coarser if tolerance is None else None,
         settings=different_settings(a, b, layers),
@@ -79,58 +82,58 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
     )
     heads = [_head_pairs(pair) for pair in pairs]
     changes = changed_heads([(pair.label, both) for pair, both in zip(pairs, heads, strict=True)], allowed)
-    compared = [_compared_layer(pair, found, with_trace=len(pairs) == 1) for pair in pairs]
+    compared = [_compared_layer(pair, differences, with_trace=len(pairs) == 1) for pair in pairs]
     layers_with_heads = (
         replace(layer, heads=changed, n_heads=max([len(both), *_head_counts(layer)]))
         for layer, changed, both in zip(compared, changes, heads, strict=True)
     )
-    return replace(found, layers=tuple(layers_with_heads), effects=compared_effects(a, b, texts, allowed))
+    return replace(differences, layers=tuple(layers_with_heads), effects=compared_effects(a, b, texts, allowed))
 
 
 def _coarser_dtype(a: Record, b: Record) -> str:
-    """The coarser of the number formats that the two were computed in."""
-    own = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
-    return next((name for name in TOLERANCES if name in own), "float32")
+    """The coarser of the dtypes of both computations."""
+    dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
+    return next((name for name in TOLERANCES if name in dtypes), "float32")
 
 
 def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Iterator[_LayerPair]:
-    """The layers of A that B has too, in the order of A; of records without layers the whole."""
+    """The layers of A that B has too, in A's order; for records without layers the whole records."""
     if (a.model is None) != (b.model is None):
         return
 
-    def pair(one: Record, other: Record) -> Pair:
-        """Whose tokens are queries and keys is a matter of the layer's kind, which is the same in both."""
+    def pair(layer_a: Record, layer_b: Record) -> Pair:
+        """The pair of two layers with the texts that this kind of layer reads."""
         families = [
-            "texts" if (own_a is a.sequences and own_b is b.sequences) else "context"
-            for own_a, own_b in ((one.sequences, other.sequences), (one.keys, other.keys))
+            "texts" if (texts_a is a.sequences and texts_b is b.sequences) else "context"
+            for texts_a, texts_b in ((layer_a.sequences, layer_b.sequences), (layer_a.keys, layer_b.keys))
         ]
         queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
-        return Pair(RecordAxes.of(one), RecordAxes.of(other), queries, keys)
+        return Pair(RecordAxes.of(layer_a), RecordAxes.of(layer_b), queries, keys)
 
     if a.model is None:
         yield _LayerPair("", pair(a, b))
         return
-    known = {key: index for index, key in enumerate(_layer_keys(b))}
+    indices_b = {key: index for index, key in enumerate(_layer_keys(b))}
     for index_a, key in enumerate(_layer_keys(a)):
-        if key in known:
-            index_b = known[key]
-            own = pair(a.of_layer(index_a), b.of_layer(index_b))
-            yield _LayerPair(_labels(a)[index_a], own, index_a, index_b)
+        if key in indices_b:
+            index_b = indices_b[key]
+            cells = pair(a.of_layer(index_a), b.of_layer(index_b))
+            yield _LayerPair(_labels(a)[index_a], cells, index_a, index_b)
 
 
 def _layer_keys(record: Record) -> Sequence[tuple[str, int, int]]:
-    """Kind, number, and which attention of that layer, of each: a layer may have several of a kind."""
+    """The kind, number and call of each layer. A layer may have several attentions of a kind."""
     seen: Counter[tuple[str, int]] = Counter()
     keys: list[tuple[str, int, int]] = []
     for layer in record.layers:
-        own = (layer.kind, layer.layer)
-        keys.append((*own, seen[own]))
-        seen[own] += 1
+        kind_and_number = (layer.kind, layer.layer)
+        keys.append((*kind_and_number, seen[kind_and_number]))
+        seen[kind_and_number] += 1
     return keys
 
 
 def _labels(record: Record) -> Sequence[str]:
-    """What each layer is called, no two the same: `layer 0, attention 2` where a layer has several of a kind."""
+    """A unique label for each layer: `layer 0, attention 2` if a layer has several attentions of a kind."""
     keys = _layer_keys(record)
     counts = Counter(key[:2] for key in keys)
     return [
@@ -144,25 +147,25 @@ def _labels_alone(record: Record, paired: set[int | None]) -> tuple[str, ...]:
 
 
 def _head_pairs(pair: _LayerPair) -> tuple[tuple[HeadStatistics, HeadStatistics], ...]:
-    """The heads of a layer that both say something of; none where the layers have other numbers of heads."""
+    """The heads with statistics in both records; none if the numbers of heads differ."""
     a, b = pair.records
     if a.config.n_heads != b.config.n_heads:
         return ()
-    known = {head.head: head for head in b.heads}
-    return tuple((head, known[head.head]) for head in a.heads if head.head in known)
+    heads_b = {head.head: head for head in b.heads}
+    return tuple((head, heads_b[head.head]) for head in a.heads if head.head in heads_b)
 
 
-def _compared_layer(pair: _LayerPair, found: Differences, *, with_trace: bool) -> LayerDifference:
-    """Its sites in the order of execution; what a trace says of a site stands where its array would."""
+def _compared_layer(pair: _LayerPair, differences: Differences, *, with_trace: bool) -> LayerDifference:
+    """The comparison of a layer's sites in the order of execution. The trace stands in for missing arrays."""
     a, b = pair.records
     names = [name for name in ORDER if name in a.arrays and name in b.arrays]
     alone = [tuple(name for name in ORDER if name in x.arrays and name not in y.arrays) for x, y in ((a, b), (b, a))]
-    sites = judged_indices([compared_site(name, pair.cells, found.tolerance) for name in names])
+    sites = judged_indices([compared_site(name, pair.cells, differences.tolerance) for name in names])
     if with_trace:
-        steps = compared_steps(a, b, found.tolerance, known=names, has_same_tokens=found.has_same_tokens)
+        steps = compared_steps(a, b, differences.tolerance, compared=names, has_same_tokens=differences.has_same_tokens)
         sites = tuple(_in_order(sites, steps))
         more = names_alone(a, b)
-        alone = [tuple(dict.fromkeys((*own, *others))) for own, others in zip(alone, more, strict=True)]
+        alone = [tuple(dict.fromkeys((*arrays, *steps_alone))) for arrays, steps_alone in zip(alone, more, strict=True)]
     only_a, only_b = alone
     return LayerDifference(pair.label, pair.index_a, pair.index_b, sites, heads=(), only_a=only_a, only_b=only_b)
 
@@ -172,15 +175,17 @@ def _head_counts(layer: LayerDifference) -> list[int]:
 
 
 def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) -> Iterator[SiteDifference]:
-    """Arrays where a walkthrough has their step; what follows from them, which no walkthrough has, behind the site before it. The
-    step of a site whose array is compared is told only where it says more: another shape, other words."""
+    """The sites in the order of a walkthrough. Arrays without a step follow the site before them.
+
+    The step of a site whose array is compared is listed only if it differs in shape or description.
+    """
     waiting = {site.site: site for site in sites}
     for step in steps:
         rank = ORDER.index(step.site) if step.site in ORDER else -1
         for name in [name for name in waiting if ORDER.index(name) < rank]:
             yield waiting.pop(name)
-        own = waiting.pop(step.site, None)
-        yield step if own is None else replace(own, told=step.told)
+        with_array = waiting.pop(step.site, None)
+        yield step if with_array is None else replace(with_array, told=step.told)
     yield from waiting.values()
 
 
@@ -192,76 +197,78 @@ _LAYER_FIELDS = (
     "verified",
 )  # fmt: skip
 _OF_OTHERS = ("device", "threads", "random")
-"""Of the config: what the environment says better, and the shape of what is read."""
+"""Config fields that the environment covers better, or that are shapes of inputs."""
 _ALIKE = ("dtype", "device", "device name", "seed", "weights", "model", "module", "torch", "mha", "threads")
 _MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated", "dtype")
 _SHARED = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "causal", "scale", "softcap")
-"""Of the config of a checkpoint, for one beside a layer of our own: of two checkpoints each layer says its own."""
+"""Config fields compared for a checkpoint against mha's own layer. Between two checkpoints each layer has its own."""
 _NONE = "none"
 
 
 def different_settings(
     a: Record, b: Record, layers: Sequence[tuple[InspectedLayer, InspectedLayer]]
 ) -> tuple[Setting, ...]:
-    """Everything of which the two say something else, the command first."""
-    said_a, said_b = _said(a), _said(b)
-    names = [*said_a, *(name for name in said_b if name not in said_a)]
-    if (a.model is None) != (b.model is None):  # the choices of one are not those of the other
-        said_a, said_b = ({**said, **_shared(record)} for said, record in ((said_a, a), (said_b, b)))
-        names = [name for name in names if name in said_a and name in said_b]
-    found = [Setting(name, said_a.get(name, _NONE), said_b.get(name, _NONE)) for name in names]
-    return (*(one for one in found if one.a != one.b), *_of_layers(layers))
+    """All settings that differ, the command first."""
+    settings_a, settings_b = _settings_of(a), _settings_of(b)
+    names = [*settings_a, *(name for name in settings_b if name not in settings_a)]
+    if (a.model is None) != (b.model is None):  # a checkpoint and mha's own layer have different settings
+        settings_a, settings_b = (
+            {**settings, **_shared(record)} for settings, record in ((settings_a, a), (settings_b, b))
+        )
+        names = [name for name in names if name in settings_a and name in settings_b]
+    differing = [Setting(name, settings_a.get(name, _NONE), settings_b.get(name, _NONE)) for name in names]
+    return (*(setting for setting in differing if setting.a != setting.b), *_of_layers(layers))
 
 
 def same_settings(a: Record, b: Record) -> tuple[tuple[str, str], ...]:
-    """What a reader wants to know of both and that is the same: pairs of a name and a word."""
-    said_a, said_b = _said(a), _said(b)
+    """The equal settings worth showing, as pairs of name and value."""
+    settings_a, settings_b = _settings_of(a), _settings_of(b)
     return tuple(
-        (name, said_a[name])
+        (name, settings_a[name])
         for name in _ALIKE
-        if said_a.get(name) == said_b.get(name) and said_a.get(name, _NONE) != _NONE
+        if settings_a.get(name) == settings_b.get(name) and settings_a.get(name, _NONE) != _NONE
     )
 
 
-def _said(record: Record) -> Mapping[str, str]:
-    said: dict[str, object] = {"command": shlex.join(record.command), "kind of record": _kind(record)}
+def _settings_of(record: Record) -> Mapping[str, str]:
+    settings: dict[str, object] = {"command": shlex.join(record.command), "kind of record": _kind(record)}
     if record.model is not None:
         model, names = record.model, (f.name for f in dataclasses.fields(record.model))
-        said |= {"model": model.path} | {name: getattr(model, name) for name in names if name not in _MODEL_PLACES}
-        said |= {"dtype": model.dtype, "padding": record.config.padding}
+        settings |= {"model": model.path} | {name: getattr(model, name) for name in names if name not in _MODEL_PLACES}
+        settings |= {"dtype": model.dtype, "padding": record.config.padding}
     else:
-        said["weights"] = record.weights
+        settings["weights"] = record.weights
         c, names = record.config, (f.name for f in dataclasses.fields(record.config))
-        said |= {name: getattr(c, name) for name in names if name not in _OF_OTHERS}
+        settings |= {name: getattr(c, name) for name in names if name not in _OF_OTHERS}
     if record.module is not None:
-        said |= {"module": record.module.target, "called": record.module.called}
-        said |= {f"argument {argument.name}": argument.value for argument in record.module.arguments}
+        settings |= {"module": record.module.target, "called": record.module.called}
+        settings |= {f"argument {argument.name}": argument.value for argument in record.module.arguments}
     if record.decoding is not None:
-        said |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
+        settings |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
     if record.survey is not None:
-        said["kernel"] = record.survey.kernel
-    said |= _of_effects(record)
+        settings["kernel"] = record.survey.kernel
+    settings |= _of_effects(record)
     e = record.environment
-    said |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
-    said |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
-    said["self-check"] = "ok" if record.self_check.ok else "FAILED"
-    return {name: _word(value) for name, value in said.items()}
+    settings |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
+    settings |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
+    settings["self-check"] = "ok" if record.self_check.ok else "FAILED"
+    return {name: _word(value) for name, value in settings.items()}
 
 
 def _of_effects(record: Record) -> Mapping[str, object]:
-    """What was measured of effects, and what was removed."""
+    """The settings of effects: what was removed and measured."""
     if record.effect is None:
         return {}
     summary, effects = record.effect, record.effects
     token = record.sequences[0].tokens[summary.position]
-    said = {"measured": "the logit" if summary.metric == "d_logit" else "the output vector"}
-    said |= {"position": f"{summary.position} {token}", "target": summary.target, "versus": summary.versus}  # type: ignore[dict-item]
+    settings = {"measured": "the logit" if summary.metric == "d_logit" else "the output vector"}
+    settings |= {"position": f"{summary.position} {token}", "target": summary.target, "versus": summary.versus}  # type: ignore[dict-item]
     kinds: Mapping[str, Sequence[object]] = {
         "removed": [effect.removed for effect in effects],
         "replaced by": [effect.replace for effect in effects],
         "removed at": ["all positions" if effect.at is None else effect.at for effect in effects],
     }
-    return said | {name: tuple(dict.fromkeys(values)) for name, values in kinds.items()}
+    return settings | {name: tuple(dict.fromkeys(values)) for name, values in kinds.items()}
 
 
 def _shared(record: Record) -> Mapping[str, str]:
@@ -278,14 +285,14 @@ def _kind(record: Record) -> str:
 
 
 def _of_layers(layers: Sequence[tuple[InspectedLayer, InspectedLayer]]) -> tuple[Setting, ...]:
-    """What is said differently of layers, each thing once with the layers of which it is said."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """The settings of layers that differ, each once with its layers."""
+    labels_of: dict[tuple[str, str, str], list[str]] = {}
     for a, b in layers:
         for name in _LAYER_FIELDS:
             words = _word(getattr(a, name)), _word(getattr(b, name))
             if words[0] != words[1]:
-                found.setdefault((name, *words), []).append(a.label)
-    return tuple(Setting(*said, layers=tuple(labels)) for said, labels in found.items())
+                labels_of.setdefault((name, *words), []).append(a.label)
+    return tuple(Setting(*setting, layers=tuple(labels)) for setting, labels in labels_of.items())
 
 
 def _word(value: object) -> str:
@@ -306,19 +313,21 @@ CHANGES = (
     *sorted((row for row in STATISTICS if row.is_change), key=lambda row: _ORDER[row.unit]),
     *(row for row in STATISTICS if not row.is_change),
 )
-"""The statistics in the order in which changes are listed: those that say how far a head changed come first."""
+"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
 NAMES = {row.field: row.name for row in STATISTICS}
 UNIT_OF = {row.field: row.unit for row in STATISTICS}
 SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
-"""Statistics from 0 to 1, by which changes are ordered."""
+"""Statistics from 0 to 1, by which changes are sorted."""
 
 _Heads = Sequence[tuple[HeadStatistics, HeadStatistics]]
-"""Heads that belong together, of one layer."""
+"""Matching heads of one layer."""
 
 
 def changed_heads(layers: Sequence[tuple[str, _Heads]], tolerance: float) -> tuple[tuple[HeadChange, ...], ...]:
-    """For each layer, given by its label and heads, those heads of which something changed by more than the tolerance, which is
-    relative to the largest value of that statistic among all heads of both."""
+    """For each layer, given by label and heads, the heads with a statistic that changed by more than the tolerance.
+
+    The tolerance is relative to the largest value of the statistic among all heads of both records.
+    """
     scales = {
         name: _scale([pair for _, heads in layers for pair in heads], name) for name in (row.field for row in CHANGES)
     }
@@ -333,7 +342,7 @@ def _changed(label: str, heads: _Heads, scales: Mapping[str, float], tolerance: 
 
 
 def by_size(changes: Sequence[HeadChange]) -> tuple[HeadChange, ...]:
-    """The largest changes first: those where a number is gone or new, then by their attention weights."""
+    """The largest changes first: new and missing numbers, then by attention weight."""
     return tuple(sorted(changes, key=lambda change: -math.inf if change.size is None else -change.size))
 
 
@@ -341,11 +350,11 @@ def _changes(
     a: HeadStatistics, b: HeadStatistics, scales: Mapping[str, float], tolerance: float
 ) -> Iterator[StatisticChange]:
     for name in (row.field for row in CHANGES):
-        one, other = getattr(a, name), getattr(b, name)
-        if one is None and other is None:
+        value_a, value_b = getattr(a, name), getattr(b, name)
+        if value_a is None and value_b is None:
             continue
-        if one is None or other is None or abs(other - one) > tolerance * scales[name]:
-            yield StatisticChange(name, one, other)
+        if value_a is None or value_b is None or abs(value_b - value_a) > tolerance * scales[name]:
+            yield StatisticChange(name, value_a, value_b)
 
 
 def _scale(heads: _Heads, name: str) -> float:
@@ -364,31 +373,34 @@ def _size(changes: Sequence[StatisticChange]) -> float | None:
 
 
 _TOKEN_AXES = ("batch", "query", "key")
-_SAID = ("layout", "formula", "operation")
+_DESCRIBED = ("layout", "formula", "operation")
 _EXTREMES = ("min", "max", "mean", "std")
 
 
 def compared_steps(
-    a: Record, b: Record, tolerance: float, *, known: Collection[str], has_same_tokens: bool
+    a: Record, b: Record, tolerance: float, *, compared: Collection[str], has_same_tokens: bool
 ) -> tuple[SiteDifference, ...]:
-    """The steps of both traces, those of A in their order and those of B between them. Of sites that are `known` by their arrays
-    only the shape is compared. A step that one alone has counts as a difference only where traces are all there is."""
-    if a.decoding is not None or b.decoding is not None:  # steps of a decoding are no sites
+    """The steps of both traces in order, those of B inserted between those of A.
+
+    For sites whose arrays were compared (`compared`), only shapes are compared. A step in one trace alone counts as a
+    difference only between records without arrays.
+    """
+    if a.decoding is not None or b.decoding is not None:  # decoding steps are not sites
         return ()
     is_all = a.module is not None and b.module is not None
     rows = []
-    for one, other in _pairs(a.trace, b.trace):
-        if one is not None and other is not None:
-            is_counted = has_same_tokens and one.site not in known
-            row = _compared_step(one, other, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted)
+    for step_a, step_b in _pairs(a.trace, b.trace):
+        if step_a is not None and step_b is not None:
+            is_counted = has_same_tokens and step_a.site not in compared
+            row = _compared_step(step_a, step_b, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted)
             rows.append(_by_formula(row) if is_all and has_same_tokens else row)
-        elif is_all and (step := one or other) is not None:
-            rows.append(_alone(step, is_of_a=other is None))
+        elif is_all and (step := step_a or step_b) is not None:
+            rows.append(_alone(step, is_of_a=step_b is None))
     return tuple(rows)
 
 
 def names_alone(a: Record, b: Record) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The sites of the traces that one of them alone has, each once."""
+    """The sites that occur in only one of the traces, each once."""
     if a.decoding is not None or b.decoding is not None or not a.trace or not b.trace:
         return (), ()
     names = [{step.site: None for step in record.trace} for record in (a, b)]
@@ -396,7 +408,7 @@ def names_alone(a: Record, b: Record) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _pairs(a: Sequence[Step], b: Sequence[Step]) -> Iterator[tuple[Step | None, Step | None]]:
-    """Steps of the same name beside each other, in the order of both."""
+    """Steps of the same name paired, in the order of both."""
     matches, _ = aligned([step.site for step in a], [step.site for step in b])
     i = j = 0
     for match in matches:
@@ -409,9 +421,11 @@ def _pairs(a: Sequence[Step], b: Sequence[Step]) -> Iterator[tuple[Step | None, 
 
 
 def _by_formula(row: SiteDifference) -> SiteDifference:
-    """A step of somebody's own code of which no numbers can be compared: another formula makes another step."""
-    is_other = row.seen == "shape" and row.status == "identical" and any(one.name == "formula" for one in row.told)
-    return replace(row, status="beyond") if is_other else row
+    """A step of user code without comparable numbers, which counts as another step if its formula differs."""
+    has_other_formula = (
+        row.seen == "shape" and row.status == "identical" and any(setting.name == "formula" for setting in row.told)
+    )
+    return replace(row, status="beyond") if has_other_formula else row
 
 
 def _alone(step: Step, *, is_of_a: bool) -> SiteDifference:
@@ -420,8 +434,8 @@ def _alone(step: Step, *, is_of_a: bool) -> SiteDifference:
 
 
 def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool, is_counted: bool) -> SiteDifference:
-    words = ((name, str(getattr(a, name)), str(getattr(b, name))) for name in _SAID)
-    told = tuple(Setting(name, of_a, of_b) for name, of_a, of_b in words if of_a != of_b)
+    words = ((name, str(getattr(a, name)), str(getattr(b, name))) for name in _DESCRIBED)
+    settings = tuple(Setting(name, of_a, of_b) for name, of_a, of_b in words if of_a != of_b)
     unlike = _unlike(a, b, has_same_tokens)
     row = SiteDifference(
         site=a.site,
@@ -431,7 +445,7 @@ def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool,
         shape_a=a.shape,
         shape_b=b.shape,
         why="" if unlike is None else unlike.why,
-        told=told if a.operation and b.operation else (),
+        told=settings if a.operation and b.operation else (),
     )
     if unlike is not None or not is_counted or a.values is None or b.values is None:
         return row
@@ -439,7 +453,7 @@ def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool,
 
 
 def _unlike(a: Step, b: Step, has_same_tokens: bool) -> NotComparable | None:
-    """What is other in the axes and sizes of a step; other tokens excuse other lengths."""
+    """The difference in axes and sizes of a step, or None. Different tokens excuse different lengths."""
     if a.axes != b.axes:
         return unlike_axes(a.axes, b.axes)
     if len(a.shape) != len(b.shape):
@@ -454,13 +468,13 @@ def _unlike(a: Step, b: Step, has_same_tokens: bool) -> NotComparable | None:
 
 
 def _compared_values(row: SiteDifference, a: TensorSummary, b: TensorSummary, tolerance: float) -> SiteDifference:
-    """All numbers where the trace holds them, else the extremes and moments."""
+    """The comparison of all numbers if the trace has them, else of extremes and moments."""
     is_whole = a.numbers is not None and b.numbers is not None and len(a.numbers) == len(b.numbers)
     pairs = [*zip(*(_numbers(v, is_whole) for v in (a, b)), strict=True)]
-    known = [(n, abs(y - x)) for n, (x, y) in enumerate(pairs) if x is not None and y is not None]
+    differences = [(n, abs(y - x)) for n, (x, y) in enumerate(pairs) if x is not None and y is not None]
     n_gone = sum((x is None) != (y is None) for x, y in pairs)
     n_broken = max(n_gone, abs(a.n_nan - b.n_nan), abs(a.n_inf - b.n_inf))
-    place, largest = max(known, key=lambda item: item[1], default=(0, 0.0))
+    place, largest = max(differences, key=lambda item: item[1], default=(0, 0.0))
     magnitude = max((abs(x) for pair in pairs for x in pair if x is not None), default=0.0)
     status: SiteStatus = "within" if tolerance > 0 and largest <= tolerance * magnitude else "beyond"
     return replace(
@@ -484,7 +498,7 @@ def _numbers(values: TensorSummary, is_whole: bool) -> Sequence[float | None]:
 
 
 def _place(flat: int, row: SiteDifference) -> DiffLocation:
-    """Where a number of a small tensor stands, counted along its axes."""
+    """The location of a number of a small tensor, by its axes."""
     indices: list[int] = []
     for size in reversed(row.shape_a or ()):
         flat, index = divmod(flat, size)

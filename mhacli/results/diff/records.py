@@ -1,4 +1,4 @@
-"""Two records beside each other, and all that they do not have in common: `mha diff` as a function."""
+"""`mha diff` as a Python function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mhacli.results.record.storage import load
 
 @dataclass(frozen=True, repr=False)
 class RecordDiff(Shown):
-    """What two records do not have in common; the first of them is the reference. `names` is what they are called."""
+    """The differences of two records, the first of which is the reference. `names` are their labels."""
 
     differences: Differences
     records: tuple[Record, Record]
@@ -27,7 +27,7 @@ class RecordDiff(Shown):
 
     @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
-        """Whether they agree in everything that both hold; `nothing` where they hold nothing in common."""
+        """Whether the records agree in everything that both hold; `nothing` if they have nothing in common."""
         return self.differences.verdict
 
     @property
@@ -41,13 +41,13 @@ class RecordDiff(Shown):
 
 
 def diff(a: Record | str, b: Record | str, *, tolerance: float | None = None) -> RecordDiff:
-    """What the record `b` has other than `a`, each a record or the path of one: what `mha diff` prints.
+    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one.
 
-    `tolerance` is relative to the largest number of a site; 0 demands the same bits, None takes that of the coarser of both
-    number formats. Raises `MhaError` for a file that is no record.
+    `tolerance` is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
+    coarser dtype. Raises `MhaError` for a file that is no record.
     """
     if tolerance is not None and tolerance < 0:
         raise UsageError(f"tolerance {tolerance:g} is negative: the least is 0")
-    first, second = (load(one) if isinstance(one, str) else one for one in (a, b))
+    first, second = (load(record) if isinstance(record, str) else record for record in (a, b))
     names = a if isinstance(a, str) else "the first record", b if isinstance(b, str) else "the second record"
     return RecordDiff(compare(first, second, tolerance=tolerance), (first, second), names)

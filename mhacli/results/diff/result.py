@@ -1,6 +1,6 @@
-"""What comparing two records comes to. Plain data; A is the reference, and B − A a difference.
+"""The result of comparing two records as plain data. A is the reference; differences are B − A.
 
-Numbers that are not finite are None wherever they would stand alone.
+Non-finite numbers are None.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import Kind
 
 SiteStatus = Literal["identical", "within", "beyond", "shape", "skipped"]
-"""Of what both records hold: the same numbers to the last bit, within the tolerance, beyond it, of another shape, or not
-comparable for a reason that is no fault of theirs (`why`). Of a step without numbers another formula is `beyond`."""
+"""The comparison of a site: equal bits, within the tolerance, beyond it, different shapes, or not comparable (`why`). A
+step without numbers whose formula differs is `beyond`."""
 ComparedBy = Literal["array", "numbers", "extremes", "shape"]
-"""What was compared: an array that both keep, the numbers that a trace tells of a small tensor, the extremes and moments that it
-tells of any, or the shape alone."""
+"""What was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or shapes alone."""
 TokenChangeKind = Literal["replaced", "only A", "only B"]
 AFTER_SCORES = ("max_score", "lse")
 OF_PATTERN = (
     "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
     "entropy", "strongest_key",
 )  # fmt: skip
-"""What records hold that was counted of scores and of a pattern: statistics, and no sites of the computation."""
+"""Statistics of scores and patterns in records, which are not sites of the computation."""
 PATTERN_SITES = ("pattern", "map")
-"""Where the attention weights of a head are: all of them, or the means of blocks."""
+"""The arrays with a head's attention weights: all of them, or the means of blocks."""
 TokenFamily = Literal["texts", "context"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Something that is said differently of the two: its name, and the words of either. `layers` are the labels of those layers
-    of a checkpoint of which it is said, none where it is said of the whole."""
+    """A setting that differs, with both values. `layers` are the labels of the layers concerned, or empty for the whole
+    record."""
 
     name: str
     a: str
@@ -43,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class TokenChange:
-    """Neighbouring tokens that have no equal in the other text; `begin` … `end` are places in either, the end left out."""
+    """Consecutive tokens without a match in the other text; `begin` … `end` are positions, end exclusive."""
 
     change: TokenChangeKind
     a_begin: int
@@ -54,7 +53,7 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class Match:
-    """`length` tokens that are the same in both, from the places `a` and `b` on."""
+    """`length` tokens that are equal in both, from the positions `a` and `b`."""
 
     a: int
     b: int
@@ -63,10 +62,10 @@ class Match:
 
 @dataclass(frozen=True)
 class TextDifference:
-    """How the tokens of one sequence of A find theirs in B. `n_other_ids` counts tokens that are the same but for their number.
+    """The matching tokens of one sequence. `n_other_ids` counts equal tokens with different ids.
 
-    Not `exact`: the texts were too long and too different to find the longest parts that they share; tokens that each has once
-    were matched instead, and their neighbours.
+    Without `exact`, the texts were too long and too different to find the longest matches. Tokens unique in both were
+    then matched, with their neighbours.
     """
 
     family: TokenFamily
@@ -79,28 +78,28 @@ class TextDifference:
 
     @property
     def n_aligned(self) -> int:
-        """How many tokens are the same in both."""
+        """The number of equal tokens."""
         return sum(match.length for match in self.matches)
 
     @property
     def replaced(self) -> tuple[Match, ...]:
-        """Tokens that are replaced one to one: as many of A stand between two matches as of B."""
+        """Tokens replaced one to one: equally many in A and in B between two matches."""
         gaps = (change for change in self.changes if change.a_end - change.a_begin == change.b_end - change.b_begin)
         return tuple(Match(gap.a_begin, gap.b_begin, gap.a_end - gap.a_begin) for gap in gaps)
 
     @property
     def compared(self) -> tuple[Match, ...]:
-        """The parts whose numbers are compared, in order: tokens that are the same, and those replaced one to one."""
+        """The ranges whose numbers are compared, in order: equal tokens, and those replaced one to one."""
         return tuple(sorted((*self.matches, *self.replaced), key=lambda match: match.a))
 
     @property
     def is_same(self) -> bool:
-        """Whether the tokens are the same, all of them."""
+        """Whether all tokens are equal."""
         return self.n_aligned == self.n_a == self.n_b
 
     @property
     def changes(self) -> tuple[TokenChange, ...]:
-        """What lies between the matches."""
+        """The ranges between the matches."""
         return tuple(self._gaps())
 
     def _gaps(self) -> Iterator[TokenChange]:
@@ -114,8 +113,10 @@ class TextDifference:
 
 @dataclass(frozen=True)
 class DiffLocation:
-    """Where a number stands: the words of its axes, and its index on each of them in A and in B. Queries and keys count the
-    tokens of their text, so padding lies outside of it; heads have their numbers; blocks of tokens count from the first."""
+    """The location of a number: the names of its axes, and its indices in A and in B.
+
+    Queries and keys count the tokens of their text, without padding. Heads have their numbers, and blocks count from 0.
+    """
 
     axes: tuple[str, ...]
     a: tuple[int, ...]
@@ -124,7 +125,7 @@ class DiffLocation:
 
 @dataclass(frozen=True)
 class HeadLargest:
-    """The largest difference of one head at a site, None where one of the two is not finite alone, and in which sequence."""
+    """The largest difference of one head at a site, and its sequence; None if only one number is finite."""
 
     head: int
     largest: float | None
@@ -133,12 +134,12 @@ class HeadLargest:
 
 @dataclass(frozen=True)
 class SiteDifference:
-    """One site of one layer.
+    """The comparison of one site of one layer.
 
-    `largest` is the largest |B − A| of the numbers that are finite in both, `at` where; `magnitude` the largest number of either,
-    to which the tolerance is relative. `n_different` counts cells that are not equal, `n_nonfinite` those of them that are not
-    finite in one, or in both but not alike. Of a mask `n_only_a` and `n_only_b` are cells that only one of them allows.
-    `at` is the first such cell where no number says more. `told` is what a trace says differently of it.
+    `largest` is the largest |B − A| of numbers finite in both, at `at`. `magnitude` is the largest number of either, to
+    which the tolerance is relative. `n_different` counts unequal cells, `n_nonfinite` those of them that are non-finite
+    in one, or differently in both. For a mask, `n_only_a` and `n_only_b` count cells that only one record allows; `at`
+    is then the first such cell. `told` are differences in the trace's description.
     """
 
     site: str
@@ -161,19 +162,19 @@ class SiteDifference:
 
     @property
     def relative(self) -> float | None:
-        """The largest difference by the largest magnitude; 0 where all is 0."""
+        """The largest difference relative to the largest magnitude; 0 if all numbers are 0."""
         if self.largest is None or self.magnitude is None:
             return None
         return self.largest / self.magnitude if self.magnitude else self.largest
 
     @property
     def is_same_bits(self) -> bool:
-        """Whether every number was compared, and is the same to the last bit."""
+        """Whether every number was compared and is equal to the last bit."""
         return self.status == "identical" and self.seen in ("array", "numbers")
 
     @property
     def has_other_formula(self) -> bool:
-        """Whether it is a step without numbers that another formula makes."""
+        """Whether this is a step without numbers whose formula differs."""
         return self.seen == "shape" and self.status == "beyond"
 
     @property
@@ -184,7 +185,7 @@ class SiteDifference:
 
 @dataclass(frozen=True)
 class StatisticChange:
-    """A statistic of a head that differs, by its name in `STATISTICS`; None where a record has no value."""
+    """A statistic of a head that differs, by its name in `STATISTICS`; None if a record has no value."""
 
     name: str
     a: float | None
@@ -193,8 +194,8 @@ class StatisticChange:
 
 @dataclass(frozen=True)
 class HeadChange:
-    """What changed in a head. `size` is the largest change among its weights, which run from 0 to 1; None where a number is gone
-    or new."""
+    """The changes in a head. `size` is the largest change among its weights (0 to 1); None if a number is missing or
+    new."""
 
     layer: str
     head: int
@@ -206,9 +207,11 @@ class HeadChange:
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """One layer that both have, or all there is where there are no layers, then `label` is empty. `index_a` and `index_b` are its
-    places among the records' layers. `n_heads` heads were compared; `heads` are those that changed. `only_a` and `only_b` are
-    sites that one record alone holds."""
+    """One layer of both records, or the whole records with an empty `label` if they have no layers.
+
+    `index_a` and `index_b` are the layer's indices in each record. `n_heads` heads were compared; `heads` are those
+    that changed. `only_a` and `only_b` are sites of one record alone.
+    """
 
     label: str
     index_a: int | None
@@ -230,7 +233,7 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class EffectChange:
-    """A removal of both records that does not change the output alike; `change` is B − A."""
+    """A removal with different effects in both records; `change` is B − A."""
 
     a: Effect
     b: Effect
@@ -239,8 +242,11 @@ class EffectChange:
 
 @dataclass(frozen=True)
 class EffectDifference:
-    """How the effects of two records differ in `metric`: the removals, of `n_compared` that both have, whose effects differ by
-    more than `tolerance`, the largest difference first; and those that one alone has."""
+    """The differences of the effects of two records in `metric`.
+
+    `changes` are the removals, of `n_compared` in both records, whose effects differ by more than `tolerance`, the
+    largest difference first. `only_a` and `only_b` are removals in one record alone.
+    """
 
     metric: Literal["d_logit", "d_output"]
     tolerance: float
@@ -251,13 +257,13 @@ class EffectDifference:
 
     @property
     def summary(self) -> str:
-        """How many effects changed: `3 of 72 effects changed`."""
+        """The number of changed effects: `3 of 72 effects changed`."""
         return f"{len(self.changes) or 'none'} of {self.n_compared} effect{'s' * (self.n_compared != 1)} changed"
 
 
 @dataclass(frozen=True)
 class Departure:
-    """Where two records first depart: at the `tokens`, at their `ids`, at a `site` of a layer, or in `effects` alone."""
+    """The first difference of two records: at `tokens`, at `ids`, at a `site` of a layer, or in `effects` alone."""
 
     where: Literal["tokens", "ids", "site", "effects"]
     layer: str = ""
@@ -266,10 +272,12 @@ class Departure:
 
 @dataclass(frozen=True)
 class Differences:
-    """Everything that two records do not have in common. `tolerance` is relative; `dtype` the number format that it follows from,
-    None where it was asked for. `alike` are pairs of a name and a word that hold of both. `only_a` and `only_b` are the labels of
-    layers that one alone holds; `n_sequences` counts those of either. `effects` is None where not both have some
-    that are proven."""
+    """All differences of two records.
+
+    `tolerance` is relative; `dtype` is the dtype from which it follows, None if the user set it. `alike` are equal
+    settings as pairs of name and value. `only_a` and `only_b` are the labels of layers in one record alone;
+    `n_sequences` counts those of each. `effects` is None unless both have proven effects.
+    """
 
     tolerance: float
     dtype: str | None
@@ -289,7 +297,7 @@ class Differences:
 
     @property
     def first_site(self) -> Departure | None:
-        """The first site, in the order of execution, where the numbers depart; a statistic where no site of its layer does."""
+        """The first site that differs, in the order of execution; a statistic if no site of its layer differs."""
         for layer in self.layers:
             departed = [site for site in layer.sites if site.departs]
             sites = [site for site in departed if site.site not in (*AFTER_SCORES, *OF_PATTERN)]
@@ -299,7 +307,7 @@ class Differences:
 
     @property
     def first(self) -> Departure | None:
-        """Where they first depart, the input before any number; None where they agree."""
+        """The first difference, with inputs before numbers; None if the records agree."""
         if not self.has_same_tokens:
             return Departure("tokens")
         if any(text.n_other_ids for text in self.texts):
@@ -308,7 +316,7 @@ class Differences:
 
     @property
     def compared(self) -> tuple[tuple[str, SiteDifference], ...]:
-        """The sites of which numbers were compared, each with its layer's label."""
+        """The sites with compared numbers, each with its layer's label."""
         return tuple(
             (layer.label, site)
             for layer in self.layers
@@ -338,7 +346,7 @@ class Differences:
 
     @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
-        """Whether they agree in everything that both hold; `nothing` where they hold nothing in common."""
+        """Whether the records agree in everything that both hold; `nothing` if they have nothing in common."""
         if self.first is not None:
             return "differ"
         is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)

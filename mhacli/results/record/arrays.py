@@ -1,4 +1,4 @@
-"""Arrays of a record by their names: numpy arrays, those of one layer, and arrays that are read late."""
+"""Mappings of a record's arrays: by layer, and with delayed reading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:  # numpy is loaded where numbers are, not to print a help text
+if TYPE_CHECKING:  # numpy is loaded with numbers, not for a help text
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class Prefixed(Mapping[str, T]):
-    """Those of some named things whose names begin with a prefix, by the rest of their names."""
+    """The items whose names begin with a prefix, by the rest of their names."""
 
     def __init__(self, every: Mapping[str, T], prefix: str) -> None:
         self._every, self._prefix = every, prefix
 
     def __getitem__(self, name: str) -> T:
-        """One of them, by the rest of its name."""
+        """The item with this name."""
         return self._every[self._prefix + name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is one of that name; to know it nothing is read."""
+        """Whether the item exists. Reads no array."""
         return isinstance(name, str) and self._prefix + name in self._every
 
     def __iter__(self) -> Iterator[str]:
@@ -35,24 +35,24 @@ class Prefixed(Mapping[str, T]):
         return (name.removeprefix(self._prefix) for name in self._every if name.startswith(self._prefix))
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of items."""
         return sum(1 for _ in self)
 
 
 class LateArrays(Mapping[str, Array]):
-    """Arrays whose names are known; `read` gives them all when the first is asked for."""
+    """Arrays with known names. `read` loads them all on first access."""
 
     def __init__(self, names: Iterable[str], read: Callable[[], Mapping[str, Array]]) -> None:
         self._names, self._read = dict.fromkeys(names), read
 
     def __getitem__(self, name: str) -> Array:
-        """An array by its name. Raises what reading raises."""
-        if name not in self._names:  # to know that, nothing is read
+        """The array with this name. Raises the errors of reading."""
+        if name not in self._names:  # without reading
             raise KeyError(name)
         return self._arrays[name]
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is an array of that name; to know it nothing is read."""
+        """Whether the array exists. Reads no array."""
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -60,12 +60,12 @@ class LateArrays(Mapping[str, Array]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many they are."""
+        """The number of arrays."""
         return len(self._names)
 
     @property
     def is_read(self) -> bool:
-        """Whether the numbers have been read."""
+        """Whether the arrays have been read."""
         return "_arrays" in self.__dict__
 
     @cached_property
@@ -74,5 +74,5 @@ class LateArrays(Mapping[str, Array]):
 
 
 def are_read(arrays: Mapping[str, Array]) -> bool:
-    """Whether the numbers of a record are in memory, or would be read from its file."""
+    """Whether the arrays are in memory, rather than still in the file."""
     return not isinstance(arrays, LateArrays) or arrays.is_read

@@ -1,5 +1,7 @@
-"""Whether a record agrees with itself: what cannot be is refused when it is read, and what does not add up is said wherever it is
-shown. Nothing is computed anew: a pattern's rows, its mask, what is said of each row and the verdicts must fit each other.
+"""Checks the internal consistency of a record, without recomputing it.
+
+Impossible contents are refused on reading; contradictions are reported wherever the record is shown. A pattern's rows,
+its mask, the statistics of each row and the verdicts must fit each other.
 """
 
 from __future__ import annotations
@@ -21,22 +23,22 @@ if TYPE_CHECKING:
     from mhacli.spec.tokens import TokenSequence
 
 ENTROPY_TOLERANCE = 1e-2
-"""How far an entropy may be from that of its row, in nats: the last digit on the screen. It is computed from log-sum-exp in
-float32, where scores of a thousand cost a thousandth."""
+"""The tolerance of an entropy against its row's, in nats: the last digit on screen. It comes from a float32
+log-sum-exp, which costs a thousandth for scores of a thousand."""
 _IN_16_BITS = 10
-"""Nats that the rounding of a row's weights may cost, for each unit of it: the logarithm of a small weight."""
+"""Nats per unit of rounding of a row's weights, caused by the logarithm of small weights."""
 MOST_OF_SUMS = 1e-2
-"""The largest tolerance that a look at heads gives a sum of weights, however large scores are."""
-_SAID_ONCE = 6
+"""The largest tolerance of row sums in head statistics, however large the scores."""
+_MOST_LISTED = 6
 
 
 # ------------------------------------------------------------------------------------------------------- what cannot be
 
 
 def impossible(record: Record) -> str | None:
-    """The first thing in a record's description that no computation can have given, as `FIELD must RULE`; None where all can be.
+    """The first impossible entry in a record's description, as `FIELD must RULE`, or None.
 
-    Arrays are not asked for: their shapes are checked beside them, and their ranges when they are read.
+    Arrays are not read here: their shapes are checked with the header, and their ranges when they are read.
     """
     for sequence in (*record.sequences, *record.keys):
         fault = _impossible_text(sequence, len(record.vocabulary))
@@ -69,7 +71,7 @@ def _impossible_text(sequence: TokenSequence, n_vocabulary: int) -> str | None:
 
 
 def _are_placed(view: Record) -> bool:
-    """Whether heads are numbered once each, and queries and keys that are named of them are there."""
+    """Whether head numbers are valid and distinct, and the queries and keys that heads name exist."""
     heads, facts = [head.head for head in view.heads], view.facts
     if len(set(heads)) < len(heads) or not all(0 <= head < view.config.n_heads for head in heads):
         return False
@@ -83,7 +85,7 @@ def _are_placed(view: Record) -> bool:
 
 
 def _negative(part: Any) -> str | None:
-    """The name of the first count, length, size or time in a part of a record that is below 0."""
+    """The name of the first negative count, length, size or time in a part of a record, or None."""
     if isinstance(part, Mapping):
         part = tuple(part.values())
     if isinstance(part, tuple):
@@ -97,15 +99,15 @@ def _negative(part: Any) -> str | None:
         if is_count and any(number < 0 for number in (value if isinstance(value, tuple) else (value,))):
             return name
         if not isinstance(value, (int, float)):
-            found = _negative(value)
-            if found is not None:
-                return found
+            negative = _negative(value)
+            if negative is not None:
+                return negative
     return None
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """The names of a dataclass's fields, and whether each is a count, length, size or time, which its name says."""
+    """The names of a dataclass's fields, and whether each name is that of a count, length, size or time."""
     names = [f.name for f in dataclasses.fields(kind)]
     return tuple((name, name in _COUNTS or name.startswith("n_") or name.endswith(_COUNT_ENDS)) for name in names)
 
@@ -129,30 +131,32 @@ _COUNT_ENDS = ("_len", "_bytes", "_s", "_flops", "_shape")
 
 
 def contradictions(record: Record) -> tuple[str, ...]:
-    """What does not add up in a record, in words, nothing where all does: verdicts against their own numbers, means beyond their
-    range, and of the arrays, once they are read, rows that do not sum to 1, weights of keys that are masked, and entropies,
-    strongest keys and scores that are not those of their row."""
+    """The contradictions in a record, in words.
+
+    They are verdicts that contradict their numbers, means out of range and, once arrays are read, rows that do not sum
+    to 1, weights of masked keys, and entropies, strongest keys and scores that contradict their row.
+    """
     of_arrays = are_read(record.arrays)
     views = {layer.label: record.of_layer(i) for i, layer in enumerate(record.layers)} or {"": record}
-    unverified = {layer.label for layer in record.layers if not layer.verified}  # which may be no softmax at all
-    found = list(_verdicts(record, views))
+    unverified = {layer.label for layer in record.layers if not layer.verified}  # may not use softmax
+    faults = list(_verdicts(record, views))
     for label, view in views.items():
-        said = [*_means(view), *(_of_arrays(view) if of_arrays and label not in unverified else ())]
-        found += [f"{label}: {words}" if label else words for words in said]
-    return tuple(dict.fromkeys(found))
+        texts = [*_means(view), *(_of_arrays(view) if of_arrays and label not in unverified else ())]
+        faults += [f"{label}: {text}" if label else text for text in texts]
+    return tuple(dict.fromkeys(faults))
 
 
 def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
-    """Raises `MhaError` with exit code 3 that says what does not add up in records that were shown."""
-    found = [
-        f"{name}{words}"
+    """Raises `MhaError` with exit code 3 that lists the contradictions in records that were shown."""
+    faults = [
+        f"{name}{text}"
         for record, name in zip(records, [f"{name}: " for name in names] or [""] * len(records), strict=True)
-        for words in contradictions(record)
+        for text in contradictions(record)
     ]
-    if found:
-        more = f"; and {len(found) - _SAID_ONCE} more" if len(found) > _SAID_ONCE else ""
+    if faults:
+        more = f"; and {len(faults) - _MOST_LISTED} more" if len(faults) > _MOST_LISTED else ""
         raise MhaError(
-            f"the record contradicts itself: {'; '.join(found[:_SAID_ONCE])}{more}",
+            f"the record contradicts itself: {'; '.join(faults[:_MOST_LISTED])}{more}",
             hint="the file was changed or damaged after it was saved; do not trust what is shown of it",
             code="contradiction",
             exit_code=EXIT_CHECK,
@@ -160,25 +164,29 @@ def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
 
 
 def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
-    """Checks that are said to hold although their error is beyond their tolerance, or their parts do not hold."""
+    """Checks marked ok whose error exceeds the tolerance, or whose parts are not ok."""
     checks = [("the self-check", record.self_check.max_abs_error, record.self_check.tolerance, record.self_check.ok)]
     checks += [
         (f"the route {route.route}", route.max_abs_difference, route.tolerance, route.ok) for route in record.routes
     ]
     for label, view in views.items():
-        behind = f" of {label}" if label else ""
-        own = view.self_check
-        checks += [(f"the self-check{behind}", own.max_abs_error, own.tolerance, own.ok)] if label else []
+        of_label = f" of {label}" if label else ""
+        self_check = view.self_check
+        checks += (
+            [(f"the self-check{of_label}", self_check.max_abs_error, self_check.tolerance, self_check.ok)]
+            if label
+            else []
+        )
         parts = () if view.survey is None else view.survey.checks
-        checks += [(f"the check {part.name!r}{behind}", part.error, part.tolerance, part.ok) for part in parts]
+        checks += [(f"the check {part.name!r}{of_label}", part.error, part.tolerance, part.ok) for part in parts]
         yield from (
-            f"the check {part.name!r}{behind} has a tolerance of {part.tolerance:.3g}"
+            f"the check {part.name!r}{of_label} has a tolerance of {part.tolerance:.3g}"
             for part in parts
             if part.tolerance > MOST_OF_SUMS and not part.name.startswith("z ")
         )
-        if own.ok and not all(part.ok for part in parts):
-            yield f"the self-check{behind} is marked ok, but one of its parts is not"
-        if label and record.self_check.ok and not own.ok:
+        if self_check.ok and not all(part.ok for part in parts):
+            yield f"the self-check{of_label} is marked ok, but one of its parts is not"
+        if label and record.self_check.ok and not self_check.ok:
             yield f"the self-check is marked ok, but that of {label} is not"
     for name, error, tolerance, ok in checks:
         if ok and (error is None or not 0 <= error <= tolerance):
@@ -187,7 +195,7 @@ def _verdicts(record: Record, views: Mapping[str, Record]) -> Iterator[str]:
 
 
 def _means(view: Record) -> Iterator[str]:
-    """Means of heads that are beyond what they can be."""
+    """Means of heads that are out of range."""
     of_corpus = 0 if view.corpus is None else view.corpus.longest
     longest = max(view.facts.q_len, view.facts.k_len, of_corpus)
     n_keys = max(view.facts.k_len, of_corpus) + 1  # a sink logit counts as a key
@@ -198,7 +206,7 @@ def _means(view: Record) -> Iterator[str]:
         "count": (1.0, float(n_keys)),
         "tokens": (0.0, float(longest)),
     }
-    is_signed = "offset"  # the one distance that has a direction
+    is_signed = "offset"  # the only signed distance
     ranges = {row.field: limits[row.unit] for row in STATISTICS if row.unit in limits and row.field != is_signed}
     slack = max(1e-3, TOLERANCES[view.config.dtype].stored_row_sum)
     for head in view.heads:
@@ -217,10 +225,10 @@ def _strong(head: HeadStatistics, slack: float) -> Iterator[str]:
 
 
 def _of_arrays(view: Record) -> Iterator[str]:
-    found = [*_sums(view), *_ranges(view)]
-    if not found and "pattern" in view.arrays and not _has_learned_sink(view):
-        found = [*_rows(view)]  # one cause has one line: rows of weights that cannot be give nothing else
-    yield from found
+    faults = [*_sums(view), *_ranges(view)]
+    if not faults and "pattern" in view.arrays and not _has_learned_sink(view):
+        faults = [*_rows(view)]  # impossible weights are reported once, not also by row
+    yield from faults
 
 
 def _has_learned_sink(view: Record) -> bool:
@@ -228,7 +236,7 @@ def _has_learned_sink(view: Record) -> bool:
 
 
 def _ranges(view: Record) -> Iterator[str]:
-    """Entropies and effective keys of queries beyond what the keys that they see allow. A sink logit counts as a key."""
+    """Entropies and effective keys above what the visible keys allow. A sink logit counts as a key."""
     import numpy as np
 
     arrays = view.arrays
@@ -241,7 +249,7 @@ def _ranges(view: Record) -> Iterator[str]:
         ("participation", most * (1 + ENTROPY_TOLERANCE)),
     ):
         if name in arrays:
-            n_beyond = int((arrays[name] > limit).sum())  # NaN, where no key is seen, is not
+            n_beyond = int((arrays[name] > limit).sum())  # NaN (no visible key) compares as false
             if n_beyond:
                 yield f"{n_beyond} of {arrays[name].size} numbers of {name} are more than the visible keys allow"
 
@@ -254,14 +262,14 @@ _OF_A_ROW = {
 
 
 def _rows(view: Record) -> Iterator[str]:
-    """What is said of rows of the pattern, and does not follow from them: their entropy, strongest key, and scores."""
+    """Rows whose entropy, strongest key or scores contradict the pattern."""
     import numpy as np
 
     arrays, slack = view.arrays, TOLERANCES[view.config.dtype].stored_row_sum
     wrong = dict.fromkeys(_OF_A_ROW, 0)
-    for b, h in np.ndindex(arrays["pattern"].shape[:2]):  # head by head, for patterns may be large
+    for b, h in np.ndindex(arrays["pattern"].shape[:2]):  # head by head, because patterns may be large
         pattern = arrays["pattern"][b, h].astype(np.float64)
-        is_open = pattern.sum(axis=-1) > 0  # NaN, and rows that see nothing, are not
+        is_open = pattern.sum(axis=-1) > 0  # false for NaN and for rows without visible keys
         if "entropy" in arrays:
             entropy = -(pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(axis=-1)
             difference = np.abs(entropy - arrays["entropy"][b, h])
@@ -270,7 +278,7 @@ def _rows(view: Record) -> Iterator[str]:
             keys = arrays["strongest_key"][b, h].astype(np.int64)
             weight = np.where(keys < 0, 0.0, np.take_along_axis(pattern, np.maximum(keys, 0)[:, None], axis=-1)[:, 0])
             wrong["strongest_key"] += int((is_open & (pattern.max(axis=-1) - weight > slack)).sum())
-        if "scores" in arrays and view.config.dtype in ("float32", "float64"):  # of 16 bits, scores are too coarse
+        if "scores" in arrays and view.config.dtype in ("float32", "float64"):  # 16-bit scores are too coarse
             wrong["scores"] += int((is_open & _differs(pattern, arrays["scores"][b, h], slack)).sum())
     n_rows = int(np.prod(arrays["pattern"].shape[:3]))
     for name, (subject, verb) in _OF_A_ROW.items():
@@ -279,18 +287,19 @@ def _rows(view: Record) -> Iterator[str]:
 
 
 def _differs(pattern: Array, scores: Array, slack: float) -> Any:
-    """For each row, whether the softmax of its scores, where something may be attended, is another than its pattern."""
+    """For each row, whether its pattern differs from the softmax of its scores over visible keys."""
     import numpy as np
 
     scores = np.where(pattern > 0, scores, -np.inf).astype(np.float64)
     top = scores.max(axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # infinities less infinities are NaN, and compare as no difference
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ is NaN, which compares as no difference
         weights = np.exp(scores - top)
         return np.abs(weights / weights.sum(axis=-1, keepdims=True) - pattern).max(axis=-1) > slack
 
 
 def _sums(view: Record) -> Iterator[str]:
-    """What rows of patterns and maps sum to, and what masked keys get. A sink logit takes a part of every row."""
+    """Rows of patterns and maps that do not sum to 1, and masked keys with attention. A sink logit takes a part of
+    every row."""
     import numpy as np
 
     arrays, least = view.arrays, 0.0 if _has_learned_sink(view) else 1.0
@@ -314,13 +323,13 @@ def _sums(view: Record) -> Iterator[str]:
             block = view.survey.block if view.survey is not None else 1
             starts = np.arange(0, seen.shape[-1], block)
             yield from _off(f"rows of {name}", sums, np.logical_or.reduceat(seen, starts, axis=-1), lowest, slack)
-        else:  # every query that sees a key gives 1 in all
+        else:  # every query with a visible key gives 1 in total
             n_seen = seen.sum(axis=-1)
             yield from _off(f"sums of {name}", sums / np.maximum(n_seen, 1), n_seen > 0, lowest, slack)
 
 
 def _off(what: str, sums: Any, is_open: Any, least: float, slack: float) -> Iterator[str]:
-    """How many sums are not 1 where something may be attended, or 0 where nothing may; NaN is shown as what it is."""
+    """Sums that are not 1 for rows with visible keys, or not 0 for others. NaN is no contradiction."""
     import numpy as np
 
     low, high = np.where(is_open, least, 0.0) - slack, np.where(is_open, 1.0, 0.0) + slack

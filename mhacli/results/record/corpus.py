@@ -1,4 +1,4 @@
-"""What a record says of a corpus: how the statistics of its heads spread over the documents."""
+"""The statistics of heads over the documents of a corpus."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from mhacli.results.record.head_statistics import Kind
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""The parts of the documents up to which quantiles are given."""
+"""The quantiles over documents."""
 CONFIDENCE = 0.95
-"""Of intervals of means."""
+"""The probability of intervals of means."""
 MAX_LISTED_BAD = 1000
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a statistic of a head spreads over the `n` documents in which it has a value.
+    """The distribution of a head's statistic over the `n` documents in which it has a value.
 
-    `std` is that of a sample. `low` and `high` are the bootstrap interval of the mean, with the probability `CONFIDENCE`.
-    `quantiles` are values of documents, at `QUANTILES`. What `n` documents do not give is None.
+    `std` is the sample's. `low` and `high` are the bootstrap interval of the mean with probability `CONFIDENCE`.
+    `quantiles` are at `QUANTILES`. Numbers that `n` documents cannot give are None.
     """
 
     statistic: str
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class TokenSink:
-    """A token that is a sink of a head in so many `documents`: where it is, `share` is its mean part of all attention."""
+    """A token that is a sink of a head in `documents` documents. `share` is its mean fraction of all attention there."""
 
     token: str
     documents: int
@@ -42,7 +42,7 @@ class TokenSink:
 
 @dataclass(frozen=True)
 class CorpusCell:
-    """An attention weight, `share`, in a document: `lift` is its ratio to that of the query's uniform row."""
+    """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight."""
 
     file: str
     place: int
@@ -56,7 +56,7 @@ class CorpusCell:
 
 @dataclass(frozen=True)
 class BadEntry:
-    """A document that was left out, and why. `place` is its line or row from 1, or 0 for a whole file."""
+    """A document that was skipped, and the reason. `place` is its line or row from 1, or 0 for a whole file."""
 
     file: str
     place: int
@@ -64,19 +64,21 @@ class BadEntry:
 
     @property
     def named(self) -> str:
-        """`corpus.jsonl:17`."""
+        """The document's name: `corpus.jsonl:17`."""
         return named(self.file, self.place)
 
 
 def named(file: str, place: int) -> str:
-    """A document as messages name it: `corpus.jsonl:17`, or the file that it is."""
+    """A document's name in messages: `corpus.jsonl:17`, or the file's for a whole file."""
     return f"{file}:{place}" if place else file
 
 
 @dataclass(frozen=True)
 class CorpusHead:
-    """One head over all documents. `kinds` says in how many documents it is of which type, `agree` in what part of them it is
-    of the type that its mean statistics give it."""
+    """One head over all documents.
+
+    `kinds` counts the documents by head type. `agree` is the fraction with the type of the mean statistics.
+    """
 
     layer: int
     attention: str
@@ -88,17 +90,17 @@ class CorpusHead:
     cells: tuple[CorpusCell, ...]
 
     def spread(self, statistic: str) -> Spread | None:
-        """The spread of a statistic, None where no document has a value."""
+        """The distribution of a statistic; None if no document has a value."""
         return next((spread for spread in self.spreads if spread.statistic == statistic), None)
 
 
 @dataclass(frozen=True)
 class CorpusSummary:
-    """The documents that were scanned, and the heads over them, in the order of the record's `heads`.
+    """The scanned documents, and the heads over them, in the order of the record's `heads`.
 
-    `n_tokens` are those of the good documents, `longest` the most of one. `bad` has the first `MAX_LISTED_BAD` of the `n_bad`
-    documents that were left out. `example_file` and `example_place` say whose arrays the record has. `devices` are the kinds
-    of devices that computed.
+    `n_tokens` and `longest` are the total and the largest length of good documents. `bad` has the first
+    `MAX_LISTED_BAD` of the `n_bad` skipped documents. `example_file` and `example_place` name the document of the
+    record's arrays. `devices` are the types of devices used.
     """
 
     n_documents: int
@@ -113,5 +115,5 @@ class CorpusSummary:
 
     @property
     def example_named(self) -> str:
-        """`corpus.jsonl:17`."""
+        """The example's name: `corpus.jsonl:17`."""
         return named(self.example_file, self.example_place)

@@ -1,4 +1,4 @@
-"""The heads of a record: their statistics, what type of head these make them, and how they were counted."""
+"""Head statistics in a record: the statistics, the head types that follow from them, and how they were computed."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ if TYPE_CHECKING:
 Kind = Literal[
     "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
 ]
-"""The types of heads that have a name. `mixed` is every other."""
+"""The head types. `mixed` is any head without another type."""
 
 CERTAIN_ENOUGH = 0.4
-"""The least excess over uniform attention that gives a head its name. Voita et al. 2019 call a head positional from 0.9 of
-its largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
+"""The least excess over uniform attention for a head type. Voita et al. 2019 call a head positional from 0.9 of its
+largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
 NEARLY_UNIFORM = 0.9
-"""H/max from which a head that has no other type is uniform."""
+"""H/max from which a head without another type is uniform."""
 WORTH_NAMING = 0.05
-"""The least excess with which a type is named that a mixed head comes near to."""
+"""The least excess for naming the nearest type of a mixed head."""
 NEAR = 8
-"""Tokens to each side that count as near, for a local head."""
+"""The distance in tokens up to which attention counts as local."""
 SINK_TOKENS = 4
-"""How many first tokens `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
 SINK_SHARE, SINK_LIFT, SINK_PART, SINK_QUERIES = 0.1, 3.0, 0.5, 8
-"""What makes a key a sink, as `is_sink` says: the least part of all attention; so many times uniform attention; the part of the
-queries that see it of which more must give it so much; and how many these must be, for what few do is no habit. Source: Gu et al.
-2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
-a threshold), here relative to uniform attention, of which early keys of a causal text get much; Xiao et al. 2023, section 3.1."""
+"""The thresholds of `is_sink`: the least fraction of all attention, the least multiple of uniform attention, the
+fraction of the queries seeing a key that must give it that much, and the least number of such queries. Source: Gu et
+al. 2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
+a threshold); here relative to uniform attention, which is large for early keys of a causal text; Xiao et al. 2023,
+section 3.1."""
 MAX_SINKS, MAX_LARGEST = 8, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averages:
-    """Means over all queries that see a key, of all sequences; None where no query counts or a number is not finite.
+    """Means over all queries with a visible key, of all sequences; None if there is none, or a number is not finite.
 
-    `entropy` is in nats, `entropy_share` divides it by the log of the visible keys, over the queries that see more than
-    one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in tokens;
-    `window_50` … the least distance within which that percentage of all attention lies. The others are weights: on the first
-    token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token before it, on tokens
-    that equal the query (`duplicate`), on tokens that follow such a one (`induction`), within `NEAR` tokens, and on each of
-    the user's patterns; `at_offset` is that at the signed distance, neither 0 nor −1, that has most beyond the uniform weight
-    (`offset`; both None where none has more). `learned_sink` is the weight that a sink logit takes and no key gets;
-    None where there is none.
+    `entropy` is in nats; `entropy_share` divides it by the log of the number of visible keys, over queries that see
+    more than one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in
+    tokens; `window_50` … are the least distances that cover that percentage of all attention. The others are weights:
+    on the first token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token
+    before it, on tokens equal to the query (`duplicate`), on tokens after such a token (`induction`), within `NEAR`
+    tokens, and on the cells of each user condition (`patterns`). `at_offset` is the weight at the signed distance
+    `offset`, neither 0 nor −1, whose excess over uniform attention is largest; both are None if no distance has one.
+    `learned_sink` is the weight of a sink logit; None without one.
     """
 
     entropy: float | None = None
@@ -76,10 +77,11 @@ class Averages:
 
 @dataclass(frozen=True)
 class Sink:
-    """A key that receives much: `share` is its part of all attention of its sequence, `uniform` what it would get uniformly.
+    """A key that receives much attention. `share` is its fraction of its sequence's attention, `uniform` its uniform
+    fraction.
 
-    `n_queries` see it, and the part `often` of them give it at least `SINK_LIFT` times what they would uniformly; None in
-    records that do not know.
+    `n_queries` see it, and the fraction `often` of them give it at least `SINK_LIFT` times their uniform weight. Both
+    are None in older records.
     """
 
     sequence: int
@@ -91,11 +93,12 @@ class Sink:
 
 
 def is_sink(key: Sink, least: float = 0.0) -> bool:
-    """Whether a key is a sink: it gets the part `least` of all attention and `SINK_LIFT` times what uniform attention gives it,
-    and of the queries that see it, at least `SINK_QUERIES`, more than `SINK_PART` give it as many times their uniform weight.
+    """Whether a key is a sink.
 
-    The one definition for every surface. Records hold keys beyond a least part of their own; what a record does not know of a
-    key does not count against it.
+    It gets at least the fraction `least` of all attention and at least `SINK_LIFT` times the uniform fraction. It is
+    visible to at least `SINK_QUERIES` queries, and more than `SINK_PART` of them give it at least `SINK_LIFT` times
+    their uniform weight. Conditions on numbers that an older record lacks are skipped. This is the only definition of a
+    sink key.
     """
     is_led = key.share >= max(least, SINK_LIFT * key.uniform)
     is_usual = key.often is None or key.often > SINK_PART
@@ -104,7 +107,7 @@ def is_sink(key: Sink, least: float = 0.0) -> bool:
 
 @dataclass(frozen=True)
 class StrongCell:
-    """A cell: `share` is its attention weight, `lift` the ratio to that of its query's uniform row."""
+    """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's uniform weight."""
 
     sequence: int
     query: int
@@ -124,12 +127,13 @@ class _Named:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStatistics(Averages, _Named):
-    """One head of one layer: `kind` with how `certain` that is, means over queries, and extremes.
+    """The statistics of one head of one layer: its type with the excess (`certainty`), means over queries, and
+    extremes.
 
-    `attention` is the name of its module in a checkpoint. `max_score` is the largest score that softmax saw, at
-    `max_score_at` (sequence, query, key). `sinks` are the keys that `is_sink` says are some; `largest` the
-    cells with the greatest ratio, for the largest weights themselves stand in the first rows of any causal head. `uniform` are
-    the same means if all visible keys got the same.
+    `attention` is the module's name in a checkpoint. `max_score` is the largest score before softmax, at `max_score_at`
+    (sequence, query, key). `sinks` are sink keys (see `is_sink`). `largest` are the cells with the greatest ratio to
+    uniform, because the largest weights of any causal head are in its first rows. `uniform` are the same means under
+    uniform attention.
     """
 
     max_score: float | None = None
@@ -140,25 +144,24 @@ class HeadStatistics(Averages, _Named):
 
     @property
     def sink_keys(self) -> tuple[Sink, ...]:
-        """Those of `sinks` that are sinks: older records named keys by their part of all attention alone."""
+        """The sink keys. Older records list keys by their fraction of attention alone."""
         return tuple(key for key in self.sinks if is_sink(key))
 
 
 # ---------------------------------------------------------------------------------------------------- the table of statistics
 
 Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
-"""What a statistic counts: attention weight, from 0 to 1; another fraction; nats; distances in tokens; keys; scores."""
+"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, or scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """One statistic of a head: a field of `HeadStatistics`, and what every surface needs to show and explain it.
+    """One statistic of a head: a field of `HeadStatistics`, with everything needed to show and explain it.
 
-    `name` is its noun; `explanation` one to three sentences on what it says, with its `formula` and `source` where it has them.
-    The overview gives it a column if it has a `heading`, and explains that by its `legend`, by default the name. Both may contain
-    `{sink_tokens}`. Where the screen is too narrow, columns with the largest `priority` go first. An `optional`
-    column is shown only where a head has a value. A column stands after the one above it in the table, or `beside` another
-    field's. A statistic `of` another field can be compared only where that field is the same.
+    `explanation` has one to three sentences. With a `heading`, the overview has a column for it, whose `legend`
+    defaults to the name; both may contain `{sink_tokens}`. On narrow screens, columns with the largest `priority` are
+    dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or that
+    of the field `beside`. A statistic `of` another field is comparable only if that field is equal.
     """
 
     field: str
@@ -176,17 +179,17 @@ class Statistic:
 
     @property
     def is_change(self) -> bool:
-        """Whether its difference between two heads says how far they changed: it is from 0 to 1 in any head."""
+        """Whether its difference between two heads measures change: it is from 0 to 1 in every head."""
         return self.unit in ("weight", "fraction") and not self.of
 
     @property
     def is_main(self) -> bool:
-        """Whether it is among those that a screen for one head shows."""
+        """Whether a screen for one head shows it."""
         return bool(self.heading) and self.priority < LEAST_PRIORITY
 
 
 LEAST_PRIORITY = 7
-"""The `priority` of columns that only a wide screen shows."""
+"""The `priority` of columns that only wide screens show."""
 
 STATISTICS = (
     Statistic(
@@ -307,14 +310,14 @@ STATISTICS = (
         formula="(w − u) / (1 − u), w the weight, u that of uniform attention",
     ),
 )  # fmt: skip
-"""Every statistic of a head, in the order in which surfaces show them."""
+"""Every head statistic in display order."""
 
 # ------------------------------------------------------------------------------------------------------------------ head types
 
 
 @dataclass(frozen=True)
 class HeadType:
-    """A type of head: its name on screens, in a narrow column too, what it means, and the statistic that makes a head one."""
+    """A head type: its names on screens, the statistic that defines it, and an explanation."""
 
     name: str
     short: str
@@ -352,22 +355,22 @@ HEAD_TYPES: Mapping[Kind, HeadType] = {
         f"No single type: no excess over uniform attention reaches {CERTAIN_ENOUGH}. The nearest type is named, with its excess.",
     ),
 }  # fmt: skip
-"""Every type of head, by its name in JSON. Where two exceed uniform attention equally, the first decides."""
+"""Every head type by its name in JSON. Among equal excesses the first wins."""
 UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
-"""The types of heads in which no weight exceeds that of uniform attention by much."""
+"""The head types without a weight much above uniform attention."""
 
 # --------------------------------------------------------------------------------------------------------------- kind and order
 
 
 def with_kind(head: HeadStatistics) -> HeadStatistics:
-    """The head with its type: the one whose weight exceeds uniform attention most, if that is enough; else uniform or mixed.
+    """The head with its type: that of the largest excess if it is large enough, else uniform or mixed.
 
-    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 where nothing else gets any.
+    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for all attention.
     """
     excess = _excesses(head)
     near = excess.pop("local")
     strongest = max(excess, key=lambda kind: excess[kind])
-    if excess[strongest] < CERTAIN_ENOUGH:  # near holds the weights on single distances too: it comes into play last
+    if excess[strongest] < CERTAIN_ENOUGH:  # `near` includes weights at single distances, so it comes last
         strongest, excess["local"] = "local", near
     if excess[strongest] >= CERTAIN_ENOUGH:
         return replace(head, kind=strongest, certainty=excess[strongest])
@@ -378,14 +381,14 @@ def with_kind(head: HeadStatistics) -> HeadStatistics:
 
 
 def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
-    """Of a mixed head the type that comes nearest, with its excess; None where none comes near."""
+    """The nearest type of a mixed head with its excess; None if none is near."""
     excess = _excesses(head)
     nearest = max(excess, key=lambda kind: excess[kind])
     return (nearest, excess[nearest]) if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING else None
 
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
-    """The excess of each type that is made by one weight."""
+    """The excess of each type that is defined by a weight."""
     return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in UNTYPED}
 
 
@@ -395,43 +398,42 @@ _ROUNDING = 1e-5
 def _excess(head: HeadStatistics, name: str) -> float:
     weight: float | None = getattr(head, name)
     uniform: float | None = getattr(head.uniform, name, None)
-    if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # nothing is left to exceed it by
+    if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # no room for an excess
         return 0.0
     return min(1.0, (weight - uniform) / (1 - uniform))
 
 
 SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
-"""What heads can be ordered by."""
+"""The keys by which heads can be sorted."""
 
 _HEADINGS: Mapping[str, str] = {
     row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading
 }
-"""The statistics by the headings of their columns."""
+"""The statistics by column heading."""
 
 
 def require_order(sort: str) -> tuple[str, bool]:
-    """What heads are ordered by, which may be given by the heading of its column, and whether that rises. Raises `UsageError` for
-    what is none of `SORTS`."""
-    word, colon, way = sort.partition(":")
+    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
+    word, colon, direction = sort.partition(":")
     name = _HEADINGS.get(word, word)
-    if name not in SORTS or way not in (("up", "down") if colon else ("",)):
+    if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
         raise UsageError(
             f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
         )
-    return name, way == "up" or (not way and name in ("head", "layer", "kind"))
+    return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
-    """The heads by one of `SORTS`: numbers from the largest down, or with `:up` from the smallest; what is missing last.
+    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last.
 
-    `head` and `kind` go up by themselves. Raises `UsageError` for another word.
+    `head` and `kind` ascend by default. Raises `UsageError` for another key.
     """
     name, rises = require_order(sort)
-    if name == "head":  # layer by layer, in the order of execution
+    if name == "head":  # heads are in the order of execution already
         layers = list(dict.fromkeys((head.layer, head.attention) for head in heads))
         return tuple(sorted(heads, key=lambda h: (layers.index((h.layer, h.attention)), h.head), reverse=not rises))
-    known = [head for head in heads if getattr(head, name) is not None]
-    ordered = sorted(known, key=lambda head: (getattr(head, name),), reverse=not rises)
+    with_value = [head for head in heads if getattr(head, name) is not None]
+    ordered = sorted(with_value, key=lambda head: (getattr(head, name),), reverse=not rises)
     return (*ordered, *(head for head in heads if getattr(head, name) is None))
 
 
@@ -444,14 +446,14 @@ MAP_TOTALS = "row and map totals agree"
 HEAD_OUTPUTS = "weights × values give the kernel's z"
 """The names of the checks."""
 _EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
-"""That of the last in records of earlier versions."""
+"""The last check's name in older records."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check of the statistics: how far they are from what must hold.
+    """One check of head statistics with its error.
 
-    `rounding` is the part of the tolerance that is put down to scores too large for their dtype; 0 where it was not needed.
+    `rounding` is the part of the tolerance for scores too large for their dtype, or 0.
     """
 
     name: str
@@ -462,23 +464,23 @@ class Check:
 
     @property
     def severity(self) -> tuple[bool, float]:
-        """What orders checks of one name: those that fail come last, and of these or the others the largest error."""
+        """The sort key among checks of one name: failed ones last, then by error."""
         return not self.ok, math.inf if self.error is None else self.error
 
     @property
     def is_of_outputs(self) -> bool:
-        """Whether it compares what came out, which only a layer has whose values were seen."""
+        """Whether it compares outputs, which needs a layer whose values were captured."""
         return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
 
 
 def worst_check(same: Sequence[Check]) -> Check:
-    """Of checks of one name the one that came nearest to its tolerance, or passed it most, with the largest rounding of any."""
+    """The worst of checks with one name, with the largest rounding of any."""
     return replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
 
 
 @dataclass(frozen=True)
 class Corner:
-    """A part of the patterns that was kept cell by cell: so many queries from `first_query` on, and keys likewise."""
+    """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
 
     first_query: int
     n_queries: int
@@ -488,7 +490,7 @@ class Corner:
 
 @dataclass(frozen=True)
 class Kept:
-    """What to keep of every head cell by cell: the `top` keys of some `queries`, a `corner`; and z."""
+    """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and z."""
 
     queries: tuple[int, ...] = ()
     top: int = 0
@@ -498,9 +500,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class HeadsRequest:
-    """What to find out beyond the config: which `heads` (None: all), the user's `patterns`, how many first tokens are
-    counted together and from which part of all attention any key is a sink, what to keep cell by cell, and which `reducer` makes
-    the statistics."""
+    """The head statistics to compute, beyond the config.
+
+    `heads` None means all. `patterns` are the user's conditions. `sink_tokens` first tokens are counted together, and
+    `sink_share` is the least fraction of attention for a sink key. `kept` are cells to keep, and `reducer` is the
+    implementation.
+    """
 
     heads: tuple[int, ...] | None = None
     patterns: tuple[Pattern, ...] = ()
@@ -514,12 +519,12 @@ class HeadsRequest:
 
 @dataclass(frozen=True)
 class HeadsSummary:
-    """How heads were looked at without their matrices.
+    """How head statistics were computed without matrices.
 
-    `block` queries and keys make a cell of the maps; `steps` are the upper ends of the distances in the profile; `patterns`
-    the user's own. `kernel` made z and the log-sum-exp, `reducer` the statistics: torch, triton, or both for different heads, and
-    `torch_because` says why torch. `peak_bytes` was foreseen, `full_bytes` is what the matrices would
-    have taken.
+    `block` queries and keys make a cell of the maps. `steps` are the upper ends of the profile's distances. `patterns`
+    are the user's conditions. `kernel` computed z and the log-sum-exp. `reducer` computed the statistics: torch,
+    triton, or both for different heads; `torch_because` is the reason for torch. `peak_bytes` was predicted;
+    `full_bytes` is the size of the matrices that were not built.
     """
 
     block: int
@@ -539,14 +544,15 @@ class HeadsSummary:
 def summary_shapes(
     survey: HeadsSummary, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
 ) -> Mapping[str, tuple[int, ...]]:
-    """The arrays of a record of heads and their shapes; a head axis of 1 holds for all in `visible` and `uniform_…`.
+    """The arrays of a record of head statistics with their shapes. In `visible` and `uniform_…` a head axis of 1 means
+    all heads.
 
-    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token), `max_score`,
-    `lse`; NaN where no key is seen. Per key: `received`. `map`: the mean weight that the queries of a block give a block of
-    keys. `profile`: the part of all attention at distances up to each of `steps`. `corner` (NaN where masked), and the
-    `top_keys` (−1 for none) and `top_shares` of the asked queries, where they were asked for; `z` where it was kept. Of a
-    checkpoint also `span_mass`, the mean weight that the queries of a span give another span, where there are spans, and the
-    matrices and `strongest_key` of a run, with which mask they were `allowed`, where they were kept.
+    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token),
+    `max_score`, `lse`; NaN without a visible key. Per key: `received`. `map`: the mean weight from a block of queries
+    to a block of keys. `profile`: the fraction of all attention at distances up to each of `steps`. On request:
+    `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested queries, and `z`. For a
+    checkpoint also `span_mass`, the mean weight from the queries of a span to another span, and the kept matrices, with
+    `strongest_key` and the mask `allowed`.
     """
     rows = (batch, n_heads, q_len)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_QUERY, rows)
@@ -566,8 +572,8 @@ def summary_shapes(
     if survey.kept.corner is not None:
         shapes["corner"] = (batch, n_heads, survey.kept.corner.n_queries, survey.kept.corner.n_keys)
     if survey.kept.queries:
-        asked = (batch, n_heads, len(survey.kept.queries), min(survey.kept.top, k_len))
-        shapes |= {"top_keys": asked, "top_shares": asked}
+        top_shape = (batch, n_heads, len(survey.kept.queries), min(survey.kept.top, k_len))
+        shapes |= {"top_keys": top_shape, "top_shares": top_shape}
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""Attention patterns cut out of a record: of one head, one layer or all layers, with their tokens."""
+"""Attention patterns from a record: of one head, one layer or all layers, with their tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern(Table, ShownInHtml):
-    """Attention weights of one text, without padding, and which cells are visible; `numpy.asarray` gives the weights.
+    """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives the weights.
 
-    `dims` names the axes of both: `query key` of a head, `head query key` of a layer, `layer head query key` of all layers.
-    `layers` and `heads` are their numbers, `batch` is that of the text, and `queries` and `keys` are the texts of the axes.
-    A table of it has a line for each cell: `layer`, `sequence`, `head`, `query` and `key` (positions), `query_token`,
+    `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query key` for all layers.
+    `layers` and `heads` are their numbers, `batch` is the text's number, and `queries` and `keys` are the texts of the
+    axes. As a table it has a row per cell: `layer`, `sequence`, `head`, `query` and `key` (positions), `query_token`,
     `key_token`, `allowed`, and `pattern`, the attention weight from 0 to 1.
     """
 
@@ -37,12 +37,12 @@ class Pattern(Table, ShownInHtml):
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer, None of several."""
+        """The layer's number; None for several layers."""
         return self.layers[0] if "layer" not in self.dims else None
 
     @property
     def head(self) -> int | None:
-        """The number of the head, None of several."""
+        """The head's number; None for several heads."""
         return self.heads[0] if "head" not in self.dims else None
 
     @property
@@ -62,13 +62,13 @@ class Pattern(Table, ShownInHtml):
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
-        """Whose pattern it is, and its axes."""
+        """The layer and head, and the axes."""
         sizes = " ".join(f"{name}={size}" for name, size in zip(self.dims, self.values.shape, strict=True))
         numbers = [f"{name}={n}" for name, n in (("layer", self.layer), ("head", self.head)) if n is not None]
         return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
 
     def columns(self) -> Mapping[str, Column]:
-        """The columns of a table with a line for each cell, by name."""
+        """The columns, by name, of a table with a row per cell."""
         import numpy as np
 
         shape = (len(self.layers), len(self.heads), *self.values.shape[-2:])
@@ -86,15 +86,16 @@ class Pattern(Table, ShownInHtml):
         }
 
     def to_xarray(self) -> xarray.DataArray:
-        """An xarray DataArray with the axes `dims`; the coordinates of `query` and `key` are tokens, the others numbers.
+        """An xarray DataArray with the axes `dims`. Coordinates of `query` and `key` are tokens, the others numbers.
 
-        A token that occurs twice stands for two positions; `isel` chooses by position. Raises `MhaError` where xarray is missing.
+        Select by position with `isel`, since a repeated token names several positions. Raises `MhaError` if xarray is
+        missing.
         """
         require_library("xarray", "to_xarray")
         import xarray
 
-        known = {"layer": self.layers, "head": self.heads, "query": self.query_tokens, "key": self.key_tokens}
-        coordinates = {name: list(known[name]) for name in self.dims}
+        coordinates_of = {"layer": self.layers, "head": self.heads, "query": self.query_tokens, "key": self.key_tokens}
+        coordinates = {name: list(coordinates_of[name]) for name in self.dims}
         return xarray.DataArray(self.values, coordinates, self.dims, name="pattern")
 
 
@@ -104,8 +105,8 @@ def pattern_of_heads(
 ) -> Pattern:  # fmt: skip
     """The pattern of all heads of a layer, or of one of them.
 
-    `heads` are the numbers of the heads of the arrays, `texts` those of the queries and the keys, and `first` says where their
-    tokens begin behind padding. Raises `MhaError` where the pattern was not kept, or there is no such head.
+    `heads` are the numbers of the arrays' heads, `texts` those of the queries and the keys, and `first` the indices of
+    their first tokens after padding. Raises `MhaError` if the pattern was not kept or the head does not exist.
     """
     if "pattern" not in arrays:
         hint = 'mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has keep=("pattern",)'
@@ -124,7 +125,7 @@ def pattern_of_heads(
 
 
 def stacked(patterns: Sequence[Pattern]) -> Pattern:
-    """The patterns of several layers as one. Raises `UsageError` where they differ in heads or tokens."""
+    """The patterns of several layers as one. Raises `UsageError` if their heads or tokens differ."""
     import numpy as np
 
     first = patterns[0]
@@ -135,6 +136,6 @@ def stacked(patterns: Sequence[Pattern]) -> Pattern:
                 f"layers {first.layers[0]} and {other.layers[0]} do not fit into one array: {shapes}",
                 hint="choose one with layer=, or one kind of attention with kind=",
             )
-    values, allowed = (np.stack([getattr(one, name) for one in patterns]) for name in ("values", "allowed"))
-    layers = tuple(one.layers[0] for one in patterns)
+    values, allowed = (np.stack([getattr(pattern, name) for pattern in patterns]) for name in ("values", "allowed"))
+    layers = tuple(pattern.layers[0] for pattern in patterns)
     return Pattern(values, allowed, ("layer", *first.dims), layers, first.heads, first.batch, first.queries, first.keys)

@@ -1,6 +1,7 @@
-"""The record: everything one run computed and measured, frozen, in numpy, without torch. Every view is a function of it.
+"""The record: the results and measurements of one run, frozen, in numpy, without torch. Every view is computed from it.
 
-On disk it is one safetensors file: arrays as arrays, the rest as one JSON string in the header, schema `mha.record/1`.
+On disk it is one safetensors file with the arrays, and the rest as one JSON string in the header, schema
+`mha.record/1`.
 """
 
 from __future__ import annotations
@@ -31,25 +32,28 @@ from mhacli.text.escape import visible
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
 NOT_SEEN = ", not seen"
-"""What stands behind the arrays of `Record.not_kept` that were asked for and that nobody saw."""
+"""The suffix, in `Record.not_kept`, of requested arrays that could not be captured."""
 
 
 @dataclass(frozen=True, repr=False)
 class Record(Shown):
-    """One run, whole.
+    """The complete result of one run.
 
-    `heads` are those that were looked at. Where `survey` says how that was done without matrices, `arrays` has the names and
-    shapes of `mhacli.results.record.head_statistics.survey_shapes`; else it is keyed by site, plus `allowed`
-    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding stands
-    beside the sequence's own tokens, on the side that the config says: `first_query` and `first_key` tell where those begin.
-    A record of a checkpoint has its `model` and `layers`, and the arrays of each layer under `layers.INDEX.`; `of_layer` is
-    the record of one of them. `heads` then has those of all layers, in the order of `layers`; `spans` are named parts.
-    A record of somebody's own attention has its `module`, and no arrays: its steps are all there is.
-    `effects` are what removing parts of a checkpoint's attention changes, and `effect` says of what.
-    A record of a `corpus` is that of one of its documents, the example, with the heads of the whole corpus: `heads` are means
-    over the documents, as are the arrays `profile`, `uniform_profile`, `span_mass`, `uniform_span_mass`; checks are the worst.
-    `timings` is keyed by site, plus `total`. `weights` is the file that gave them, None for the seed. `not_kept` names the
-    arrays that were left out to stay within the limit, and with `NOT_SEEN` behind them those that a checkpoint did not show.
+    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has the names and shapes of
+    `mhacli.results.record.head_statistics.summary_shapes`. Otherwise it is keyed by site, plus `allowed` `[batch, head
+    or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding is on the
+    config's side; `first_query` and `first_key` are the indices of a sequence's first tokens.
+
+    A record of a checkpoint has a `model` and `layers`, and each layer's arrays under `layers.INDEX.`; `of_layer` is
+    the record of one layer. Its `heads` are those of all layers, in the order of `layers`, and `spans` are named parts
+    of the texts. A record of user code has its `module` and no arrays, only steps. `effects` are the effects of
+    removals, and `effect` describes their measurement. A record of a `corpus` is that of one example document, with the
+    heads of the whole corpus: `heads`, and the arrays `profile`, `uniform_profile`, `span_mass` and
+    `uniform_span_mass`, are means over documents, and checks are the worst.
+
+    `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from the seed. `not_kept`
+    names the arrays left out by the size limit, and, with the suffix `NOT_SEEN`, those that a checkpoint did not
+    reveal.
     """
 
     command: tuple[str, ...]
@@ -78,12 +82,12 @@ class Record(Shown):
     arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
 
     def __post_init__(self) -> None:
-        """Makes tables of heads and effects that are given as tuples."""
+        """Turns tuples of heads and effects into tables."""
         object.__setattr__(self, "heads", HeadTable(self.heads))
         object.__setattr__(self, "effects", EffectTable(self.effects))
 
     def __repr__(self) -> str:
-        """What was inspected, in a line."""
+        """One line on what was inspected."""
         model = "" if self.model is None else f" of {visible(self.model.path)}, {len(self.layers)} layers"
         n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
         parts = [f"{len(self.heads)} heads", f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens"]
@@ -92,24 +96,24 @@ class Record(Shown):
 
     @property
     def keys(self) -> tuple[TokenSequence, ...]:
-        """The sequences that keys and values come from: the context, or the texts themselves."""
+        """The sequences of keys and values: the context, or the texts themselves."""
         return self.sequences if self.context is None else self.context
 
     @cached_property
     def facts(self) -> Facts:
-        """What formulas and shapes depend on."""
+        """The sizes on which formulas and shapes depend."""
         return Facts.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
 
     def first_query(self, sequence: int) -> int:
-        """Where a sequence's first token stands on the query axis: behind its padding, if that is on the left."""
+        """The index of a sequence's first token on the query axis, after any left padding."""
         return self.config.first_column(len(self.sequences[sequence].tokens), self.facts.q_len)
 
     def first_key(self, sequence: int) -> int:
-        """Where its first key stands on the key axis."""
+        """The index of a sequence's first key on the key axis."""
         return self.config.first_column(len(self.keys[sequence].tokens), self.facts.k_len)
 
     def of_layer(self, index: int) -> Record:
-        """The record of one inspected layer, as if it were alone: its own sizes, heads, arrays, and the texts that it reads."""
+        """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
 
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context)
@@ -129,61 +133,64 @@ class Record(Shown):
     def pattern(
         self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
     ) -> Pattern:
-        """The attention weights of a head, with their tokens; without `head` of all heads, without `layer` of all layers.
+        """The attention weights of a head with their tokens; without `head` of all heads, without `layer` of all
+        layers.
 
-        `batch` is the number of the text. Where a model has an encoder and a decoder, `kind` says whose attention is meant.
-        Raises `MhaError` where the record does not have it, or has several that do not fit into one array.
+        `batch` is the number of the text. In an encoder-decoder model, `kind` selects the attention. Raises `MhaError`
+        if the record lacks the pattern, or has several that do not fit into one array.
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
         chosen = self._layer_views(layer, kind)
         patterns = []
         for number, view in chosen:
-            heads = range(view.config.n_heads) if view.survey is None else [own.head for own in view.heads]
+            heads = range(view.config.n_heads) if view.survey is None else [head.head for head in view.heads]
             texts = view.sequences[batch], view.keys[batch]
             first = view.first_query(batch), view.first_key(batch)
             patterns.append(pattern_of_heads(view.arrays, number, heads, texts, head=head, batch=batch, first=first))
         return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def _layer_views(self, layer: int | None, kind: AttentionKind | None) -> list[tuple[int, Record]]:
-        """The layers of that number and kind, None for any, with their records. Raises `UsageError` for none, or several of one
-        number."""
+        """The layers of this number and kind (None: any), with their records. Raises `UsageError` for none or ambiguous
+        ones."""
         if not self.layers:
             number = self.heads[0].layer if self.heads else 0
-            known = [number] if kind is None else []
-            found = [(number, self)] if known and layer in (None, number) else []
+            numbers = [number] if kind is None else []
+            views = [(number, self)] if numbers and layer in (None, number) else []
         else:
-            numbered = [(i, own) for i, own in enumerate(self.layers) if kind in (None, own.kind)]
-            known = [own.layer for _, own in numbered]
-            found = [(own.layer, self.of_layer(i)) for i, own in numbered if layer in (None, own.layer)]
-        if not known:
-            kinds = ", ".join(dict.fromkeys(own.kind for own in self.layers)) or "self"
+            numbered = [(i, attention) for i, attention in enumerate(self.layers) if kind in (None, attention.kind)]
+            numbers = [attention.layer for _, attention in numbered]
+            views = [
+                (attention.layer, self.of_layer(i)) for i, attention in numbered if layer in (None, attention.layer)
+            ]
+        if not numbers:
+            kinds = ", ".join(dict.fromkeys(attention.kind for attention in self.layers)) or "self"
             raise UsageError(f"kind {kind!r} is not in the record, which has {kinds}")
         name = " ".join([*([kind] if kind else []), f"layer {layer}"])
-        if not found:
-            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, known))}")
-        if len(found) > len({number for number, _ in found}):
+        if not views:
+            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, numbers))}")
+        if len(views) > len({number for number, _ in views}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            several = "several attentions of a layer" if layer is None else f"{len(found)} attentions of {name}"
+            several = "several attentions of a layer" if layer is None else f"{len(views)} attentions of {name}"
             raise UsageError(f"the record has {several}", hint=hint)
-        return found
+        return views
 
     def document(self) -> dict[str, Any]:
-        """Everything but the arrays, as plain JSON values."""
+        """The record without arrays as JSON values."""
         names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
         document = {name: plain(getattr(self, name)) for name in names}
         return {"schema": SCHEMA, **document}
 
     def page(self) -> Page:
-        """The interactive page of the record, as `mha show --html` writes it; a notebook shows it in a frame."""
+        """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in a frame."""
         return page_of(self)
 
     def save(self, path: str, *, force: bool = False) -> None:
-        """Writes the record to one safetensors file, whole or not at all. Raises `MhaError`."""
+        """Writes the record to one safetensors file, atomically. Raises `MhaError`."""
         write_whole(path, self.to_bytes(), force=force)
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file that `save` writes."""
+        """The content of the file that `save` writes."""
         import numpy as np
         from safetensors.numpy import save
 
@@ -193,7 +200,7 @@ class Record(Shown):
 
 
 def layer_prefix(index: int) -> str:
-    """What the names of a layer's arrays begin with."""
+    """The prefix of a layer's array names."""
     return f"layers.{index}."
 
 
@@ -201,27 +208,28 @@ def layer_prefix(index: int) -> str:
 
 
 LayerChoice = tuple[AttentionKind | None, int]
-"""A layer that is asked for: of which kind, None for any, and its number."""
+"""The kind (None: any) and number of a layer to inspect."""
 
 _Texts = tuple[TokenSequence, ...]
 
 
 def texts_of(kind: AttentionKind, sequences: _Texts, context: _Texts | None) -> tuple[_Texts, _Texts]:
-    """The texts whose tokens are the queries of an attention, and those whose tokens are its keys; `context` is what an encoder
-    reads."""
+    """The texts of an attention's queries and of its keys. `context` is the encoder's input."""
     encoder = context or sequences
     return encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
 
 
 def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
-    """The kinds of attention among the layers that are asked for (None: all), in the order in which they run."""
-    known: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
-    return tuple(own for own in known if layers is None or any(kind in (None, own) for kind, _ in layers))
+    """The kinds of attention among the requested layers (None: all), in the order of execution."""
+    attentions: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
+    return tuple(
+        attention for attention in attentions if layers is None or any(kind in (None, attention) for kind, _ in layers)
+    )
 
 
 @dataclass(frozen=True)
 class NonAttentionLayer:
-    """A layer that has no attention matrix, and what the checkpoint calls its type."""
+    """A layer without an attention matrix, and its type in the checkpoint."""
 
     layer: int
     type: str
@@ -229,9 +237,9 @@ class NonAttentionLayer:
 
 @dataclass(frozen=True)
 class Generated:
-    """Tokens that the model made itself, greedily: each sequence's are those from `prompt_lens` on.
+    """Tokens generated greedily by the model, from `prompt_lens` on in each sequence.
 
-    `repeated` says of how many of them one pass over the whole text gives the same: all but those where rounding decides.
+    `repeated` counts those that one pass over the whole text also predicts. The others are ties decided by rounding.
     """
 
     prompt_lens: tuple[int, ...]
@@ -241,11 +249,11 @@ class Generated:
 
 @dataclass(frozen=True)
 class Model:
-    """The checkpoint that was inspected, and which of its ways of computing attention.
+    """The inspected checkpoint, and which of its implementations of attention was inspected.
 
-    `identical_outputs` says whether the first `compared_len` tokens gave the same bits without inspection; None where that
-    was not tried. `implementation` is transformers' word; `path_inspected` what that came to. `without` are the layers that
-    have no attention matrix.
+    `identical_outputs` says whether the first `compared_len` tokens gave equal bits without inspection; None if not
+    tried. `implementation` is transformers' name, `path_inspected` the path that ran. `without` are the layers without
+    an attention matrix.
     """
 
     path: str
@@ -270,13 +278,12 @@ class Model:
 class InspectedLayer:
     """One attention of a checkpoint.
 
-    `name` is its module's, `captured_by` how it was seen: "registry", "module", "sdpa" or "softmax" (`InterceptionLevel` in
-    `mhacli.adapters.hf.calls`).
-    `mask` says in words what a query sees; `bias` whether something was added to the scores, `sinks` whether sink logits
-    take a part. `verified`: the pattern times the values is what the layer returned, within the self-check's tolerance, and
-    nothing was passed that is not understood; else `unverified` says why not. Where a module computes several attentions in one
-    layer, `call` counts them from 1, and the later ones say it in their `name`. `extras` has what else changes the scores, by the
-    keyword of the attention function, in words.
+    `name` is its module's, and `captured_by` the interception: "registry", "module", "sdpa" or "softmax"
+    (`InterceptionLevel` in `mhacli.adapters.hf.calls`). `mask` describes the mask in words. `bias`: scores have an
+    additive bias; `sinks`: sink logits take part. `verified`: the pattern times the values is the layer's output,
+    within the tolerance, and every argument is understood; else `unverified` has the reasons. If a module computes
+    several attentions in one layer, `call` counts them from 1, and the `name` of later ones includes it. `extras`
+    describes other changes to the scores, by the keyword of the attention function.
     """
 
     layer: int
@@ -302,24 +309,24 @@ class InspectedLayer:
 
     @property
     def departures(self) -> Mapping[str, str]:
-        """What departs from plain attention in the scores, each in words."""
-        known = {
+        """The differences from plain attention in the scores, each in words."""
+        standard = {
             "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
             "bias": "a bias on the scores" if self.bias else "",
             "sinks": "sink logits (s_aux), which entropy counts as one more key" if self.sinks else "",
         }
-        return known | dict(self.extras)
+        return standard | dict(self.extras)
 
     @property
     def label(self) -> str:
-        """`layer 5`, or with the kind where a model has several: `decoder layer 5`; and which call, if not the first."""
-        said = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
-        return said if self.call == 1 else f"{said}, call {self.call}"
+        """`layer 5`, with the kind in encoder-decoder models (`decoder layer 5`), and with the call if not the first."""
+        text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
+        return text if self.call == 1 else f"{text}, call {self.call}"
 
 
 @dataclass(frozen=True)
 class SpanTokens:
-    """A named part of the texts: for each sequence the indices of its tokens."""
+    """A named part of the texts: the indices of its tokens in each sequence."""
 
     name: str
     tokens: tuple[tuple[int, ...], ...]
@@ -330,13 +337,13 @@ class SpanTokens:
 
 @dataclass(frozen=True)
 class Step:
-    """What was seen at one site. `layout` says whether the tensor shares memory with `view_of`; strides count numbers.
+    """The observation of one site. `layout` says whether the tensor shares memory with `view_of`; strides count
+    numbers.
 
-    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None where nothing was timed. What is
-    not `built` was made to be looked at: the kernel that ran never makes it. Of somebody's own attention `operation` is what
-    torch calls it, `file`, `line` and `source` say where it stands in their code, `remark` what is odd about it. A line that ran
-    `repeats` times is one step: flops and bytes are those of all times, the rest of the first; `repeats_of` is the word for
-    what it was repeated.
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None if not timed. A tensor that
+    is not `built` was computed for inspection only; the kernel that ran never makes it. In user code, `operation` is
+    torch's name, `file`, `line` and `source` give the location, and `remark` notes oddities. A line that ran `repeats`
+    times is one step: flops and bytes are totals, the rest is of the first run; `repeats_of` names what was repeated.
     """
 
     site: str
@@ -369,13 +376,12 @@ class Step:
 
 @dataclass(frozen=True)
 class CacheStep:
-    """One step of decoding: new tokens come in, read what is kept of the past, and are kept themselves.
+    """One decoding step: new tokens come in, attend to the cache, and are added to it.
 
-    `start` is the position of the first new token, `tokens` names the new ones of each sequence (empty for padding).
-    Shapes are those of the new queries, keys and values. `read_bytes` are keys and values that attention reads,
-    `appended_bytes` those that this step adds, `moved_bytes` all that this way of keeping the past reads and writes of it,
-    `cache_bytes` the storage that it holds. `max_abs_difference` is the distance of the output from the rows of a full
-    recomputation; None where not finite.
+    `start` is the position of the first new token; `tokens` names the new tokens of each sequence (empty for padding).
+    Shapes are those of the new queries, keys and values. `read_bytes` are the keys and values that attention reads,
+    `appended_bytes` those that the step adds, `moved_bytes` all that this kind of cache reads and writes, and
+    `cache_bytes` its storage. `max_abs_difference` compares the output with a full recomputation; None if not finite.
     """
 
     phase: Literal["prefill", "decode"]
@@ -394,9 +400,9 @@ class CacheStep:
 
 @dataclass(frozen=True)
 class CacheTiming:
-    """One way of keeping the past, at one length: time and bytes of its last step, and of the whole sequence.
+    """One kind of cache at one length: time and bytes of the last step and of the whole sequence.
 
-    `total_s` is the sum over all steps, of which `n_timed` were timed and the rest interpolated between them.
+    `total_s` is the sum over all steps, of which `n_timed` were timed and the others interpolated.
     """
 
     cache: str
@@ -412,10 +418,10 @@ class CacheTiming:
 
 @dataclass(frozen=True)
 class DecodeSummary:
-    """A decoded sequence: how the past was kept, how long the prompt was, and how the ways of keeping it compare.
+    """A decoded sequence: its kind of cache, its prompt length, and a comparison of all kinds (`ways`).
 
-    `weight_bytes` are read at every step whatever the length, `token_bytes` per token and sequence that is kept; they are
-    equal at `crossing_len` tokens. `full_token_bytes` is what a token would take with a kv head for every query head.
+    `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are equal at `crossing_len`
+    tokens. `full_token_bytes` would be a token's size with a kv head for every query head.
     """
 
     cache: str
@@ -429,7 +435,7 @@ class DecodeSummary:
 
 @dataclass(frozen=True)
 class RouteCheck:
-    """One way of writing the computation: how far its output is from that of the separate projections."""
+    """One formulation of the computation, and the difference of its output from that of the separate projections."""
 
     route: str
     sites: tuple[str, ...]
@@ -440,10 +446,10 @@ class RouteCheck:
 
 @dataclass(frozen=True)
 class ScorePart:
-    """One of the terms that add up to a score, and whether it comes from what the tokens are, where they stand, or both.
+    """One of the terms that add up to a score, and its origin: content, position, or both.
 
-    `value` is None where it is not finite; of a bias that is `given`, −∞: the cell is masked. What is `added` comes
-    after scale and softcap.
+    `value` is None if not finite; for a `given` bias it then is −∞, and the cell is masked. `added` terms come after
+    scale and softcap.
     """
 
     name: str
@@ -454,11 +460,11 @@ class ScorePart:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number followed all the way: how a query of a head came to give a key its weight.
+    """All numbers behind one cell: how a query of a head came to give a key its weight.
 
-    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked),
-    `share` the weight that multiplies `v` (after dropout, in training), `z` the head's result for the query. `qk` is the
-    dot product as it was scaled, after any rotation; `parts` are the terms of the score.
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked), `share`
+    the weight that multiplies `v` (after any dropout), and `z` the head's output for the query. `qk` is the dot product
+    before scaling, after any rotation; `parts` are the terms of the score.
     """
 
     sequence: int
@@ -482,7 +488,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that the class or function was given: `origin` says by whom: given, default, or guessed."""
+    """An argument of user code, and its origin: given, default, or guessed."""
 
     name: str
     value: str
@@ -492,9 +498,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class UserModule:
-    """Somebody's own attention that was walked: the `target` that names it, the `arguments` it was built with, how it was
-    `called`, and the `sizes` that it was asked with, as `(word, size)`. `n_runs` with other sizes told the axes apart. The
-    `result` has a shape, and `expected` is the one that attention must give; what it `printed` is kept."""
+    """The user's attention that was traced: the `target` that names it, its `arguments`, and how it was `called`.
+
+    `sizes` are the input sizes as `(word, size)`; `n_runs` with other sizes told the axes apart. `result` is its output
+    shape, `expected` the shape that attention must give, and `printed` its printed text.
+    """
 
     target: str
     arguments: tuple[Argument, ...]
@@ -511,9 +519,9 @@ class UserModule:
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and what is not finite.
+    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and non-finite counts.
 
-    `numbers` holds the tensor itself, flat in row-major order, when it is small; None where a number is not finite.
+    `numbers` is a small tensor's content, flat in row-major order, with None for non-finite numbers.
     """
 
     min: float | None
@@ -528,7 +536,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class WeightShape:
-    """A weight that a site uses, by its name on disk."""
+    """The shape of a weight that a site uses, by its name on disk."""
 
     name: str
     shape: tuple[int, ...]
@@ -536,7 +544,7 @@ class WeightShape:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one stage: the first run apart, then the samples with their median and interquartile range."""
+    """The seconds of one stage: the first run separately, then samples with their median and interquartile range."""
 
     first_s: float
     samples_s: tuple[float, ...]
@@ -546,8 +554,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """The output recomputed in float64 from the pattern that is shown, against the output that was computed; of decoding
-    also against a full recomputation, whichever is further."""
+    """The difference of the output from a float64 recomputation from the pattern shown; for decoding, the larger of
+    this and the difference from a full recomputation."""
 
     max_abs_error: float | None
     tolerance: float
@@ -555,19 +563,19 @@ class SelfCheck:
 
     @staticmethod
     def of(checks: Sequence[Check]) -> SelfCheck:
-        """The last of the checks, and whether all hold."""
+        """The last of the checks, ok if all are."""
         return SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks))
 
     @staticmethod
     def of_layers(layers: Sequence[InspectedLayer], *, identical: bool) -> SelfCheck:
-        """The worst of the last checks of layers, and whether all hold and the model's outputs are `identical`."""
+        """The worst of the layers' last checks, ok if all are and the model's outputs are `identical`."""
         worst = max((layer.survey.checks[-1] for layer in layers), key=lambda check: check.severity)
         return SelfCheck(worst.error, worst.tolerance, identical and all(layer.self_check.ok for layer in layers))
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where it ran. `device_asked` is what the user said, `device` what that came to."""
+    """Versions and device of a run. `device_asked` is the user's option, `device` the chosen device."""
 
     mha: str
     torch: str

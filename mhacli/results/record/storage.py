@@ -1,4 +1,4 @@
-"""A record from its file: what the header describes is checked, and arrays are read when they are asked for."""
+"""Reads a record from its file: checks the header's description, and reads arrays on demand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mhacli.results.record.consistency import impossible
 from mhacli.results.record.record import SCHEMA, Record, layer_prefix
 from mhacli.spec.sites import SITES
 
-if TYPE_CHECKING:  # loaded where a record has them
+if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.results.record.head_statistics import HeadsSummary
     from mhacli.results.record.record import Cell, Step
     from mhacli.spec.config import Config
@@ -41,25 +41,25 @@ _READABLE = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64
 
 
 def load(path: str) -> Record:
-    """The record in a file, or in the folder of a scan. Raises `MhaError` for a file that is no record, or one whose parts do not
-    fit together."""
+    """The record in a file or in the folder of a scan. Raises `MhaError` for a file that is no record or is
+    inconsistent."""
     file = read_tensor_file(summary_of(path), MAX_FILE_BYTES)
     record = _described(file, lambda: file)
     return dataclasses.replace(record, arrays=dict(record.arrays))
 
 
 def load_late(path: str) -> Record:
-    """The record in a file, or in the folder of a scan. Arrays are read, and numpy loaded, when the first is asked for.
+    """The record in a file or in the folder of a scan. Arrays are read, and numpy imported, on first access.
 
-    Raises `MhaError` for a file that is no record, or one whose parts do not fit together; an array that is asked for
-    does where numbers have no meaning, or the file is another by then.
+    Raises `MhaError` for a file that is no record or is inconsistent. Reading an array raises it for numbers out of
+    range, and if the file was replaced.
     """
     header = read_tensor_header(summary_of(path))
     return _described(header, lambda: read_tensors_of(header, MAX_FILE_BYTES))
 
 
 def _described(file: TensorFile | TensorHeader, read: Callable[[], TensorFile]) -> Record:
-    """The record that a file describes; `read` gives the file with its numbers."""
+    """The record that a header describes; `read` gives the file with its numbers."""
     path, document = file.path, file.metadata
     schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
     if schema != SCHEMA:
@@ -99,7 +99,7 @@ def _require_whole(record: Record, path: str) -> None:
     if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
         raise MhaError(f"{path}: every step of a decoding must have tokens and a shape", code="bad-file", path=path)
     views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
-    if record.cell is not None and not _is_inside(record.cell, views[0]):  # a walk is of one layer
+    if record.cell is not None and not _is_inside(record.cell, views[0]):  # only records of one layer follow a cell
         raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
     if any(view.survey is not None and not _is_survey(view.survey, view) for view in views):
         raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
@@ -107,8 +107,8 @@ def _require_whole(record: Record, path: str) -> None:
         raise MhaError(
             f"{path} must have layers for its model, and every head in one of them", code="bad-file", path=path
         )
-    made = None if record.model is None else record.model.generated
-    if made is not None and not _are_prompts(made.prompt_lens, record):
+    generated = None if record.model is None else record.model.generated
+    if generated is not None and not _are_prompts(generated.prompt_lens, record):
         raise MhaError(
             f"{path}: generated.prompt_lens must have a number from 1 to its length for every sequence",
             code="bad-file",
@@ -116,7 +116,7 @@ def _require_whole(record: Record, path: str) -> None:
         )
     for span in record.spans:
         if len(span.tokens) != len(record.sequences) or not all(
-            0 <= i < len(s.tokens) for s, own in zip(record.sequences, span.tokens, strict=True) for i in own
+            0 <= i < len(s.tokens) for s, tokens in zip(record.sequences, span.tokens, strict=True) for i in tokens
         ):
             raise MhaError(f"{path}: spans must lie within their sequences", code="bad-file", path=path)
 
@@ -148,7 +148,7 @@ def _is_survey(survey: HeadsSummary, record: Record) -> bool:
     are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
     are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))
     is_block = 1 <= survey.block <= 1 << 31 and not survey.block & (survey.block - 1)
-    is_asked = is_block and bool(survey.checks) and survey.kept.top >= bool(survey.kept.queries)
+    is_top = is_block and bool(survey.checks) and survey.kept.top >= bool(survey.kept.queries)
     c = survey.kept.corner or Corner(0, 1, 0, 1)
     is_corner = c.n_queries >= 1 <= c.n_keys and c.first_query >= 0 <= c.first_key
     is_within = c.first_query + c.n_queries <= facts.q_len and c.first_key + c.n_keys <= facts.k_len
@@ -159,7 +159,7 @@ def _is_survey(survey: HeadsSummary, record: Record) -> bool:
     queries += [(cell.sequence, cell.query) for head in record.heads for cell in head.largest]
     queries += [head.max_score_at[:2] for head in record.heads if head.max_score_at]
     return bool(
-        are_heads and are_steps and is_asked and is_corner and is_within
+        are_heads and are_steps and is_top and is_corner and is_within
         and all(0 <= b < facts.batch and 0 <= key < facts.k_len for b, key in places)
         and all(0 <= b < facts.batch and 0 <= query < facts.q_len for b, query in queries)
         and all(len(head.patterns) == len(survey.patterns) for head in record.heads)
@@ -171,10 +171,10 @@ def _is_survey(survey: HeadsSummary, record: Record) -> bool:
 
 
 def _stored(file: TensorFile | TensorHeader, views: Mapping[str, Record], read: Callable[[], TensorFile]) -> LateArrays:
-    """The arrays of a file that have a meaning in the record.
+    """The arrays of a file that belong to the record.
 
-    `views` are the record or its layers, by what the names of their arrays begin with in the file; `read` gives the file with
-    its numbers. Raises `MhaError` for arrays that do not fit, and, when one is asked for, where numbers have no meaning.
+    `views` are the record or its layers, by the prefix of their array names; `read` gives the file with its numbers.
+    Raises `MhaError` for shapes that do not fit, and on access for numbers out of range.
     """
     _require_readable(file)
     names = [prefix + name for prefix, view in views.items() for name in _fitting(view, file, prefix)]
@@ -182,10 +182,10 @@ def _stored(file: TensorFile | TensorHeader, views: Mapping[str, Record], read: 
     def arrays() -> Mapping[str, Array]:
         loaded = read()
         every = _loaded(loaded)
-        known = {name: every[name] for name in names}
+        stored = {name: every[name] for name in names}
         for prefix, view in views.items():
-            _require_meaning(Prefixed(known, prefix), view.facts, loaded.path)
-        return known
+            _require_meaning(Prefixed(stored, prefix), view.facts, loaded.path)
+        return stored
 
     return LateArrays(names, arrays)
 
@@ -207,8 +207,8 @@ def _loaded(file: TensorFile) -> Mapping[str, Array]:
 
 
 def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iterator[str]:
-    """The names of the arrays of a record, or of one layer, that have a meaning there, by what the header says of them. Raises
-    `MhaError` for those that do not fit. `prefix` is what their names begin with in the file."""
+    """The names of the arrays in a file that belong to a record or layer. Raises `MhaError` for shapes that do not fit.
+    `prefix` is that of their names in the file."""
     path, shapes = file.path, _shapes(view)
     arrays = {name: info for name, info in Prefixed(file.tensors, prefix).items() if name in shapes}
     for name, info in arrays.items():
@@ -224,7 +224,7 @@ _Shapes = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def _shapes(record: Record) -> _Shapes:
-    """The arrays that a record may hold, and the shapes that each may have, the usual one first."""
+    """The arrays that a record may hold, with their allowed shapes, the usual one first."""
     facts = record.facts
     if record.survey is not None:
         return _shapes_of_survey(record.survey, record)
@@ -232,7 +232,7 @@ def _shapes(record: Record) -> _Shapes:
     expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
     for_all_heads = (whole[0], 1, *whole[2:])
     per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
-    return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # a mask may differ from head to head
+    return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # masks may differ between heads
 
 
 def _shapes_of_survey(survey: HeadsSummary, record: Record) -> _Shapes:
@@ -258,12 +258,12 @@ def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable
     from mhacli.results.record.head_statistics import MATRICES, OPTIONAL
 
     yield from (name for name in shapes if name not in OPTIONAL)
-    if any(name in held for name in MATRICES):  # without their mask nobody knows which cells are there
+    if any(name in held for name in MATRICES):  # matrices need their mask
         yield "allowed"
 
 
 def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...], ...], path: str) -> None:
-    """Arrays and tokens that disagree would be drawn under the wrong names: such a file is refused."""
+    """Raises `MhaError` if an array contradicts the tokens, because it would be drawn under the wrong labels."""
     if info.shape not in shapes:
         raise MhaError(
             f"{path}: {name} has the shape {list(info.shape)}, but its tokens and heads need {list(shapes[0])}",
@@ -276,7 +276,7 @@ def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...],
 
 
 def _require_meaning(arrays: Mapping[str, Array], facts: Facts, path: str) -> None:
-    """Numbers that views index or scale by lie in their range. NaN may stand anywhere: it is shown as what it is."""
+    """Raises `MhaError` for numbers out of range that views use as indices or scales. NaN is allowed, and shown."""
     import numpy as np
 
     last_key, most = facts.k_len - 1, facts.q_len * (1 + _ROUNDING)

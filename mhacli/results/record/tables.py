@@ -1,4 +1,4 @@
-"""What a record holds as tables for other libraries, each of which is imported when its table is asked for."""
+"""Exports of a record as tables of other libraries, which are imported on use."""
 
 from __future__ import annotations
 
@@ -22,56 +22,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what its values are, and the values, None for a missing one."""
+    """A column: the type of its values, and the values, None for a missing one."""
 
     kind: type
     values: Sequence[Any] | Array
 
 
 class Table(ABC):
-    """What can be had as a table with one line for each of something."""
+    """A result that converts to a table."""
 
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
         """The columns by name."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A dict for each line."""
+        """A dict for each row."""
         columns = self.columns()
-        values = (getattr(own.values, "tolist", lambda own=own: own.values)() for own in columns.values())
+        values = (
+            getattr(column.values, "tolist", lambda column=column: column.values)() for column in columns.values()
+        )
         rows = zip(*values, strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def to_polars(self) -> polars.DataFrame:
-        """A polars DataFrame; null for a missing value. Raises `MhaError` where polars is missing."""
+        """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
         require_library("polars", "to_polars")
         import polars
 
         kinds = {int: polars.Int64, float: polars.Float64, str: polars.String, bool: polars.Boolean}
         columns = self.columns().items()
-        return polars.DataFrame([polars.Series(name, own.values, kinds[own.kind]) for name, own in columns])
+        return polars.DataFrame([polars.Series(name, column.values, kinds[column.kind]) for name, column in columns])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` where pandas is missing."""
+        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
         require_library("pandas", "to_pandas")
         import pandas
 
         kinds = {int: "Int64", float: "float64", str: "str", bool: "bool"}
         columns = self.columns().items()
-        return pandas.DataFrame({name: pandas.Series(own.values, dtype=kinds[own.kind]) for name, own in columns})
+        return pandas.DataFrame(
+            {name: pandas.Series(column.values, dtype=kinds[column.kind]) for name, column in columns}
+        )
 
     def to_arrow(self) -> pyarrow.Table:
-        """An Arrow table; null for a missing value. Raises `MhaError` where pyarrow is missing."""
+        """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""
         require_library("pyarrow", "to_arrow")
         import pyarrow
 
         kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), bool: pyarrow.bool_()}
         columns = self.columns().items()
-        return pyarrow.table({name: pyarrow.array(own.values, kinds[own.kind]) for name, own in columns})
+        return pyarrow.table({name: pyarrow.array(column.values, kinds[column.kind]) for name, column in columns})
 
 
 def require_library(name: str, method: str) -> None:
-    """Raises `MhaError` where a library is missing that a method needs."""
+    """Raises `MhaError` if a library that a method needs is missing."""
     from importlib.util import find_spec
 
     if find_spec(name) is None:
@@ -80,16 +84,16 @@ def require_library(name: str, method: str) -> None:
 
 
 class EffectTable(tuple[Effect, ...], Table):
-    """What each removal changes: a tuple, and a table with one line for each removal.
+    """The effects of removals: a tuple, and a table with a row per removal.
 
-    Columns have the names of the JSON fields, then come the other numbers of `mha explain`, if any. Heads, spans and layers that
-    were removed together are JSON lists, for a table has no other.
+    Columns are named like the JSON fields, followed by other numbers of `mha explain`, if any. Heads, spans and layers
+    that were removed together are JSON lists.
     """
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """How many removals it has, and how to make a table of them."""
+        """The number of removals, and how to make a table."""
         return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
 
     def columns(self) -> Mapping[str, Column]:
@@ -103,7 +107,7 @@ class EffectTable(tuple[Effect, ...], Table):
 
 
 def _kind_of(hint: Any) -> type:
-    """The type of a column's values: of an optional number its own, of words and lists text."""
+    """The type of a column: that of an optional number's value, and text for words and lists."""
     numbers = {int, float, bool} & {hint, *get_args(hint)}
     return numbers.pop() if numbers and get_origin(hint) is not tuple else str
 
@@ -113,18 +117,18 @@ def _cell(value: Any) -> Any:
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):
-    """The statistics of the heads, layer by layer: a tuple, and a table with one line for each head.
+    """Head statistics by layer: a tuple, and a table with a row per head.
 
-    Columns have the names of the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the type), then
-    every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in tokens;
-    `effective_keys` and `participation` count keys; `max_score` is a score before the softmax; the others are attention
-    weights or fractions from 0 to 1. `pattern_1` … are the user's own conditions, where there are some.
+    Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
+    type), then every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
+    tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
+    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions.
     """
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """How many heads it has, and how to make a table of them."""
+        """The number of heads, and how to make a table."""
         n_layers = len({(head.layer, head.attention) for head in self})
         return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
 
