@@ -1,1 +1,1 @@
-"""Views of a record. Nothing here computes attention, opens a file or prints."""
+"""Renders records as text, JSON, CSV, HTML and SVG. No module here computes attention, opens files or prints."""

@@ -1,4 +1,4 @@
-"""A record's patterns as CSV: one line for each sequence, head, query and key."""
+"""A record's patterns as CSV: a row for each sequence, head, query and key."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allow
 
 
 def pieces(record: Record) -> Iterator[str]:
-    """The lines, RFC 4180, with a header: of a record of heads one for each head, else one for each cell without padding.
+    """CSV rows (RFC 4180) with a header: for head statistics a row per head, otherwise a row per cell without padding.
 
-    Of effects one for each removal, none where they are not proven. Of a checkpoint one for each cell of every layer whose
-    pattern was kept, else one for each head, with the number of the layer and the name of the attention. Headings are the names
-    of the JSON fields. Raises `MhaError` when the record holds no pattern.
+    For effects, a row per removal; none if they are not proven. For a checkpoint, a row per cell of every layer whose
+    pattern was kept, or else a row per head, with the layer's number and the attention's name. Headings are the JSON
+    names. Raises `MhaError` if the record has no pattern.
     """
     if record.effect is not None:
         yield from _effects(record) if record.effect.verified.ok else ()
@@ -47,46 +47,48 @@ def pieces(record: Record) -> Iterator[str]:
 
 
 def _cells(record: Record, begin: tuple[object, ...] = ()) -> Iterator[str]:
-    """A line per cell, sequence by sequence and head by head; each begins with what its layer is called."""
+    """A row per cell, sequence by sequence and head by head, beginning with its layer."""
     pattern, allowed = record.arrays["pattern"], record.arrays["allowed"]
     numbers = range(pattern.shape[1]) if record.survey is None else [head.head for head in record.heads]
     for b, sequence in enumerate(record.sequences):
         queries, keys, first = _words(sequence), _words(record.keys[b]), record.first_key(b)
-        own = slice(first, first + len(keys))
+        texts = slice(first, first + len(keys))
         for place, h in enumerate(numbers):
             for i, query in enumerate(queries):
                 row = record.first_query(b) + i
-                weights = pattern[b, place, row, own]
+                weights = pattern[b, place, row, texts]
                 words = np.where(np.isfinite(weights), weights.astype("U32"), "").tolist()
-                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, own].astype(int).tolist()
+                open_ = allowed[b, min(place, allowed.shape[1] - 1), row, texts].astype(int).tolist()
                 yield _lines([(*begin, b, h, i, query, j, key, open_[j], words[j]) for j, key in enumerate(keys)])
 
 
 def _heads(heads: Sequence[HeadStatistics], *, has_layers: bool) -> Iterator[str]:
-    """A line per head: its type, its numbers, and the same numbers of uniform attention. What is missing is empty."""
+    """A row per head: its type, its statistics, and those of uniform attention. Missing values are empty."""
     numbers = [f.name for f in fields(Averages) if f.name != "patterns"]
     patterns = [f"pattern_{index + 1}" for index in range(len(heads[0].patterns))]
-    own = ["head", "kind", "certainty", "max_score"]
+    names = ["head", "kind", "certainty", "max_score"]
     begin = ["layer", *(["attention"] if has_layers else [])]
     both_names = (*numbers, *patterns, *(f"uniform_{name}" for name in (*numbers, *patterns)))
-    yield _lines([(*begin, *own, *both_names)])
+    yield _lines([(*begin, *names, *both_names)])
     for head in heads:
         both = (head, head.uniform or Averages(patterns=(None,) * len(patterns)))
         values = [value for of in both for value in (*(getattr(of, name) for name in numbers), *of.patterns)]
         layer = (head.layer, *([cell_text(head.attention)] if has_layers else []))
-        yield _lines([(*layer, *(getattr(head, name) for name in own), *values)])
+        yield _lines([(*layer, *(getattr(head, name) for name in names), *values)])
 
 
 def _effects(record: Record) -> Iterator[str]:
-    """A line per removal, a column per field; heads and spans that were removed together are JSON lists."""
+    """A row per removal, a column per field. Heads and spans removed together are JSON lists."""
     columns = record.effects.columns()
     yield _lines([tuple(columns)])
     yield _lines([tuple(row.values()) for row in record.effects.to_dicts()])
 
 
 def cell_text(text: str) -> str:
-    """Text from outside as a cell: as it is, or as a JSON string where a spreadsheet could take it for a formula, where it has
-    characters that are not seen, or where it begins with a quotation mark. So a cell that begins with one is a JSON string.
+    """Untrusted text as a cell. It becomes a JSON string if it looks like a formula, has invisible characters, or
+    begins with a quotation mark.
+
+    So a cell that begins with a quotation mark is always a JSON string.
 
     >>> cell_text("the"), cell_text("=1+1")
     ('the', '"=1+1"')
@@ -96,7 +98,7 @@ def cell_text(text: str) -> str:
 
 
 _UNSAFE = ("=", "+", "-", "@", '"')
-"""What a spreadsheet takes for the beginning of a formula, and what would be taken for a JSON string."""
+"""Characters that begin a formula in spreadsheets, and the one that begins a JSON string."""
 
 
 def _words(sequence: TokenSequence) -> list[str]:

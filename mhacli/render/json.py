@@ -1,4 +1,4 @@
-"""A record as one JSON document, schema `mha.record/1`, in pieces, so that a large one is never held twice."""
+"""A record as one JSON document, schema `mha.record/1`, in pieces, so that no copy of a large one is held."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STATED = ("qk", "scores", "pattern", "z", "out")
 _MASKED = ("qk", "scores")
 _INNER = ("allowed",)
 _RENAMED = {"context": "context_array"}
-"""The embedded context, where `context` names its texts."""
+"""The embedded context is renamed, because `context` names its texts."""
 
 
 def pieces(record: Record) -> Iterator[str]:
-    """The document, top-level fields one per line. ASCII only; not-allowed and non-finite numbers are null.
+    """The document with one top-level field per line, in ASCII. Masked and non-finite numbers are null.
 
-    Numbers are the shortest that read back as the same number of their dtype. `nonfinite` counts the NaN and Inf per
-    array, cells that are masked aside. Arrays that were not kept are null.
+    Numbers are the shortest that parse to the same number of their dtype. `nonfinite` counts NaN and infinities per
+    array, masked cells excepted. Arrays that were not kept are null.
     """
     document = record.document()
     yield "{" + ",\n".join(field(name, document.pop(name)) for name in _FIRST)
@@ -31,7 +31,7 @@ def pieces(record: Record) -> Iterator[str]:
     if layers:
         yield ',\n"layers":['
         for index, layer in enumerate(layers):
-            yield ("," if index else "") + "\n" + _compact(layer)[:-1]  # its arrays follow before the brace
+            yield ("," if index else "") + "\n" + _compact(layer)[:-1]  # its arrays precede the closing brace
             yield from _arrays(record.of_layer(index))
             yield "}"
         yield "]"
@@ -44,7 +44,7 @@ def pieces(record: Record) -> Iterator[str]:
 
 
 def _arrays(record: Record) -> Iterator[str]:
-    """The arrays of a record, or of a layer of one, as fields that follow others."""
+    """The arrays of a record or layer as fields after other fields."""
     for name in (*_STATED, *(name for name in record.arrays if name not in _STATED + _INNER)):
         if name not in record.arrays:
             yield ",\n" + field(name, None)
@@ -55,19 +55,19 @@ def _arrays(record: Record) -> Iterator[str]:
 
 
 def nonfinite(record: Record) -> dict[str, int]:
-    """How many numbers of each array are NaN or Inf, cells that are masked aside; arrays without any left out."""
+    """The number of NaN and infinite values per array, masked cells excepted; only arrays with any."""
     if record.layers:
         by_layer = {layer_prefix(i): nonfinite(record.of_layer(i)) for i in range(len(record.layers))}
         return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
     counts = {}
-    for name in sorted(record.arrays):  # a file gives them in any order
+    for name in sorted(record.arrays):  # the order in files is arbitrary
         values, meant = _values(record, name)
         counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & meant).sum())
     return {name: count for name, count in counts.items() if count}
 
 
 def field(name: str, value: object) -> str:
-    """A field of a document, without spaces. Raises `ValueError` for a number that is not finite."""
+    """A field of a document, without spaces. Raises `ValueError` for a non-finite number."""
     return f"{json.dumps(name)}:{_compact(value)}"
 
 
@@ -76,8 +76,7 @@ def _compact(value: object) -> str:
 
 
 def _values(record: Record, name: str) -> tuple[Array, Array]:
-    """An array, and which of its cells mean anything: what is masked, or belongs to a query
-    without keys, means nothing."""
+    """An array, and its cells that have meaning: not masked, and of queries with a visible key."""
     array = record.arrays[name]
     if name in _MASKED:
         return array, np.broadcast_to(record.arrays["allowed"], array.shape)
@@ -87,7 +86,7 @@ def _values(record: Record, name: str) -> tuple[Array, Array]:
 
 
 def _nested(values: Array, meant: Array) -> Iterator[str]:
-    """Nested lists, innermost axis row by row."""
+    """Nested lists, one row of the innermost axis at a time."""
     if values.ndim == 1:
         yield "[" + ",".join(_numbers(values, meant)) + "]"
         return

@@ -1,1 +1,1 @@
-"""What every view uses: numbers as text, colours, tables and options."""
+"""Parts of every view: number formats, colours, tables and options."""

@@ -1,6 +1,6 @@
-"""Cells of maps: from weights to levels on a scale, and from levels to what a terminal shows.
+"""Cells of maps: from weights to levels on a scale, and from levels to terminal output.
 
-A level is 0 … 255, or 0 … 510 of a change, or one of two codes: `FORBIDDEN` where nothing may be attended, and `NOT_A_NUMBER`.
+A level is 0 … 255 (0 … 510 for a change), or one of two codes: `FORBIDDEN` for a masked cell, and `NOT_A_NUMBER`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mhacli.results.record.arrays import Array
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
 DECADES = 3
-"""What a log scale spans below the largest weight; smaller ones are as dark as nothing."""
+"""The range of a log scale below the largest weight. Smaller weights are as dark as 0."""
 _PLAIN = Style.null()
 
 
@@ -37,33 +37,36 @@ _PLAIN = Style.null()
 
 
 def levels(weights: Array, scale: Scale, largest: float | None = None) -> Array:
-    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest weight), `log` over the decades below it,
-    `rank` by the part of the open cells that have smaller weights. `FORBIDDEN` stays, NaN becomes `NOT_A_NUMBER`."""
+    """Levels of 0 … 255 on a scale: `linear` from 0 to `largest` (None: the largest weight), `log` over the decades
+    below it, or `rank` by the fraction of visible cells with smaller weights.
+
+    `FORBIDDEN` stays, and NaN becomes `NOT_A_NUMBER`.
+    """
     is_open = (weights != FORBIDDEN) & ~np.isnan(weights)
     top = largest or float(weights.max(initial=0.0, where=is_open)) or 1.0
-    known = np.where(is_open, weights, 0.0)
+    finite = np.where(is_open, weights, 0.0)
     if scale == "rank":
         order = np.sort(weights[is_open])
-        parts = np.searchsorted(order, known) / max(1, len(order) - 1)
+        parts = np.searchsorted(order, finite) / max(1, len(order) - 1)
     elif scale == "log":
-        parts = 1 + np.log10(np.maximum(known, top * 10.0**-DECADES) / top) / DECADES
+        parts = 1 + np.log10(np.maximum(finite, top * 10.0**-DECADES) / top) / DECADES
     else:
-        parts = known / top
+        parts = finite / top
     scaled = np.where(is_open, np.rint(255 * np.clip(parts, 0, 1)), FORBIDDEN)
     return np.where(np.isnan(weights), NOT_A_NUMBER, scaled)
 
 
 def change_levels(changes: Array, largest: float) -> Array:
-    """Levels of 0 … 510 for changes from −`largest` to `largest`; `FORBIDDEN` for NaN, where nothing is compared, and
-    `NOT_A_NUMBER` for an infinite change."""
+    """Levels of 0 … 510 for changes from −`largest` to `largest`; `FORBIDDEN` for NaN (not compared), `NOT_A_NUMBER`
+    for infinity."""
     is_known = np.isfinite(changes)
     scaled = 255 + np.rint(255 * np.clip(np.where(is_known, changes, 0.0) / (largest or 1.0), -1, 1))
     return np.select([np.isnan(changes), ~is_known], [FORBIDDEN, NOT_A_NUMBER], scaled)
 
 
 def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = False) -> str:
-    """The range of a scale: `0 … .62`; ranks are among `n_open` cells. `is_exceeded`: some cells have more than the top, and are
-    drawn as bright as it."""
+    """The range of a scale: `0 … .62`. Ranks are among `n_open` cells. With `is_exceeded`, some cells lie above the top
+    and are drawn like it."""
     if scale == "rank":
         return f"the smallest … the largest of {count_of(n_open, 'cell', grouped=True)}"
     low = "0" if scale == "linear" else f"{number_text(top / 10**DECADES)} or less"
@@ -75,7 +78,7 @@ def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = Fal
 
 @dataclass(frozen=True)
 class Ramp:
-    """How levels of 0 … `top` look: `style` of a cell, `paint` of half a cell, and `sign` where there is no colour."""
+    """The look of levels 0 … `top`: the `style` of a cell, the `paint` of half a cell, and the `sign` without colour."""
 
     top: int
     style: Callable[[int], Style]
@@ -84,7 +87,7 @@ class Ramp:
     signs: str
 
     def swatches(self, count: int = 16, *, colour: bool) -> list[tuple[str, Style]]:
-        """The ramp from end to end in `count` cells; without colour its signs."""
+        """The ramp in `count` cells; without colour its signs."""
         if not colour:
             return [(self.signs, _PLAIN)]
         return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
@@ -103,7 +106,7 @@ CHANGES = Ramp(
 def cell(
     level: int, width: int = 1, *, colour: bool, ramp: Ramp = WEIGHTS, gap: int = 0, word: str = ""
 ) -> tuple[str, Style]:
-    """A cell of `width` columns, the last `gap` of them without a sign; `word` stands in it in place of signs."""
+    """A cell of `width` columns, with `word` or signs in all but the last `gap` columns."""
     if level == FORBIDDEN:
         return " " * width, _PLAIN
     room, is_number = width - gap, level != NOT_A_NUMBER
@@ -115,8 +118,8 @@ def cell(
 def half_cells(
     upper: Sequence[int], lower: Sequence[int] | None, *, ramp: Ramp = WEIGHTS, broken: Style = _PLAIN
 ) -> Iterator[tuple[str, Style]]:
-    """Two rows of levels as one line, a character for each pair; None for no second row. `broken` is the style of pairs in which
-    one is not a number."""
+    """Two rows of levels as one line with a character per pair; None without a second row. `broken` styles pairs with a
+    `NOT_A_NUMBER`."""
     for top, bottom in zip(upper, lower or [FORBIDDEN] * len(upper), strict=True):
         if NOT_A_NUMBER in (top, bottom):
             yield NAN_SIGN, broken
@@ -125,8 +128,9 @@ def half_cells(
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:
-    """An axis of columns that are `width` wide: the place of every so many columns where it fits, none where it is negative.
-    `begin` is the number of the first column.
+    """An axis for columns of `width` cells: every so many columns the position, where it fits and is not negative.
+
+    `begin` is the index of the first column.
 
     >>> ticks(range(3), 2, every=2)
     '0   2 '

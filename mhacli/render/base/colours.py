@@ -1,11 +1,11 @@
-"""Colour scales of weights and of changes, the signs of head types, and what stands for colours where there are none.
+"""Colour scales for weights and changes, signs of head types, and characters for screens without colour.
 
-The ramp runs dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
+The ramp runs from dark to bright through blue, green and yellow, so that its order survives colour blindness and grey.
 Source: the colours of "viridis" (van der Walt and Smith 2015, CC0), at eight points.
 
-Terminals with 256 or 16 colours have few of these. The nearest ones are not in order, so each scale has its own for such
-terminals, picked by hand so that their lightness (L* of CIELAB) rises from step to step: with 256 colours in equal steps, no
-step more than a fifth away from the mean. What the 16 colours are, every terminal decides for itself.
+Terminals with 256 or 16 colours have few of these, and the nearest ones are not in order. So each scale has a palette
+for such terminals, chosen by hand so that lightness (L* of CIELAB) rises from step to step: with 256 colours in equal
+steps, none more than a fifth away from the mean. The look of the 16 colours depends on the terminal.
 """
 
 from __future__ import annotations
@@ -38,100 +38,102 @@ _MIDDLE = 110
 
 @dataclass(frozen=True)
 class PaletteSteps:
-    """A scale as numbers in the palettes of terminals with 256 and 16 colours, from the darkest on. Every terminal makes the
-    same of the numbers from 16 on, but its own of those before. Source: Moy et al., "XTerm Control Sequences"."""
+    """A scale as palette numbers for terminals with 256 and 16 colours, from the darkest on.
+
+    Numbers from 16 on look the same on every terminal. Source: Moy et al., "XTerm Control Sequences".
+    """
 
     of_256: tuple[int, ...]
     of_16: tuple[int, ...]
 
     def at(self, level: int) -> tuple[int, int]:
-        """The numbers at `level` of 0 … 255."""
+        """The palette numbers at `level` of 0 … 255."""
         of_256, of_16 = (numbers[min(255, level) * len(numbers) // 256] for numbers in (self.of_256, self.of_16))
         return of_256, of_16
 
 
 RAMP_STEPS = PaletteSteps((53, 56, 26, 31, 36, 41, 220, 226), (4, 12, 6, 10, 11))
-"""Purple, blue, teal, green, yellow, L* of 21 to 97. There is no finer scale: in between the palette has little but greys."""
+"""Purple, blue, teal, green, yellow, with L* from 21 to 97. The palette has few other colours between them but greys."""
 SINK_STEPS = PaletteSteps((16, 234, 53, 89, 126, 162, 199, 206), (0, 5, 13))
-"""Of sinks, without a colour of the ramp among the 16."""
+"""The scale of sinks. Its 16-colour steps share none with the ramp."""
 
 
 class _Picked(Color):
-    """A colour that says itself what stands for it where there are fewer: `of_256` and `of_16`, by number."""
+    """A colour with chosen substitutes in palettes of 256 and 16 colours."""
 
     of_256: int
     of_16: int
 
     def downgrade(self, system: ColorSystem) -> Color:  # type: ignore[override]  # rich keeps what it found, which no override needs
-        """The colour as a terminal has it."""
+        """The colour in a terminal's colour system."""
         if system == ColorSystem.TRUECOLOR:
             return self
         return Color.from_ansi(self.of_256 if system == ColorSystem.EIGHT_BIT else self.of_16)
 
 
 def picked(colour: RGB, of_256: int, of_16: int) -> Color:
-    """A colour with those that stand for it. Its name tells it apart from others with the same red, green and blue."""
-    made = _Picked(f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour))
-    made.of_256, made.of_16 = of_256, of_16
-    return made
+    """A colour with its substitutes. The name distinguishes it from other colours with the same RGB values."""
+    substituted = _Picked(f"{colour} or {of_256} or {of_16}", ColorType.TRUECOLOR, None, ColorTriplet(*colour))
+    substituted.of_256, substituted.of_16 = of_256, of_16
+    return substituted
 
 
 GLYPHS = "·░▒▓█"
-"""Small to large, for screens without colour; a masked cell is a space."""
+"""Small to large, for screens without colour. A masked cell is a space."""
 NAN_SIGN = "?"
-"""The sign of a cell whose weight is not a number."""
+"""The sign for a weight that is NaN."""
 EMPTY = Style(color=picked((128, 128, 128), 244, 8))
-"""Of what stands in a cell that has no attention weight: a colour, for no cell is faint, bold or underlined, which terminals
-draw darker or brighter than the shade of its number."""
+"""The style of text in a cell without an attention weight. It is a colour, because faint and bold text changes shades
+on terminals."""
 
 
 @lru_cache(maxsize=256)
 def shade(level: int) -> Style:
-    """The style of a cell at `level` of 0 … 255: background from the ramp, text black or white by luminance."""
+    """The style of a cell at `level` of 0 … 255: its background, and black or white text."""
     return on_colour(ramp_paint(level))
 
 
 @lru_cache(maxsize=4096)
 def on_colour(colour: Color) -> Style:
-    """The style of text on a background: black or white, whichever is easier to read on what the terminal makes of it."""
-    own, of_256 = (is_dark(colour.downgrade(system).get_truecolor()) for system in _KNOWN)
+    """The style of text on a background: black or white, whichever reads better on the terminal's colour."""
+    of_rgb, of_256 = (is_dark(colour.downgrade(system).get_truecolor()) for system in _KNOWN)
     of_16 = colour.downgrade(ColorSystem.STANDARD).number in _DARK
-    ink = picked((255, 255, 255) if own else (0, 0, 0), 231 if of_256 else 16, 15 if of_16 else 0)
+    ink = picked((255, 255, 255) if of_rgb else (0, 0, 0), 231 if of_256 else 16, 15 if of_16 else 0)
     return Style(color=ink, bgcolor=colour)
 
 
 _KNOWN = ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT
 _DARK = (0, 4, 5, 8, 12)
-"""Those of the 16 colours of scales on which white can be read better, on most terminals."""
+"""The colours among the 16 on which white text reads better on most terminals."""
 
 
 @lru_cache(maxsize=256)
 def ramp_paint(level: int) -> Color:
-    """The colour of the ramp at `level` of 0 … 255 on any terminal."""
+    """The ramp's colour at `level` of 0 … 255, for any terminal."""
     return picked(ramp_colour(level), *RAMP_STEPS.at(level))
 
 
 @lru_cache(maxsize=256)
 def sink_shade(level: int) -> Style:
-    """The style of a sink's cell at `level` of 0 … 255: another colour than any of the ramp, black to magenta."""
+    """The style of a sink's cell at `level` of 0 … 255, from black to magenta, unlike any colour of the ramp."""
     return Style(bgcolor=picked(sink_colour(level), *SINK_STEPS.at(level)))
 
 
 def sink_colour(level: int) -> RGB:
-    """Red, green and blue of a sink at `level` of 0 … 255."""
+    """The RGB values of a sink at `level` of 0 … 255."""
     red, green, blue = (round(part * level / 255) for part in _SINK)
     return red, green, blue
 
 
 def is_dark(colour: RGB | ColorTriplet) -> bool:
-    """Whether white is easier to read on a colour than black. Source of the weights: ITU-R BT.709."""
+    """Whether white text reads better on a colour than black. Source of the weights: ITU-R BT.709."""
     red, green, blue = colour
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue <= _MIDDLE
 
 
 @lru_cache(maxsize=256)
 def ramp_colour(level: int) -> RGB:
-    """Red, green and blue at `level` of 0 … 255, straight between the points of the ramp."""
+    """The RGB values at `level` of 0 … 255, interpolated between the points of the ramp."""
     place = level / 255 * (len(RAMP) - 1)
     low = min(int(place), len(RAMP) - 2)
     red, green, blue = (round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1], strict=True))
@@ -140,8 +142,8 @@ def ramp_colour(level: int) -> RGB:
 
 @lru_cache(maxsize=65536)
 def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Color] = ramp_paint) -> tuple[str, Style]:
-    """One character that shows two cells, the upper as its foreground; None is a cell that shows the screen itself. `paint` makes
-    a colour of a level."""
+    """One character for two cells, with the upper in the foreground. None shows the screen's background. `paint` gives
+    a level's colour."""
     if upper is None and lower is None:
         return " ", Style.null()
     if upper is None or lower is None:
@@ -151,35 +153,35 @@ def half_block(upper: int | None, lower: int | None, paint: Callable[[int], Colo
 
 
 def level_of(weight: float, largest: float) -> int:
-    """Where an attention weight lies on the linear scale from 0 to `largest`, as 0 … 255."""
+    """The level, 0 … 255, of a weight on the linear scale from 0 to `largest`."""
     return 255 if weight >= largest else max(0, round(255 * weight / largest))
 
 
 def glyph(level: int) -> str:
-    """The character that stands for a level where there is no colour."""
+    """The character for a level on screens without colour."""
     return GLYPHS[min(len(GLYPHS) - 1, level * len(GLYPHS) // 256)]
 
 
 # ------------------------------------------------------------------------------------------------------------- changes
 
 LESS, NONE, MORE = (86, 180, 233), (68, 68, 68), (230, 159, 0)
-"""Both ends of a change are the sky blue and the orange of Okabe and Ito, which differ for every kind of colour blindness, as far
-from the dark grey of no change as each other, so that a bright cell is a large change whichever way it goes.
-Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
+"""The ends of the scale of changes are the sky blue and the orange of Okabe and Ito, which differ for every kind of
+colour blindness. Both are equally far from the dark grey of no change, so that brightness shows the size of a change in
+either direction. Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/."""
 LESS_STEPS, MORE_STEPS = (
     PaletteSteps((238, 60, 67, 74, 117), (8, 6, 14)),
     PaletteSteps((238, 94, 136, 178, 220), (8, 3, 11)),
 )
-"""Both sides on small terminals, from no change on, each step of one about as light as that of the other."""
+"""Both sides for small palettes, from no change on. Steps of the same size have about the same lightness."""
 STRONG = 0.5
-"""From half of the largest change on a sign is a strong one."""
+"""The fraction of the largest change from which a sign is a strong one."""
 FAINT = 0.05
-"""Below this part of the largest change a sign says that there is about none."""
+"""The fraction of the largest change below which a sign means no change."""
 
 
 @lru_cache(maxsize=512)
 def change_colour(level: int) -> RGB:
-    """Red, green and blue of a change at `level` of −255 … 255: straight from no change to the end of its side."""
+    """The RGB values of a change at `level` of −255 … 255, interpolated from no change to the end of its side."""
     end, part = (LESS, -level) if level < 0 else (MORE, level)
     red, green, blue = (round(a + (b - a) * part / 255) for a, b in zip(NONE, end, strict=True))
     return red, green, blue
@@ -187,20 +189,20 @@ def change_colour(level: int) -> RGB:
 
 @lru_cache(maxsize=512)
 def change_paint(level: int) -> Color:
-    """The colour of a change at `level` of −255 … 255 on any terminal."""
+    """The colour of a change at `level` of −255 … 255, for any terminal."""
     steps = LESS_STEPS if level < 0 else MORE_STEPS
     return picked(change_colour(level), *steps.at(abs(level)))
 
 
 @lru_cache(maxsize=512)
 def change_style(level: int) -> Style:
-    """The style of a cell at `level` of −255 … 255: its background, with text black or white by luminance."""
+    """The style of a change at `level` of −255 … 255: its background, and black or white text."""
     return on_colour(change_paint(level))
 
 
 def change_glyph(level: int) -> str:
-    """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much more: all
-    of ASCII, where `·` would look like `-`."""
+    """The sign of a change: `=` and `-` for much and little less, `.` for about none, `+` and `#` for little and much
+    more. All are ASCII, since `·` looks like `-`."""
     part = abs(level) / 255
     if part < FAINT:
         return "."
@@ -221,10 +223,10 @@ KIND_SIGNS: Mapping[Kind, tuple[str, str]] = {
     "uniform": ("░", "white"),
     "mixed": ("○", "white"),
 }
-"""A sign and a colour for each type of head."""
+"""The sign and colour of each head type."""
 
 
 def type_sign(kind: Kind) -> tuple[str, Style]:
-    """The sign of a type of head, in its colour; grey where it is none."""
+    """The sign of a head type in its colour; grey for an unknown type."""
     sign, colour = KIND_SIGNS[kind]
     return sign, EMPTY if kind in UNTYPED else Style(color=colour)

@@ -1,4 +1,4 @@
-"""Small things to read: numbers, times, tokens, titles and tables, steps of a walkthrough, and what made a record."""
+"""Text formats: numbers, times, tokens, titles, tables, steps of a walkthrough, and a record's provenance."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def weight_text(weight: float, precision: int) -> str:
 
 
 def number_text(number: float | None) -> str:
-    """A number in about seven columns, `nan` for one that is not finite."""
+    """A number in about seven columns; `nan` if it is not finite."""
     if number is None or math.isnan(number):
         return "nan"
     return f"{number + 0.0:.4g}" if number == 0 or 1e-4 <= abs(number) < 1e5 else f"{number:.2e}"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """A duration to read: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
+    """A readable duration: `850 ns`, `12.3 µs`, `4.56 ms`, `7.89 s`."""
     if seconds is None:
         return "–"
     factor, unit = seconds_unit(seconds)
@@ -58,7 +58,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def seconds_unit(seconds: float) -> tuple[float, str]:
-    """How many of its units make a second, and the unit that a duration reads best in."""
+    """The unit in which a duration reads best, and how many of it make a second."""
     for factor, unit in ((1e9, "ns"), (1e6, "µs"), (1e3, "ms")):
         if seconds * factor < 999.5:
             return factor, unit
@@ -66,11 +66,11 @@ def seconds_unit(seconds: float) -> tuple[float, str]:
 
 
 ROUGH_S, ROUGH_SPREAD = 1e-3, 0.2
-"""A time below the first is mostly that of calls and clocks; runs that vary by more than the second were disturbed."""
+"""A shorter time is mostly overhead of calls and clocks; a larger relative spread of runs shows a disturbance."""
 
 
 def rough_note(timings: Iterable[Timing]) -> str:
-    """Why the medians of some timings are rough, nothing where they are not."""
+    """Why some medians are rough; empty if none is."""
     timed = [timing for timing in timings if timing.median_s]
     if any(timing.median_s < ROUGH_S for timing in timed):
         return "rough: less than 1 ms"
@@ -79,7 +79,7 @@ def rough_note(timings: Iterable[Timing]) -> str:
 
 
 def count_text(count: int) -> str:
-    """A count of operations: `0`, `4608`, `49.5 k`, `2.1 G`."""
+    """A number of operations: `0`, `4608`, `49.5 k`, `2.1 G`."""
     if count < 10_000:
         return str(count)
     for factor, unit in ((10**3, "k"), (10**6, "M"), (10**9, "G")):
@@ -89,26 +89,26 @@ def count_text(count: int) -> str:
 
 
 def percent_text(weight: float) -> str:
-    """An attention weight in percent, two digits of it: `12 %`, `0.034 %`."""
+    """An attention weight in percent with two digits: `12 %`, `0.034 %`."""
     percent = 100 * weight
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
 
 
 def or_dash(number: float | None, tell: Callable[[float], str]) -> str:
-    """A number in words, or a dash where there is none."""
+    """The number as text by `tell`, or a dash for None."""
     return "–" if number is None else tell(number)
 
 
 def short_text(number: float) -> str:
-    """A number in five columns or so: `3.21`, `48.2`, `1,204`; a whole one as it is."""
+    """A number in about five columns: `3.21`, `48.2`, `1,204`. Integers are unchanged."""
     if isinstance(number, int):
         return f"{number:,}"
     return f"{number:.2f}" if abs(number) < 9.995 else f"{number:.1f}" if abs(number) < 999.5 else f"{number:,.0f}"
 
 
 def type_text(head: HeadStatistics) -> str:
-    """The type of a head in words, with its excess over uniform attention: `previous token .62`,
-    `mixed (nearest: previous token, .21 of .40)`."""
+    """A head's type with its excess over uniform attention: `previous token .62`, or `mixed (nearest: previous token,
+    .21 of .40)`."""
     nearest = nearest_type(head)
     if nearest is None:
         return HEAD_TYPES[head.kind].name + type_excess(head)
@@ -118,8 +118,7 @@ def type_text(head: HeadStatistics) -> str:
 
 
 def type_excess(head: HeadStatistics) -> str:
-    """What stands beside the type of a head in a narrow column: its excess, of a mixed one the type that comes nearest, nothing
-    where that is not known."""
+    """The excess beside a head's type in a narrow column; for a mixed head the nearest type; empty if unknown."""
     nearest = nearest_type(head)
     if nearest is not None:
         return f" ({HEAD_TYPES[nearest[0]].short} {weight_text(nearest[1], 2)})"
@@ -132,7 +131,7 @@ def bytes_text(n_bytes: int) -> str:
 
 
 def sparkline(counts: Sequence[float]) -> str:
-    """One character per count, its height the count relative to the largest; a space for none.
+    """One character per count, with a height relative to the largest; a space for 0.
 
     >>> sparkline((0, 1, 8))
     ' ▁█'
@@ -142,12 +141,12 @@ def sparkline(counts: Sequence[float]) -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """`text` cut to `width` cells with an ellipsis where it is longer; never padded."""
+    """`text`, cut to `width` cells with an ellipsis if it is longer; never padded."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def token_text(sequence: TokenSequence, index: int) -> str:
-    """The token at an index of the sequence as tables show it, or the sign for padding, outside of it."""
+    """A token as tables show it, or the sign for padding if the index is out of range."""
     return token_label(sequence.tokens[index]) if 0 <= index < len(sequence.tokens) else PADDING
 
 
@@ -155,7 +154,7 @@ _LONGEST_TOKEN = 40
 
 
 def token_at(token: str, position: int | str, width: int = _LONGEST_TOKEN) -> str:
-    """A token with its position, as sentences name it: `25 “for”`; the token cut to `width` cells.
+    """A position and its token, as in sentences: `25 “for”`. The token is cut to `width` cells.
 
     >>> token_at("for", 25)
     '25 “for”'
@@ -164,13 +163,13 @@ def token_at(token: str, position: int | str, width: int = _LONGEST_TOKEN) -> st
 
 
 def count_of(n: int, noun: str, *, grouped: bool = False) -> str:
-    """`1 token`, `2 tokens`; thousands apart where they are `grouped`, `4,834 tokens`."""
+    """`1 token`, `2 tokens`; with thousands separators if `grouped`: `4,834 tokens`."""
     number = f"{n:,}" if grouped else str(n)
     return f"{number} {noun}" if n == 1 else f"{number} {noun}s"
 
 
 def configuration(record: Record, width: int, *more: str) -> Text:
-    """What was computed, where, and what is `more`: one line, or broken between its parts where `width` is too small."""
+    """The configuration, the device, and `more`: in one line, or broken between parts if `width` is too small."""
     c, e = record.config, record.environment
     parts = [f"mha {e.mha}", *_sizes(c), *_choices(record)]
     parts += [f"init {c.init}"] if c.init != "xavier" and record.weights is None else []
@@ -181,8 +180,8 @@ def configuration(record: Record, width: int, *more: str) -> Text:
 
 
 def texts_in_words(record: Record) -> list[str]:
-    """The files that were read, and how many tokens: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`;
-    of a corpus how many documents, and which of them is the example."""
+    """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`; for a corpus
+    the number of documents and the example."""
     if record.corpus is not None:
         corpus = record.corpus
         left_out = [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
@@ -203,7 +202,7 @@ def _lengths(sequences: Sequence[TokenSequence]) -> str:
 
 
 def _files(command: Sequence[str]) -> Iterator[str]:
-    """The text files that a command names, as it names them."""
+    """The text files that a command names."""
     words = iter(command)
     for word in words:
         name, is_joined, path = word.partition("=")
@@ -225,7 +224,7 @@ def _sizes(c: Config) -> list[str]:
 
 
 def _choices(record: Record) -> list[str]:
-    """What departs from plain attention."""
+    """The differences from plain attention."""
     c = record.config
     parts = [] if c.random is None else [f"random {c.distribution} rows"]
     parts += [] if c.positions == "sinusoidal" else [f"positions {positions_name(c)}"]
@@ -244,7 +243,7 @@ def _choices(record: Record) -> list[str]:
 
 
 def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
-    """Lines of at most `width` cells that hold the parts in order, `between` them, none broken."""
+    """Lines of at most `width` cells with the parts in order, joined by `between`. No part is broken."""
     lines = [parts[0]]
     for part in parts[1:]:
         if cell_len(lines[-1]) + cell_len(between) + cell_len(part) <= width:
@@ -255,8 +254,7 @@ def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:
 
 
 def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
-    """The parts one after the other, each in its own style, on lines that break between them; only a part that is wider
-    than `width` is broken itself."""
+    """The parts in a row, each in its style, with line breaks between them. Only parts wider than `width` are broken."""
     text, used = Text(), 0
     for number, part in enumerate(parts):
         if number and used + cell_len(between) + part.cell_len <= width:
@@ -274,18 +272,18 @@ def flowing(parts: Sequence[Text], width: int, between: str = " · ") -> Text:
 
 
 def title_rule(words: str | Text) -> Rule:
-    """The line above a section, its title on the left: bold, or in the styles of its own."""
+    """The line above a section, with its title on the left in bold or in its own styles."""
     return Rule(Text(words, style="bold") if isinstance(words, str) else words, align="left", style="dim")
 
 
 def left_out(count: int) -> Text:
-    """What stands in a table for rows that are left out."""
+    """The table row that stands for omitted rows."""
     return Text(f"{count} more (--all)", style="dim")
 
 
 def plain_table(*columns: tuple[str, bool], width: int | None = None, gap: int = 2) -> Table:
-    """A table without lines, of columns that do not break, `gap` cells apart; of each its head, and whether its words stand on
-    the right. Columns of another kind are added to it."""
+    """A table without lines, with columns `gap` cells apart that do not wrap. Each column is given by its heading and
+    whether it is right-aligned. Further columns can be added."""
     table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim", width=width)
     for name, is_right in columns:
         table.add_column(name, justify="right" if is_right else "left", no_wrap=True)
@@ -298,13 +296,13 @@ _MASKED = ("scores", "bias", "masked")
 
 
 def is_masked(step: Step) -> bool:
-    """Whether −∞ is no accident at its site: it says that a cell may not be attended."""
+    """Whether −∞ at this site means a masked cell."""
     return step.site in _MASKED
 
 
 def memory_text(step: Step, *, in_brief: bool = False) -> str:
-    """Whose memory it is, or why there is none: `view of q_proj: the same memory`, `a new tensor`. `in_brief` does not say what a
-    view is."""
+    """Whose memory a tensor shares: `view of q_proj: the same memory`, or `a new tensor`. `in_brief` omits the
+    explanation."""
     if not step.built:
         return "computed only for display: the kernel never makes it"
     if step.view_of:
@@ -317,34 +315,34 @@ def memory_text(step: Step, *, in_brief: bool = False) -> str:
 
 
 def values_text(step: Step, values: TensorSummary, *, in_brief: bool = False) -> str:
-    """Range and distribution, moments, and what is not finite: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` leaves std
-    out."""
+    """Range, distribution, moments and non-finite counts: `-1.5 ▁ █ 2 · mean 0.25 · std 0.5 · 3 NaN`. `in_brief` omits
+    std."""
     spread = f"{number_text(values.min)} {sparkline(values.histogram)} {number_text(values.max)}"
     moments = [f"mean {number_text(values.mean)}"] + [f"std {number_text(values.std)}"] * (not in_brief)
     return " · ".join([spread, *moments, *odd_numbers(step, values)])
 
 
 def odd_numbers(step: Step, values: TensorSummary) -> list[str]:
-    """How many numbers are not finite, a text for each kind: `3 NaN`, `2 Inf`, `6 × −∞, masked`."""
+    """The non-finite numbers by kind: `3 NaN`, `2 Inf`, `6 × −∞, masked`."""
     infinite = f"{values.n_inf} × −∞, masked" if is_masked(step) else f"{values.n_inf} Inf"
     return [f"{values.n_nan} NaN"] * bool(values.n_nan) + [infinite] * bool(values.n_inf)
 
 
 def trace_totals(steps: Sequence[Step]) -> tuple[int, int, int]:
-    """What all steps take together: FLOPs, bytes of new tensors, and numbers in their weights, each weight counted once."""
+    """Totals over all steps: FLOPs, bytes of new tensors, and parameters, with each weight counted once."""
     n_bytes = sum(step.bytes for step in steps if step.built and step.layout == "copy")
     shapes = {parameter.name: parameter.shape for step in steps for parameter in step.parameters}
     return sum(step.flops for step in steps), n_bytes, sum(math.prod(shape) for shape in shapes.values())
 
 
 def single_parameters(step: Step) -> tuple[WeightShape, ...]:
-    """The weights of a step; of one that was repeated, those of a single time."""
+    """The weights of a step; for a repeated step those of one repetition."""
     return step.parameters[: len(step.parameters) // step.repeats or 1] if step.repeats > 1 else step.parameters
 
 
 def new_tokens(tokens: Sequence[str], most: int) -> tuple[list[str], str]:
-    """Of the tokens of a sequence that came in with a step, at most so many words: the labels of the first, and what is said of
-    the others, `… 3 more`; of none, `padding`."""
+    """At most `most` words for a step's new tokens: the first labels, and a text for the others, `… 3 more`; `padding`
+    for none."""
     labels = [token_label(token) for token in (tokens if len(tokens) <= most else tokens[: most - 1])]
     return labels, f"… {len(tokens) - len(labels)} more" if len(labels) < len(tokens) else "" if labels else "padding"
 
@@ -358,13 +356,13 @@ def new_tokens_text(tokens: Sequence[str], most: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- provenance
 
 RECORD_BY = "record by"
-"""The word for the command that made the record."""
+"""The label of the command that made the record."""
 
 
 def provenance(record: Record) -> tuple[tuple[str, str], ...]:
-    """Pairs of a word and a line, both harmless to any surface's own escaper: `("record by", "mha run 'the cat' --heads 4")`.
+    """Pairs of label and line, safe for every surface's escaper: `("record by", "mha run 'the cat' --heads 4")`.
 
-    The command is that which made the record; a picture of it may have been asked for by another.
+    The command is that of the record; another command may have drawn the picture.
     """
     e = record.environment
     versions = f"mha {e.mha} · torch {e.torch} · numpy {e.numpy} · python {e.python}"
@@ -382,21 +380,22 @@ def provenance(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def agreement(check: Check) -> str:
-    """A check of statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
+    """A check of head statistics with its numbers: `every query's weights sum to 1 within 1.2e-7 (tolerance 4e-6)`."""
     if check.error is None:
         return f"{visible(check.name)}: some numbers are NaN or infinite"
     return f"{visible(check.name)} within {error_text(check.error)} (tolerance {error_text(check.tolerance)})"
 
 
 def checks_in_brief(checks: Sequence[Check]) -> str:
-    """Checks that all hold, in a few words: `24 checks, errors at most 4 % of their tolerances (--verbose)`."""
+    """Passed checks in brief: `24 checks, errors at most 4 % of their tolerances (--verbose)`."""
     parts = [check.error / check.tolerance for check in checks if check.error is not None and check.tolerance]
     most = f", errors at most {percent_text(max(parts))} of their tolerances" if parts else ""
     return f"{count_of(len(checks), 'check')}{most} (--verbose)"
 
 
 def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
-    """What made the statistics on a GPU, and why torch: `; statistics by triton`. Nothing on a CPU, where torch alone can."""
+    """The implementation of head statistics on a GPU, and the reason for torch: `; statistics by triton`. Empty on a
+    CPU."""
     names = [name for survey in surveys for name in survey.reducer.split(" and ")]
     if not record.environment.device.startswith("cuda") and set(names) == {"torch"}:
         return ""
@@ -413,7 +412,7 @@ def check_text(check: SelfCheck) -> str:
 
 
 def _origin(record: Record) -> tuple[str, str]:
-    """Where the weights come from: a checkpoint, somebody's own module, a file, or a seed."""
+    """The origin of the weights: a checkpoint, the user's module, a file, or a seed."""
     if record.model is not None:
         m = record.model
         revision = f" · revision {m.revision}" if m.revision else ""

@@ -1,4 +1,4 @@
-"""What of a record to draw, and on what kind of screen."""
+"""The options of views, and the screen."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import LayerChoice
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
-"""`auto`: the matrix, or what shows most where it does not fit."""
+"""`auto` is the matrix, or, if it does not fit, the view that shows most."""
 Scale = Literal["linear", "log", "rank"]
 Figure = Literal["head", "grid", "walk", "effects"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
-"""Queries of a text: those of which the model made the next token, the last one, or places."""
+"""Query rows of a text: those whose next token was generated, the last one, or positions."""
 
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """The choices of a view. `heads` and `sequences` None: as many as a screen takes; `everything`: all, whole. `maps` (heads)
-    and `sort` are for records of many heads. Of a checkpoint `layers` are drawn, each of a kind (None: any) and a number; `rows`
-    are the queries that are drawn of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for
-    short texts, log for long ones. Of files, `figure` says what is drawn (None: what was chosen), `hide_sinks` renormalises what
-    is left beside sinks, and `full` puts every cell into a page. `tokens`, `shapes` and `timings` add these tables, `verbose` all
-    of them and every column of a matrix; `brief` leaves the table of heads alone."""
+    """The options of a view.
+
+    `heads` and `sequences` None: as many as fit on a screen. `everything`: all, in full. `maps` (heads) and `sort` are
+    for records of many heads. For a checkpoint, `layers` to draw have a kind (None: any) and a number; `rows` are the
+    queries to draw of each text (None: all); `words` merges the parts of a word. `map_scale` None: linear for short
+    texts, log for long ones. For files, `figure` selects the picture (None: by the record), `hide_sinks` renormalises
+    weights without sinks, and `full` puts every cell into a page. `tokens`, `shapes` and `timings` add these tables;
+    `verbose` adds all of them and every column of a matrix; `brief` omits the table of heads.
+    """
 
     view: View = "matrix"
     heads: tuple[int, ...] | None = None
@@ -52,7 +55,7 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class Screen:
-    """Columns to fill, and whether colour can be used."""
+    """The width in columns, and whether colour is supported."""
 
     width: int
     colour: bool
@@ -60,19 +63,19 @@ class Screen:
 
 @dataclass(frozen=True)
 class Selection:
-    """Indices to draw, in order, and how many are left out between `before` and the rest."""
+    """Indices to draw in order, and the number hidden after the first `before`."""
 
     shown: tuple[int, ...]
     hidden: int
 
     @property
     def before(self) -> int:
-        """How many of the shown ones come before the gap."""
+        """The number of indices before the gap."""
         return (len(self.shown) + 1) // 2 if self.hidden else len(self.shown)
 
 
 def balanced(count: int, room: int) -> Selection:
-    """All of `count` indices, or the first and last ones where only `room` fit.
+    """All of `count` indices, or the first and last ones if only `room` fit.
 
     >>> balanced(9, 4)
     Selection(shown=(0, 1, 7, 8), hidden=5)
@@ -83,18 +86,18 @@ def balanced(count: int, room: int) -> Selection:
     return Selection((*range(head), *range(count - tail, count)), count - room)
 
 
-def chosen(asked: Sequence[int] | None, count: int, room: int, everything: bool, name: str) -> Selection:
-    """The indices asked for, or all, or a balanced few. Raises `UsageError` for one that does not exist."""
-    for index in asked or ():
+def chosen(request: Sequence[int] | None, count: int, room: int, everything: bool, name: str) -> Selection:
+    """The requested indices, or all, or a balanced few. Raises `UsageError` for an index out of range."""
+    for index in request or ():
         if not 0 <= index < count:
             raise UsageError(out_of_range(f"--{name}", index, count))
-    if asked is not None:
-        return Selection(tuple(dict.fromkeys(asked)), 0)
+    if request is not None:
+        return Selection(tuple(dict.fromkeys(request)), 0)
     return balanced(count, count if everything else room)
 
 
 def drawn_sequences(options: ViewOptions, count: int) -> Selection:
-    """The sequences of a checkpoint's record that are drawn. Raises `UsageError` for one that does not exist."""
+    """The sequences of a checkpoint's record to draw. Raises `UsageError` for an index out of range."""
     return chosen(options.sequences, count, _MAX_SEQUENCES, options.everything, "sequence")
 
 
@@ -102,6 +105,6 @@ _MAX_SEQUENCES = 4
 
 
 def require_choices(record_heads: int, n_sequences: int, options: ViewOptions) -> None:
-    """Raises `UsageError` for a head or sequence that does not exist, before anything is computed."""
+    """Raises `UsageError` for a head or sequence out of range, before any computation."""
     chosen(options.heads, record_heads, 1, False, "head")
     chosen(options.sequences, n_sequences, 1, False, "sequence")

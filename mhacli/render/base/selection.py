@@ -1,4 +1,4 @@
-"""The heads of a record and the layers of a checkpoint's: which are chosen, where they stand, and how they are called."""
+"""Selects heads of a record and layers of a checkpoint, and names them."""
 
 from __future__ import annotations
 
@@ -12,77 +12,80 @@ from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Generated, Record, texts_of
 from mhacli.spec.tokens import AttentionKind, TokenSequence
 
-if TYPE_CHECKING:  # loaded where a record has them
+if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.results.record.head_statistics import HeadsSummary
     from mhacli.results.record.record import InspectedLayer
 
 
 @dataclass(frozen=True)
 class LayerView:
-    """One inspected layer of a checkpoint, and its own record."""
+    """One inspected layer of a checkpoint with its record."""
 
     inspected: InspectedLayer
     record: Record
 
     @property
     def has_pattern(self) -> bool:
-        """Whether its matrices were kept."""
+        """Whether its patterns were kept."""
         return "pattern" in self.record.arrays
 
     @property
     def is_drawable(self) -> bool:
-        """Whether its matrices were kept, or sums of their blocks."""
+        """Whether its patterns or maps of blocks were kept."""
         return self.has_pattern or "map" in self.record.arrays
 
 
 def places_of(record: Record, heads: Sequence[int]) -> list[int]:
-    """Where heads stand on the head axis of the arrays. Raises `UsageError` for one that the record does not have."""
-    known = [head.head for head in record.heads]
+    """The indices of heads on the head axis of arrays. Raises `UsageError` for a head that the record lacks."""
+    heads_of_record = [head.head for head in record.heads]
     for head in heads:
-        if head not in known:
-            raise UsageError(f"head {head} is not in the record, which has the heads {listed_numbers(known)}")
-    return [known.index(head) for head in heads]
+        if head not in heads_of_record:
+            raise UsageError(f"head {head} is not in the record, which has the heads {listed_numbers(heads_of_record)}")
+    return [heads_of_record.index(head) for head in heads]
 
 
 def listed_numbers(heads: Sequence[int]) -> str:
-    """Heads as an error names them: `0 to 3`, or `1, 3`."""
+    """Heads in an error: `0 to 3`, or `1, 3`."""
     whole = list(heads) == list(range(heads[0], heads[-1] + 1))
     return f"{heads[0]} to {heads[-1]}" if whole and len(heads) > 2 else ", ".join(map(str, heads))
 
 
 def chosen_layers(record: Record, options: ViewOptions) -> tuple[LayerView, ...]:
-    """The layers that were asked for, or all, in the order of the record. Raises `UsageError` for one that it does not have."""
-    wanted = [*range(len(record.layers))]
+    """The requested layers, or all, in the record's order. Raises `UsageError` for a layer that the record lacks."""
+    request = [*range(len(record.layers))]
     if options.layers is not None:
         indices = set()
         for kind, number in options.layers:
-            matching = [i for i in wanted if record.layers[i].layer == number and kind in (None, record.layers[i].kind)]
+            matching = [
+                i for i in request if record.layers[i].layer == number and kind in (None, record.layers[i].kind)
+            ]
             if not matching:
                 name = f"{kind}.{number}" if kind is not None else number
                 raise UsageError(f"--layer {name} is not in the record, which has {names_of(record.layers)}")
             indices |= {*matching}
-        wanted = sorted(indices)
-    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in wanted)
+        request = sorted(indices)
+    return tuple(LayerView(record.layers[i], record.of_layer(i)) for i in request)
 
 
 def require_inspected_heads(layers: Sequence[LayerView], heads: Iterable[int]) -> None:
     """Raises `UsageError` for a head that none of the layers has."""
-    known = sorted({head.head for layer in layers for head in layer.record.heads})
+    inspected = sorted({head.head for layer in layers for head in layer.record.heads})
     for head in heads:
-        if head not in known:
+        if head not in inspected:
             where = names_of([layer.inspected for layer in layers])
-            raise UsageError(f"head {head} is not in {where} of the record, with the heads {listed_numbers(known)}")
+            raise UsageError(f"head {head} is not in {where} of the record, with the heads {listed_numbers(inspected)}")
 
 
 def chosen_heads(layers: Sequence[LayerView], options: ViewOptions) -> tuple[HeadStatistics, ...]:
-    """The heads of the layers that were asked for, or all."""
+    """The requested heads of the layers, or all."""
     require_inspected_heads(layers, options.heads or ())
     heads = (head for layer in layers for head in layer.record.heads)
     return tuple(head for head in heads if options.heads is None or head.head in options.heads)
 
 
 def survey_of(record: Record) -> HeadsSummary:
-    """How heads were looked at; of several layers, that which saw the largest distances. Raises `UsageError` for none."""
+    """The summary of head statistics; of several layers, the one with the largest distances. Raises `UsageError` for
+    none."""
     surveys = [record.survey] if record.survey is not None else [layer.survey for layer in record.layers]
     if not surveys:
         raise UsageError("the record is not one of mha heads")
@@ -92,7 +95,7 @@ def survey_of(record: Record) -> HeadsSummary:
 def names_of(layers: Sequence[InspectedLayer]) -> str:
     """Layers by kind and number.
 
-    `layers 0–2, 5`, or of a pair `encoder 0–2, cross 1`.
+    `layers 0–2, 5`, or in an encoder-decoder model `encoder 0–2, cross 1`.
     """
     kinds = list(dict.fromkeys(layer.kind for layer in layers))
     if kinds == ["self"]:
@@ -101,7 +104,7 @@ def names_of(layers: Sequence[InspectedLayer]) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers with neighbours put together.
+    """Numbers with consecutive ones merged.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0–2, 5, 7, 8'
@@ -117,7 +120,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def by_layers(layers: Sequence[InspectedLayer], tell: Callable[[InspectedLayer], str]) -> list[str]:
-    """What is said of layers, each thing once, with the layers of which it is true where it is not true of all."""
+    """Each distinct text about layers, with its layers unless it applies to all."""
     layers_of: dict[str, list[InspectedLayer]] = {}
     for layer in layers:
         layers_of.setdefault(tell(layer), []).append(layer)
@@ -126,18 +129,18 @@ def by_layers(layers: Sequence[InspectedLayer], tell: Callable[[InspectedLayer],
     return [f"{word} ({_names_within(named, layers)})" for word, named in layers_of.items() if word]
 
 
-def _names_within(own: Sequence[InspectedLayer], layers: Sequence[InspectedLayer]) -> str:
-    """As `names_of`, but a kind of which all layers are meant goes without their numbers."""
+def _names_within(subset: Sequence[InspectedLayer], layers: Sequence[InspectedLayer]) -> str:
+    """As `names_of`, but a kind with all its layers has no numbers."""
     parts = []
-    for kind in dict.fromkeys(layer.kind for layer in own):
-        same = [layer for layer in own if layer.kind == kind]
+    for kind in dict.fromkeys(layer.kind for layer in subset):
+        same = [layer for layer in subset if layer.kind == kind]
         is_whole = kind != "self" and len(same) == sum(layer.kind == kind for layer in layers)
         parts.append(kind if is_whole else names_of(same))
     return ", ".join(parts)
 
 
 def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
-    """The number of a layer, with its kind where there are several: `5`, `cross 5`; and which call, if not the first."""
+    """A layer's number, with its kind if there are several (`5`, `cross 5`), and its call if not the first."""
     name = str(layer.layer) if len({other.kind for other in layers}) == 1 else f"{layer.kind} {layer.layer}"
     return name if layer.call == 1 else f"{name} call {layer.call}"
 
@@ -145,13 +148,13 @@ def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
 # ----------------------------------------------------------------------------------------------- queries that are drawn
 
 
-def first_produced(kind: AttentionKind, made: Generated | None, sequence: int) -> int | None:
-    """The first query of which the model made the token that follows it: the last of the prompt. An encoder has none."""
-    return None if made is None or kind == "encoder" else made.prompt_lens[sequence] - 1
+def first_produced(kind: AttentionKind, generated: Generated | None, sequence: int) -> int | None:
+    """The first query whose next token was generated: the last of the prompt. None for an encoder."""
+    return None if generated is None or kind == "encoder" else generated.prompt_lens[sequence] - 1
 
 
 def rows_in(rows: Rows, text: TokenSequence, produced: int | None) -> tuple[int, ...]:
-    """The places of a text that are asked for, those of them that it has; the model made the token after `produced`."""
+    """The requested positions that a text has. `produced` is the first query whose next token was generated."""
     n = len(text.tokens)
     if rows == "last":
         return (n - 1,)
@@ -166,8 +169,8 @@ def drawn_texts(
     context: tuple[TokenSequence, ...] | None,
     options: ViewOptions,
 ) -> Iterator[TokenSequence]:
-    """The texts whose tokens are the queries of layers of these kinds, those of the sequences that are drawn. Raises `UsageError`
-    for a sequence that does not exist."""
+    """The query texts of layers of these kinds, for the sequences to draw. Raises `UsageError` for a sequence out of
+    range."""
     shown = drawn_sequences(options, len(sequences)).shown
     for kind in dict.fromkeys(kinds):
         queries, _ = texts_of(kind, sequences, context)
@@ -175,13 +178,13 @@ def drawn_texts(
 
 
 def require_rows(rows: Rows | None, texts: Iterable[TokenSequence]) -> None:
-    """Raises `UsageError` for a place that none of the texts has."""
+    """Raises `UsageError` for a position that none of the texts has."""
     longest = max((len(text.tokens) for text in texts), default=0)
     if isinstance(rows, tuple) and longest and max(rows, default=0) >= longest:
         raise UsageError(out_of_range("--from", max(rows), longest))
 
 
 def require_generated(rows: Rows | None, *, is_generated: bool) -> None:
-    """Raises `UsageError` for rows of generated tokens where there are none."""
+    """Raises `UsageError` for generated rows without generated tokens."""
     if rows == "generated" and not is_generated:
         raise UsageError("--from generated needs tokens that the model generated", hint="add --generate N")

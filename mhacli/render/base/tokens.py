@@ -1,4 +1,4 @@
-"""The tokens of a text as a table: where they stand, what they are, and, of a checkpoint, what its tokenizer calls them."""
+"""The tokens of a text as a table: positions, ids, characters, and the names of a checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GAP, _LEAST_TOKEN, _MOST_BYTES = 2, 12, 18
 
 @dataclass(frozen=True)
 class _TokenColumn:
-    """A column beside the token: its heading, what it says of the token at an index, and how soon it gives way (0: never)."""
+    """A column beside the token: its heading, its text at an index, and the order in which it is dropped (0: never)."""
 
     name: str
     tell: Callable[[int], Text]
@@ -34,27 +34,27 @@ class _TokenColumn:
 def token_tables(
     record: Record, sequences: Selection, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The tables of the chosen sequences, each with that of its context."""
+    """The tables of the chosen sequences, each with its context."""
     for place, index in enumerate(sequences.shown):
         if sequences.hidden and place == sequences.before:
             yield hidden(sequences.hidden, "sequence", "--all or --sequence")
         tables = [token_table(record, index, options, screen)]
         if record.context is not None:
             tables.append(token_table(record, index, options, screen, of_context=True))
-        yield from tables if record.model is None else reversed(tables)  # an encoder reads first
+        yield from tables if record.model is None else reversed(tables)  # an encoder runs first
 
 
 def hidden(count: int, noun: str, option: str) -> Text:
-    """What is left out of a view, and how to see it."""
+    """A note on hidden parts of a view, with the option that shows them."""
     return Text(f"⋮ {count_of(count, noun)} not drawn ({option})", style="dim")
 
 
 def token_table(
     record: Record, index: int, options: ViewOptions, screen: Screen, *, of_context: bool = False
 ) -> RenderableType:
-    """The tokens of a sequence with index, id and the characters they come from; padding shown as padding.
+    """The tokens of a sequence with index, id and characters, including padding.
 
-    Of a checkpoint also the tokenizer's own name of a token, its bytes, and what is special or was generated.
+    For a checkpoint also the tokenizer's name of a token, its bytes, and whether it is special or generated.
     """
     family = record.keys if of_context else record.sequences
     sequence, longest = family[index], max(len(other.tokens) for other in family)
@@ -66,7 +66,7 @@ def token_table(
     columns = _fitting(_columns(record, index, of_context, indices), indices, screen.width - needed)
     room = max(len(PADDING), screen.width - _taken(columns, indices) - (0 if sequence.pieces else len(f" {UNKNOWN}")))
     token = _TokenColumn("token", lambda i: _token(record, sequence, i, room))
-    at = 2 if sequence.pieces else 1  # a checkpoint's ids are numbers beside the index, ours come after the word
+    at = 2 if sequence.pieces else 1  # ids of a checkpoint stand beside the index, those of mha after the token
     columns.insert(at, token)
     table = plain_table(*((column.name, column.justify == "right") for column in columns), gap=_GAP)
     for place, i in enumerate(indices):
@@ -104,7 +104,7 @@ def _token(record: Record, sequence: TokenSequence, index: int, room: int) -> Te
 
 
 def _is_unknown(record: Record, token_id: int, token: str) -> bool:
-    """Whether the vocabulary calls the token `<unk>` instead of by its name."""
+    """Whether the token's id is that of `<unk>`."""
     known = 0 <= token_id < len(record.vocabulary)
     return known and record.vocabulary[token_id] == UNKNOWN != token
 
@@ -113,7 +113,7 @@ def _is_unknown(record: Record, token_id: int, token: str) -> bool:
 
 
 def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -> list[_TokenColumn]:
-    """What stands beside a token, the index first; padding has no more than that."""
+    """The columns beside a token, the index first. Padding has only the index."""
     sequence = (record.keys if of_context else record.sequences)[index]
 
     def of_token(name: str, tell: Callable[[int], str], **rest: object) -> _TokenColumn:
@@ -143,12 +143,12 @@ def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -
 
 
 def _note(record: Record, index: int, of_context: bool, token: int) -> str:
-    """What is to be known of a token of a checkpoint: that it is no text, or no text of the user's."""
+    """A note on a checkpoint's token that is special or generated."""
     sequence = (record.keys if of_context else record.sequences)[index]
     if not 0 <= token < len(sequence.tokens):
         return "masked"
-    made = None if record.model is None or of_context else record.model.generated
-    notes = ["generated"] if made is not None and token >= made.prompt_lens[index] else []
+    generated = None if record.model is None or of_context else record.model.generated
+    notes = ["generated"] if generated is not None and token >= generated.prompt_lens[index] else []
     return ", ".join(notes + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
 
 
@@ -157,13 +157,13 @@ def _has_documents(record: Record) -> bool:
 
 
 def _taken(columns: list[_TokenColumn], indices: list[int]) -> int:
-    """What the columns beside the token take, with the gaps between all."""
+    """The width of the columns beside the token, gaps included."""
     widths = (max([cell_len(column.name), *(column.tell(i).cell_len for i in indices)]) for column in columns)
     return sum(widths) + _GAP * len(columns)
 
 
 def _fitting(columns: list[_TokenColumn], indices: list[int], width: int) -> list[_TokenColumn]:
-    """The columns that fit beside a token: those that yield soonest go first."""
+    """The columns that fit beside a token."""
     for step in range(3, 0, -1):
         if _taken(columns, indices) <= width:
             break

@@ -1,1 +1,1 @@
-"""The terminal views of a checkpoint: its layers, heads, spans and words."""
+"""Terminal views of a checkpoint: its layers, heads, spans and words."""

@@ -1,4 +1,4 @@
-"""What the terminal shows of a corpus beside its heads: how their statistics spread over documents, and what stands out where."""
+"""The terminal view of a corpus beside its heads: distributions over documents, sinks, effects and cells."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label, visible
 
 MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
-"""The tokens that are listed as sinks, the cells of a head, and the heads by what removing them changes."""
+"""The most tokens listed as sinks, cells listed of a head, and heads listed by effect."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _UNITS = {row.field: row.unit for row in STATISTICS}
 _HEADINGS = {row.field: row.heading for row in STATISTICS}
 
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
-    """The tokens that are sinks: in how many heads, and the head where one is in most documents."""
+    """The sink tokens: the number of heads for each, and the head with most documents."""
     places: dict[str, list[tuple[int, str]]] = {}
     for layer, head in _of_layers(corpus, layers):
         for sink in head.sinks:
@@ -47,7 +47,7 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
     for token, of_token in ordered[:MAX_SINKS]:
         most, place = max(of_token, key=lambda pair: pair[0])
         share = percent_text(most / corpus.n_documents)
-        unit = "" if parts else "layer.head "  # printed once
+        unit = "" if parts else "layer.head "  # explained once
         n_heads = count_of(len(of_token), "head")
         parts.append(Text(f"“{token_label(token)}” in {n_heads}, in {share} of the documents at most ({unit}{place})"))
     parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
@@ -57,8 +57,8 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
 
 
 def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> RenderableType:
-    """A row per head: in what part of the documents it has its type, and how the statistic of that type spreads over them."""
-    known = {(of_corpus.layer, of_corpus.attention, of_corpus.head): of_corpus for of_corpus in corpus.heads}
+    """A row per head: the fraction of documents with its type, and the distribution of the type's statistic."""
+    heads = {(of_corpus.layer, of_corpus.attention, of_corpus.head): of_corpus for of_corpus in corpus.heads}
     names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
     table = plain_table(
         ("layer", True),
@@ -70,7 +70,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
         (PART, True),
     )
     for head in listed:
-        of_corpus = known[head.layer, head.attention, head.head]
+        of_corpus = heads[head.layer, head.attention, head.head]
         name = _field(head)
         spread = of_corpus.spread(name)
         cells = ["–"] * 3 if spread is None else _cells(spread)
@@ -88,7 +88,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
 
 
 def _field(head: HeadStatistics) -> str:
-    """The statistic that makes the type of a head, or that of the type which comes nearest; the entropy where none does."""
+    """The statistic of a head's type, or of its nearest type; the entropy if there is none."""
     nearest = nearest_type(head)
     name = HEAD_TYPES[head.kind if nearest is None else nearest[0]].field
     return name if name and name != "at_offset" else "entropy_share"
@@ -108,22 +108,22 @@ def _cells(spread: Spread) -> list[str]:
 def effects_view(
     corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, *, everything: bool
 ) -> Iterator[RenderableType]:
-    """What removing each head changes over the documents, the largest mean first; nothing where no head was removed."""
-    metric = next((name for name in ("d_logit", "d_output") if any(own.spread(name) for own in corpus.heads)), None)
+    """The effect of removing each head over the documents, the largest mean first; empty without removals."""
+    metric = next((name for name in ("d_logit", "d_output") if any(head.spread(name) for head in corpus.heads)), None)
     if metric is None:
         return
     rows = [
-        (abs(found.mean), f"{short_name(layer.inspected, record.layers)}.{own.head}", found, own.spread("kl"))
-        for layer, own in _of_layers(corpus, layers)
-        if (found := own.spread(metric)) is not None
+        (abs(change.mean), f"{short_name(layer.inspected, record.layers)}.{head.head}", change, head.spread("kl"))
+        for layer, head in _of_layers(corpus, layers)
+        if (change := head.spread(metric)) is not None
     ]
     ordered = sorted(rows, key=lambda row: -row[0])
     shown = ordered if everything else ordered[:MAX_EFFECTS]
     has_kl = metric == "d_logit"
     words = ("removed", EFFECT_COLUMNS[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
     table = plain_table(*((word, word != "removed") for word in words))
-    for _, name, found, kl in shown:
-        table.add_row(name, *_change_cells(found), *([number_text(kl.mean)] if has_kl and kl is not None else []))
+    for _, name, change, kl in shown:
+        table.add_row(name, *_change_cells(change), *([number_text(kl.mean)] if has_kl and kl is not None else []))
     what = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
     legend = [Text(f"{words[1]} = {what}, at the first [MASK], else at the last token", style="dim")]
     legend += [Text("negative: the head supports the token · KL in nats", style="dim")] if has_kl else []
@@ -140,11 +140,11 @@ def _change_cells(spread: Spread) -> list[str]:
 
 
 def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:
-    """The cells of some heads that stand out most in the corpus, each with its document and place."""
-    wanted = {(head.layer, head.attention, head.head) for head in listed}
+    """The cells of some heads with the largest ratio to uniform in the corpus, each with its document and positions."""
+    keys = {(head.layer, head.attention, head.head) for head in listed}
     lines = [Text("stands out most: document, query → key", style="bold")]
     for layer, head in _of_layers(corpus, layers):
-        if (head.layer, head.attention, head.head) in wanted:
+        if (head.layer, head.attention, head.head) in keys:
             name = f"{layer.inspected.label}, head {head.head}"
             lines += [Text(f"{name}: {_cell(cell)}") for cell in head.cells[:MAX_CELLS]]
     yield Text("\n").join(lines)
@@ -159,7 +159,7 @@ def _cell(cell: CorpusCell) -> str:
 
 
 def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:
-    """The heads of the corpus in the layers that are shown."""
+    """The heads of the corpus in the shown layers."""
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
     shown = {(*place, head.head) for place, layer in views.items() for head in layer.record.heads}
     for head in corpus.heads:

@@ -1,4 +1,4 @@
-"""What a checkpoint's record says of the model: what it is, how its attention was seen, and whether all of that holds."""
+"""The header of a checkpoint's view: the model, how attention was captured, and which layers are unverified."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SEEN = {
 
 
 def model_header(record: Record, model: Model, screen: Screen, *, everything: bool = False) -> RenderableType:
-    """The model, the proof that looking changed nothing, how each layer was seen, and which layers are not to be trusted."""
+    """The model, the check that inspection changed nothing, the capture of each layer, and the unverified layers."""
     name = [Text(visible(model.path), style="bold")]
     name += [Text(f"revision {visible(model.revision)}")] if model.revision else []
     lines: list[RenderableType] = [
@@ -54,16 +54,16 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
     return Group(*lines, *_unverified(record, everything))
 
 
-def _generated_text(record: Record, made: Generated) -> str:
-    """What the model said, quoted, with what draws nothing made visible."""
-    text, n = record.sequences[0], made.prompt_lens[0]
+def _generated_text(record: Record, generated: Generated) -> str:
+    """The generated text in quotes, escaped."""
+    text, n = record.sequences[0], generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    words = text.text[begin:] or "".join(text.tokens[n:])  # bytes that make no character are in no text
+    words = text.text[begin:] or "".join(text.tokens[n:])  # bytes that form no character are missing from the text
     return f"“{visible(words)}”"
 
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:
-    """What the model is, and where it ran."""
+    """The sizes of the model, and its device."""
     environment, seen = record.environment, len({(layer.kind, layer.layer) for layer in record.layers})
     n_all = model.n_layers * len({layer.kind for layer in record.layers})
     yield from (visible(model.family), visible(model.architecture))
@@ -89,7 +89,7 @@ def _heads(layer: InspectedLayer) -> str:
 
 
 def _proof(record: Record, model: Model) -> Iterator[Text]:
-    """Which path was inspected, and whether it gave the same as without inspection."""
+    """The inspected path, and whether its outputs equal those without inspection."""
     yield Text(f"attention: {visible(model.path_inspected)}", style="bold")
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
@@ -103,7 +103,7 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
 
 
 def _how(record: Record, model: Model) -> Iterator[str]:
-    """How the layers were seen and what departs from plain attention, each with the layers of which it is true."""
+    """How layers were captured and differ from plain attention, each text with its layers."""
     layers = record.layers
     yield from texts_in_words(record)
     yield from by_layers(layers, lambda layer: _SEEN.get(layer.captured_by, visible(layer.captured_by)))
@@ -146,7 +146,7 @@ _CLOSE = 1e-6
 
 
 def _unverified(record: Record, everything: bool) -> Iterator[Text]:
-    """The layers whose numbers are not shown to be what the model computed, and why."""
+    """The layers whose numbers are unverified, with the reasons."""
     doubtful = [layer for layer in record.layers if not layer.verified]
     shown = doubtful if everything else doubtful[:_MAX_TOLD]
     for layer in shown:
@@ -157,7 +157,7 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
 
 
 def _reasons(layer: InspectedLayer) -> list[str]:
-    """Checks that do not hold, with their numbers, and what else stands in the way."""
+    """The failed checks with their numbers, and other reasons."""
     failed = [check for check in layer.survey.checks if not check.ok]
     failures = [f"'{visible(check.name)}' {_failure(check)}" for check in failed]
     named = [f"the check '{check.name}'" for check in failed]
@@ -171,8 +171,8 @@ def _failure(check: Check) -> str:
 
 
 def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
-    """Whether everything holds, in a line; `in_detail` or where something does not, each check by the layer with the largest
-    error, and what fails by name."""
+    """One line if all checks pass; otherwise, or `in_detail`, each check for the layer with the largest error, and all
+    failures."""
     surveys = [layer.survey for layer in record.layers]
     checks, by = [check for survey in surveys for check in survey.checks], reducer_text(record, surveys)
     names = dict.fromkeys(check.name for check in checks)
@@ -193,7 +193,7 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
 
 
 def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
-    """A check where its error is the largest, and where it fails."""
+    """A check for the layer with the largest error, and the layers where it fails."""
     checks = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
     worst, of = max(checks, key=lambda pair: pair[0].severity)
     failed = [layer for check, layer in checks if not check.ok]

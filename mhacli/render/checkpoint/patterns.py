@@ -1,4 +1,4 @@
-"""The patterns of chosen layers and heads of a checkpoint, all on one scale; where none is chosen, the keys of chosen queries."""
+"""The patterns of chosen layers and heads of a checkpoint on one scale, or else the top keys of chosen queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HINT = "--layer N --head H draws a pattern"
 def patterns_view(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The patterns that layers or heads were chosen for, on a common scale; without either the keys of chosen rows."""
+    """The patterns of chosen layers or heads on a common scale; without a choice, the keys of chosen rows."""
     if not _are_drawable(layers, options):
         return
     if not _is_chosen(layers, options):
@@ -53,7 +53,7 @@ def patterns_view(
 
 
 def pattern_hint(layers: Sequence[LayerView], options: ViewOptions) -> Iterator[Text]:
-    """How to see a pattern, where patterns are there and none is drawn."""
+    """How to draw a pattern, if patterns were kept and none is drawn."""
     if _are_drawable(layers, options) and not _is_chosen(layers, options) and options.rows is None:
         yield Text(HINT, style="dim")
 
@@ -63,19 +63,19 @@ def _are_drawable(layers: Sequence[LayerView], options: ViewOptions) -> bool:
 
 
 def _is_chosen(layers: Sequence[LayerView], options: ViewOptions) -> bool:
-    """Whether layers or heads were chosen for their patterns; a record with spans has layers chosen for their masses."""
+    """Whether layers or heads were chosen for their patterns. In a record with spans, layers are chosen for span
+    masses."""
     is_about_spans = bool(layers and layers[0].record.spans)
     return options.heads is not None or (options.layers is not None and not is_about_spans)
 
 
 def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions) -> Iterator[PatternGroup]:
-    """What is to be drawn, in groups of which a part may be left out: of each layer that was chosen its heads, or of heads
-    that were chosen in all layers, all together."""
-    drawn = [[*_of_layer(layer, b, options)] for layer in layers for b in sequences]
+    """The patterns to draw, in groups that may be shortened: by layer for chosen layers, together for chosen heads."""
+    patterns = [[*_of_layer(layer, b, options)] for layer in layers for b in sequences]
     if options.layers is None:
-        drawn = [[head for group in drawn for head in group]]
+        patterns = [[head for group in patterns for head in group]]
     is_asked = options.everything or (options.layers is not None and options.heads is not None)
-    for group in drawn:
+    for group in patterns:
         selection = balanced(len(group), len(group) if is_asked else MAX_DRAWN)
         missing = hidden(selection.hidden, "pattern", "--all, --layer, --head") if selection.hidden else None
         titled = [TitledPattern(_title(group[place]), group[place]) for place in selection.shown]
@@ -83,14 +83,14 @@ def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: View
 
 
 def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator[HeadPattern]:
-    """The heads of a layer that were asked for, or all; with words in place of tokens where these were."""
+    """The requested heads of a layer, or all, with words in place of tokens on request."""
     view, inspected = layer.record, layer.inspected
     produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
     rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
     if options.words:
         words = words_of(view.sequences[sequence])
         rows = None if rows is None else words_with(view.sequences[sequence], rows)
-        if produced is not None:  # the word before the first that begins behind the prompt
+        if produced is not None:  # the word before the first generated word
             produced = sum(word[0] <= produced for word in words) - 1
         view = in_words(view)
     for head in view.heads:
@@ -111,7 +111,7 @@ def _title(head: HeadPattern) -> Text:
 
 
 def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[Text]:
-    """The common scale, what a sink logit took, what the names of rows mean, and what words are."""
+    """The common scale, the weights of sink logits, and the meaning of row names and words."""
     heads = [pattern.head for group in groups for pattern in group.patterns]
     if options.view == "matrix":
         yield matrix_caption(groups, scale.largest, options, screen)
@@ -133,29 +133,33 @@ _MOST_NAME = 16
 def top_keys_of_rows(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[RenderableType]:
-    """For each of the chosen rows the weight of the first token, the keys that get most of the rest, and the token that the model
-    made of it: means over all heads of the layers that read the text itself. It shows where to look for a head to draw."""
-    own = [layer for layer in layers if layer.has_pattern and layer.inspected.kind in ("self", "decoder")]
-    if options.rows is None or not own:
+    """For each chosen row the weight of the first token, the top keys of the rest, and the generated next token.
+
+    The weights are means over all heads of layers with self-attention on the text. They show where to look for a head.
+    """
+    self_layers = [layer for layer in layers if layer.has_pattern and layer.inspected.kind in ("self", "decoder")]
+    if options.rows is None or not self_layers:
         return
     for b in sequences:
-        head = HeadPattern(own[0].record, b, 0, "pattern")
-        made = None if own[0].record.model is None else own[0].record.model.generated
-        produced = first_produced(own[0].inspected.kind, made, b)
-        rows = rows_in(options.rows, own[0].record.sequences[b], produced)
-        means = np.mean([layer.record.arrays["pattern"][b, :, head.queries].mean(axis=0) for layer in own], axis=0)
+        head = HeadPattern(self_layers[0].record, b, 0, "pattern")
+        generated = None if self_layers[0].record.model is None else self_layers[0].record.model.generated
+        produced = first_produced(self_layers[0].inspected.kind, generated, b)
+        rows = rows_in(options.rows, self_layers[0].record.sequences[b], produced)
+        means = np.mean(
+            [layer.record.arrays["pattern"][b, :, head.queries].mean(axis=0) for layer in self_layers], axis=0
+        )
         table = plain_table()
         for name in ("query", *(["made"] if produced is not None else []), "first token", "and besides"):
             table.add_column(name, no_wrap=name != "and besides", justify="right" if name == "first token" else "left")
         for row in rows:
             table.add_row(*_keys_of_row(head, means[row], row, produced, options))
-        title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in own])}"
+        title = f"sequence {b} · mean over all heads of {names_of([layer.inspected for layer in self_layers])}"
         note = Text("a mean hides what single heads do: --layer N --head H draws one", style="dim")
         yield Group(title_rule(title), table, note)
 
 
 def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | None, options: ViewOptions) -> list[Text]:
-    """A query's line. Keys are named with their place."""
+    """The line of a query, naming keys with their positions."""
     first = head.record.first_key(head.sequence)
     n_keys = len(head.record.keys[head.sequence].tokens)
     order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
@@ -181,31 +185,32 @@ Words = Sequence[range]
 
 
 def in_words(view: Record) -> Record:
-    """The record of one layer with a word where it had tokens: its `pattern`, `allowed`, `entropy` and `strongest_key`.
+    """The record of one layer with words in place of tokens: `pattern`, `allowed`, `entropy` and `strongest_key`.
 
-    Weights are summed over the keys of a word and averaged over its queries that see a key, so rows sum to what they did. A
-    pair of words is allowed where any pair of their tokens is. What a row lacks to 1, for a sink logit, counts in its entropy.
+    Weights are summed over the keys of a word and averaged over its queries with a visible key, so row sums are
+    preserved. A pair of words is visible if any pair of their tokens is. The weight of a sink logit counts in a row's
+    entropy.
     """
     queries = [words_of(sequence) for sequence in view.sequences]
     keys = queries if view.context is None else [words_of(sequence) for sequence in view.context]
     sequences = tuple(map(_merged_sequence, view.sequences, queries))
     context = None if view.context is None else tuple(map(_merged_sequence, view.context, keys))
-    made = replace(view, sequences=sequences, context=context, survey=None, arrays={})
-    parts = [_merged_text(view, made, b, queries[b], keys[b]) for b in range(len(sequences))]
+    merged = replace(view, sequences=sequences, context=context, survey=None, arrays={})
+    parts = [_merged_text(view, merged, b, queries[b], keys[b]) for b in range(len(sequences))]
     pattern = np.stack([pattern for pattern, _ in parts])
     allowed = np.stack([allowed for _, allowed in parts])
     entropy, strongest = _entropy(pattern), _strongest(pattern, allowed)
     arrays = {"pattern": pattern, "allowed": allowed, "entropy": entropy, "strongest_key": strongest}
-    return replace(made, arrays=arrays)
+    return replace(merged, arrays=arrays)
 
 
 def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
-    """The words that hold any of these tokens, by their place."""
+    """The indices of the words that contain any of these tokens."""
     return tuple(i for i, word in enumerate(words_of(sequence)) if any(token in word for token in tokens))
 
 
 def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:
-    """A word as a token: the characters that all its tokens stand for."""
+    """The sequence with a word as a token."""
     documents = tuple(sequence.documents[word[0]] for word in words) if sequence.documents else ()
     return TokenSequence(
         sequence.text,
@@ -217,18 +222,18 @@ def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:
 
 
 def _word_text(sequence: TokenSequence, word: range) -> str:
-    """Bytes are joined before they are read, so that a character that is cut into tokens is whole again."""
+    """The text of a word. Bytes are joined before decoding, so that cut characters are whole again."""
     if len(word) == 1:
         return sequence.tokens[word[0]]
     try:
         joined = b"".join(bytes.fromhex(sequence.pieces[i].bytes) for i in word)
-    except ValueError:  # a record from elsewhere may hold anything
+    except ValueError:  # a record from elsewhere may hold invalid hex
         return "".join(sequence.tokens[i] for i in word)
     return joined.decode("utf-8", "surrogateescape")
 
 
-def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words) -> tuple[Array, Array]:
-    """The pattern and what is allowed of one text, in the columns that it has among the others."""
+def _merged_text(view: Record, arrays: Record, b: int, queries: Words, keys: Words) -> tuple[Array, Array]:
+    """The pattern and the mask of one text, within the padded columns."""
     rows = slice(view.first_query(b), view.first_query(b) + len(view.sequences[b].tokens))
     columns = slice(view.first_key(b), view.first_key(b) + len(view.keys[b].tokens))
     weights = view.arrays["pattern"][b, :, rows, columns].astype(np.float64)
@@ -237,11 +242,11 @@ def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words
     n_seeing = np.maximum(1, np.add.reduceat(allowed.any(axis=-1).astype(int), q_starts, axis=1))
     sums = np.add.reduceat(np.add.reduceat(weights, k_starts, axis=2), q_starts, axis=1)
     any_allowed = np.logical_or.reduceat(np.logical_or.reduceat(allowed, k_starts, axis=2), q_starts, axis=1)
-    size = (made.facts.q_len, made.facts.k_len)
+    size = (arrays.facts.q_len, arrays.facts.k_len)
     place = (
         slice(None),
-        slice(made.first_query(b), made.first_query(b) + len(queries)),
-        slice(made.first_key(b), made.first_key(b) + len(keys)),
+        slice(arrays.first_query(b), arrays.first_query(b) + len(queries)),
+        slice(arrays.first_key(b), arrays.first_key(b) + len(keys)),
     )
     pattern, keep = np.zeros((len(weights), *size)), np.zeros((len(allowed), *size), bool)
     pattern[place], keep[place] = sums / n_seeing[..., None], any_allowed
@@ -249,7 +254,7 @@ def _merged_text(view: Record, made: Record, b: int, queries: Words, keys: Words
 
 
 def _entropy(pattern: Array) -> Array:
-    """Nats of each row, with what it lacks to 1 as one more outcome."""
+    """The entropy of each row in nats, with the weight of a sink logit as another outcome."""
     lacking = 1 - pattern.sum(axis=-1, keepdims=True)
     has_keys = pattern.any(axis=-1, keepdims=True)
     outcomes = np.concatenate([pattern, np.where(has_keys & (lacking > _ROUNDING), lacking, 0.0)], axis=-1)

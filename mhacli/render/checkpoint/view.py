@@ -1,4 +1,4 @@
-"""The terminal view of a checkpoint's record: the model, all heads of all layers, its tokens, and what was chosen of them."""
+"""The terminal view of a checkpoint's record: the model, all heads of all layers, the tokens, and chosen details."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 5
-"""The most heads in the table, of one layer and of several; patterns; and keys that are sinks."""
+"""The most heads in the table of one layer and of several, patterns, and sink keys."""
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """Everything that is printed of a record of a checkpoint. Raises `UsageError` for a layer, head or sequence that the record
-    does not have."""
+    """The complete view of a checkpoint's record. Raises `UsageError` for a layer, head or sequence that the record
+    lacks."""
     assert record.model is not None, "a record of a checkpoint has its model"
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
@@ -71,15 +71,15 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
 def _spread(
     record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions
 ) -> Iterator[RenderableType]:
-    """How statistics and effects spread over the documents of a corpus."""
+    """The distributions of statistics and effects over a corpus."""
     if record.corpus is not None:
         yield spread_view(record.corpus, record, listed)
         yield from effects_view(record.corpus, layers, record, everything=options.everything)
 
 
 def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple[tuple[HeadStatistics, ...], str]:
-    """The heads that get a row, in order, and in words how they were picked where that is not all of them: by the order that was
-    asked for, or of several layers those whose types have the largest excess."""
+    """The heads with a table row, in order, and how they were selected if not all: by the requested order, or by
+    excess."""
     ordered = in_order(heads, options.sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
     most = MAX_LISTED if n_layers == 1 else MAX_RANKED
@@ -96,7 +96,7 @@ def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple
 
 
 def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The sinks, in how many heads each is one, and where it gets most."""
+    """The sink keys, the number of heads for each, and the head with the largest weight."""
     if record.corpus is not None:
         return corpus_sinks(record.corpus, layers, record, screen)
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
@@ -127,34 +127,38 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
 def _of_layers(
     layers: Sequence[LayerView], listed: Sequence[HeadStatistics]
 ) -> Iterator[tuple[LayerView, list[HeadStatistics]]]:
-    """The layers that have heads among the listed, with these."""
+    """The layers with listed heads, each with these heads."""
     for layer in layers:
-        own = [head for head in listed if (head.layer, head.attention) == (layer.inspected.layer, layer.inspected.name)]
-        if own:
-            yield layer, own
+        heads = [
+            head for head in listed if (head.layer, head.attention) == (layer.inspected.layer, layer.inspected.name)
+        ]
+        if heads:
+            yield layer, heads
 
 
 def _strong_places(
     record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """Where a few chosen heads look most."""
+    """The strongest keys and cells of a few chosen heads."""
     if (options.layers is None and options.heads is None) or len(listed) > MAX_DRAWN:
         return
     if record.corpus is not None:
         yield from cells_view(record.corpus, layers, listed)
         return
-    for layer, own in _of_layers(layers, listed):
-        yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, own, options, screen))
+    for layer, heads in _of_layers(layers, listed):
+        yield Group(Text(layer.inspected.label, style="bold"), strong_places(layer.record, heads, options, screen))
 
 
 def _maps(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The maps of the heads that were asked for, in the chosen layers or, as far as a screen takes them, in all."""
+    """The maps of the requested heads, in the chosen layers or in as many as fit on a screen."""
     places = [
         (layer, place, b)
         for layer in layers
-        for place in places_of(layer.record, [h for h in options.maps if h in {own.head for own in layer.record.heads}])
+        for place in places_of(
+            layer.record, [h for h in options.maps if h in {heads.head for heads in layer.record.heads}]
+        )
         for b in sequences
     ]
     room = len(places) if options.everything or options.layers is not None else MAX_DRAWN
@@ -171,11 +175,11 @@ def _cells(
     options: ViewOptions,
     screen: Screen,
 ) -> Iterator[RenderableType]:
-    """What was kept cell by cell of the heads that are listed: a part of their patterns, and the keys of some queries."""
-    own = [*_of_layers(layers, listed)]
+    """The kept cells of the listed heads: a block of their patterns, and the top keys of some queries."""
+    listed_layers = [*_of_layers(layers, listed)]
     corners = [
         (layer, place, b)
-        for layer, heads in own
+        for layer, heads in listed_layers
         for place in places_of(layer.record, [head.head for head in heads])
         for b in sequences
         if "corner" in layer.record.arrays
@@ -187,14 +191,14 @@ def _cells(
         yield corner_view(layer.record, corner, place, b, options, screen, layer=layer.inspected.label)
     if len(corners) > room:
         yield hidden(len(corners) - room, "part", "--all or --layer")
-    for layer, heads in own:
+    for layer, heads in listed_layers:
         if "top_keys" in layer.record.arrays:
             for b in (b for b in sequences if _has_requested(layer, b)):
                 yield strongest_keys(layer.record, heads, b, layer=layer.inspected.label)
 
 
 def _has_requested(layer: LayerView, sequence: int) -> bool:
-    """Whether a sequence has any of the queries that were asked for."""
+    """Whether a sequence has any of the requested queries."""
     first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
     return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
 
@@ -206,7 +210,7 @@ _STEP, _FEW = 5, 3
 
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
-    """A row per layer, a column per head, the layers of each kind together; below, how many heads there are of each kind."""
+    """A grid with a row per layer and a column per head, grouped by the kind of layer, and the number of heads by type."""
     inspected = [layer.inspected for layer in layers]
     n_heads = max(layer.n_heads for layer in inspected)
     label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in inspected))) + 1
@@ -229,7 +233,7 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
 
 
 def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, LayerView | str]]:
-    """Names of rows with their layers, and where a layer has no attention what it has instead, in the order of a stack."""
+    """Row names with their layers, or the type of a layer without attention, in model order."""
     missing = [] if record.model is None else [*record.model.without]
     for kind in dict.fromkeys(layer.inspected.kind for layer in layers):
         rows: list[tuple[int, str, LayerView | str]] = [
@@ -245,7 +249,7 @@ def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, La
 
 
 def _axis(columns: range, label: int, width: int) -> Text:
-    """What rows and columns are, and the numbers of the heads, those that fit."""
+    """The axis labels and those head numbers that fit."""
     axis = [" "] * (len(columns) * width + width)
     free = 0
     for place, head in enumerate(columns):
@@ -269,18 +273,20 @@ def _row(layer: LayerView, name: str, columns: range, label: int, width: int) ->
 
 
 def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> Text:
-    """The signs that occur, how many heads are of each kind, and which they are where they are few."""
+    """The signs in the grid, with the number of heads of each type, or their names if they are few."""
     names: Mapping[tuple[int, str], InspectedLayer] = {(layer.layer, layer.name): layer for layer in record.layers}
     parts: list[Text] = []
     unit = "layer.head "
     for kind in KIND_SIGNS:
-        own = [head for head in heads if head.kind == kind]
-        if not own:
+        heads_of_kind = [head for head in heads if head.kind == kind]
+        if not heads_of_kind:
             continue
         sign, style = type_sign(kind)
-        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(own)}")
-        if len(own) <= _FEW and kind not in UNTYPED:
-            listed = (f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in own)
+        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(heads_of_kind)}")
+        if len(heads_of_kind) <= _FEW and kind not in UNTYPED:
+            listed = (
+                f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in heads_of_kind
+            )
             part.append(f" ({unit}{', '.join(listed)})", style="dim")
             unit = ""  # printed once
         parts.append(part)
@@ -298,7 +304,7 @@ _Pair = tuple[int, int]
 def span_view(
     record: Record, layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """A row per layer, or per chosen head, a column per pair of spans, in as many tables as these need."""
+    """A row per layer or chosen head and a column per pair of spans, in as many tables as needed."""
     rows = [
         row
         for layer in layers
@@ -313,8 +319,10 @@ def span_view(
     for pairs in _panels(len(names), max(1, (screen.width - label) // (width + _GAP))):
         table = Table(box=None, padding=(0, 0, 0, _GAP), pad_edge=False, header_style="dim")
         table.add_column(Text("\nlayer"), justify="right", no_wrap=True, min_width=label)
-        for one, other in pairs:
-            table.add_column(Text(f"{names[one]}\n→ {names[other]}"), justify="right", no_wrap=True, min_width=width)
+        for query_span, key_span in pairs:
+            table.add_column(
+                Text(f"{names[query_span]}\n→ {names[key_span]}"), justify="right", no_wrap=True, min_width=width
+            )
         for place, row in enumerate(shown.shown):
             if shown.hidden and place == shown.before:
                 table.add_row("⋮", left_out(shown.hidden))
@@ -334,35 +342,35 @@ def span_view(
 
 
 def _panels(n_spans: int, room: int) -> Iterator[list[_Pair]]:
-    """The pairs of spans in as many parts as need be, the pairs of whole spans together where they fit."""
+    """The pairs of spans in parts that fit, with pairs of whole spans together if possible."""
     per_panel = room // n_spans * n_spans or room
-    pairs = [(one, other) for one in range(n_spans) for other in range(n_spans)]
+    pairs = [(query_span, key_span) for query_span in range(n_spans) for key_span in range(n_spans)]
     if room >= n_spans:
         yield from (pairs[start : start + per_panel] for start in range(0, len(pairs), per_panel))
         return
-    for one in range(n_spans):
-        own = [pair for pair in pairs if pair[0] == one]
-        yield from (own[start : start + room] for start in range(0, n_spans, room))
+    for query_span in range(n_spans):
+        of_query = [pair for pair in pairs if pair[0] == query_span]
+        yield from (of_query[start : start + room] for start in range(0, n_spans, room))
 
 
 def _span_rows(
     record: Record, layer: LayerView, sequences: Sequence[int], options: ViewOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Names with masses and those of uniform attention, `[span, span]`, NaN where no query counts."""
+    """Row names with span masses and those of uniform attention, `[span, span]`; NaN without queries."""
     name, view = short_name(layer.inspected, record.layers), layer.record
     mass, uniform = (view.arrays[key][list(sequences)].astype(np.float64) for key in ("span_mass", "uniform_span_mass"))
     uniform = np.broadcast_to(uniform, mass.shape)
     if options.heads is None:
         yield name, _mean(mass, (0, 1)), _mean(uniform, (0, 1))
         return
-    known = {head.head for head in view.heads}
-    own = [head for head in dict.fromkeys(options.heads) if head in known]
-    for head, place in zip(own, places_of(view, own), strict=True):
+    inspected = {head.head for head in view.heads}
+    requested = [head for head in dict.fromkeys(options.heads) if head in inspected]
+    for head, place in zip(requested, places_of(view, requested), strict=True):
         yield f"{name} · head {head}", _mean(mass[:, place], (0,)), _mean(uniform[:, place], (0,))
 
 
 def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """The mean of what is a number; NaN where nothing is."""
+    """The mean of the finite numbers; NaN if there are none."""
     counts = np.isfinite(numbers).sum(axis=axes)
     mean: np.ndarray = np.where(counts > 0, np.nansum(numbers, axis=axes) / np.maximum(counts, 1), np.nan)
     return mean

@@ -1,4 +1,4 @@
-"""The effects of two records beside each other: the removals whose effects differ most, and those that one alone has."""
+"""The changed effects of two records, and the removals in only one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST = 10
 def effects_view(
     difference: EffectDifference | None, records: tuple[Record, Record], screen: Screen, *, everything: bool
 ) -> Iterator[RenderableType]:
-    """A table of the effects that changed; nothing where not both records have effects."""
+    """A table of the effects that changed; empty unless both records have effects."""
     if difference is None:
         return
     parts: list[RenderableType] = []

@@ -1,4 +1,4 @@
-"""Two records beside each other as one JSON document, schema `mha.diff/1`."""
+"""The comparison of two records as one JSON document, schema `mha.diff/1`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "mha.diff/1"
 def json_pieces(
     differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...]
 ) -> Iterator[str]:
-    """The document, top-level fields one per line, ASCII only. Numbers that are not finite are null."""
+    """The document with one top-level field per line, in ASCII. Non-finite numbers are null."""
     fields = diff_document(differences, records, names, command)
     yield "{" + ",\n".join(field(name, value) for name, value in fields.items()) + "}\n"
 
@@ -27,7 +27,7 @@ def json_pieces(
 def diff_document(
     differences: Differences, records: tuple[Record, Record], names: tuple[str, str], command: tuple[str, ...] = ()
 ) -> Mapping[str, object]:
-    """The document as values."""
+    """The document as JSON values."""
     a, b = records
     first = differences.first
     return {
@@ -41,7 +41,7 @@ def diff_document(
         "tolerance": {"relative": differences.tolerance, "of_dtype": differences.dtype},
         "first": None if first is None else {"where": first.where, **_named_site(first.layer, first.site)},
         "first_site": None if (numbers := differences.first_site) is None else _named_site(numbers.layer, numbers.site),
-        "settings": [asdict(one) for one in differences.settings],
+        "settings": [asdict(setting) for setting in differences.settings],
         "n_sequences": differences.n_sequences,
         "texts": [_text(text, a, b) for text in differences.texts],
         "layers": [
@@ -72,13 +72,13 @@ def _text(text: TextDifference, a: Record, b: Record) -> dict[str, Any]:
     counts = {
         "n_aligned": text.n_aligned,
         "is_same": text.is_same,
-        "n_replaced": sum(one.length for one in text.replaced),
+        "n_replaced": sum(match.length for match in text.replaced),
     }
     return asdict(text) | counts | {"changes": [_change(text, change, a, b) for change in text.changes]}
 
 
 def _change(text: TextDifference, change: TokenChange, a: Record, b: Record) -> dict[str, Any]:
-    """With the tokens themselves."""
-    own_a, own_b = texts_of(text, a, b)
-    tokens_a, tokens_b = own_a.tokens[change.a_begin : change.a_end], own_b.tokens[change.b_begin : change.b_end]
+    """A token change with the tokens."""
+    text_a, text_b = texts_of(text, a, b)
+    tokens_a, tokens_b = text_a.tokens[change.a_begin : change.a_end], text_b.tokens[change.b_begin : change.b_end]
     return asdict(change) | {"a": [*map(without_surrogates, tokens_a)], "b": [*map(without_surrogates, tokens_b)]}

@@ -37,17 +37,17 @@ from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
 _MAX_MAPS = 1
-"""The most heads that are drawn of themselves; --all draws all that changed."""
+"""The most heads drawn by default; --all draws all that changed."""
 _MAX_LINES, _MAX_STACKED, _LABEL, _NARROW_LABEL, _BETWEEN = 40, 24, 12, 7, "  "
 _MOST_NAMED = 3
-"""The most changes that are named below pictures whose cells have no room for numbers."""
+"""The most changes listed below pictures whose cells have no room for numbers."""
 _WIDE, _NAMED, _SIGN_AND_GAP, _MAX_CELL = 100, 5, 3, 8
-"""What a number in a cell takes beside its decimals: a sign, a point, and a gap."""
+"""The width of a number in a cell besides its decimals: a sign, a point, and a gap."""
 
 
 @dataclass(frozen=True)
 class _HeadPair:
-    """A head of a sequence in both records, what its layer is called, and the largest change of its weights."""
+    """A head of a sequence in both records, its layer's label, and the largest change of its weights."""
 
     label: str
     a: DrawableHead
@@ -58,7 +58,7 @@ class _HeadPair:
 
 @dataclass(frozen=True)
 class _Scales:
-    """What all pictures share: the largest attention weight, the largest change, and how shades follow attention weights."""
+    """Common to all pictures: the largest weight, the largest change, and the type of scale."""
 
     top: float
     change: float
@@ -68,7 +68,7 @@ class _Scales:
 def maps_view(
     differences: Differences, records: tuple[Record, Record], *, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """The chosen heads, or those that changed most: choices that `require_drawable` lets pass."""
+    """The chosen heads, or those that changed most. `require_drawable` must accept the options."""
     if options.view == "none":
         return
     pairs, n_hidden = _pairs(differences, records, options)
@@ -77,11 +77,11 @@ def maps_view(
             yield Text(f"no head is drawn: {_why_nothing(differences)}", style="yellow")
         return
     panels = [_fitted(pair, differences, screen, options) for pair in pairs]
-    drawn = [panel for panel in panels if panel is not None]
-    maps = [each for panel in drawn for each in (panel.aligned_maps.a, panel.aligned_maps.b)]
+    fitting = [panel for panel in panels if panel is not None]
+    maps = [each for panel in fitting for each in (panel.aligned_maps.a, panel.aligned_maps.b)]
     kind = scale_of(options, [head for pair in pairs for head in (pair.a, pair.b)])
     scales = _Scales(
-        largest_of_maps(maps), max((panel.aligned_maps.largest_change for panel in drawn), default=0.0), kind
+        largest_of_maps(maps), max((panel.aligned_maps.largest_change for panel in fitting), default=0.0), kind
     )
     cells = _levels_of_all(maps, scales)
     for pair, panel in zip(pairs, panels, strict=True):
@@ -91,9 +91,9 @@ def maps_view(
         yield Group(_title(pair, panel), body)
     if n_hidden:
         yield Text(f"⋮ {count_of(n_hidden, 'more head')} changed (--all, --head N)", style="dim")
-    if drawn:
+    if fitting:
         yield _caption(
-            maps, scales, screen, remarks=_remarks(drawn, records, has_same_tokens=differences.has_same_tokens)
+            maps, scales, screen, remarks=_remarks(fitting, records, has_same_tokens=differences.has_same_tokens)
         )
 
 
@@ -115,7 +115,7 @@ def _title(pair: _HeadPair, panels: _HeadPanels | None) -> Rule:
 
 
 def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> None:
-    """Raises `UsageError` for a head, layer or sequence that one of the records does not have."""
+    """Raises `UsageError` for a head, layer or sequence that one of the records lacks."""
     for record in records:
         chosen(options.sequences, len(record.sequences), 1, False, "sequence")
         if record.model is None and options.layers is not None:
@@ -128,20 +128,21 @@ def require_drawable(records: tuple[Record, Record], options: ViewOptions) -> No
 def _pairs(
     differences: Differences, records: tuple[Record, Record], options: ViewOptions
 ) -> tuple[list[_HeadPair], int]:
-    """The heads that were asked for, all of which both records hold the pattern; else those that changed, the largest changes
-    first."""
-    own_a, own_b = ({_key(head, record): head for head in drawable_heads(record, options)} for record in records)
-    known = [
-        _HeadPair(layer.label, own_a[key_a], own_b[key_b], sequence, one.largest)
+    """The requested heads whose pattern is in both records; otherwise the changed heads, the largest changes first."""
+    heads_of_a, heads_of_b = (
+        {_key(head, record): head for head in drawable_heads(record, options)} for record in records
+    )
+    pairs = [
+        _HeadPair(layer.label, heads_of_a[key_a], heads_of_b[key_b], sequence, head.largest)
         for layer in differences.layers
         for site in _drawn_site(layer)
-        for one in site.heads
-        if (key_a := (layer.index_a, one.head)) in own_a and (key_b := (layer.index_b, one.head)) in own_b
-        for sequence in options.sequences or (one.sequence,)
+        for head in site.heads
+        if (key_a := (layer.index_a, head.head)) in heads_of_a and (key_b := (layer.index_b, head.head)) in heads_of_b
+        for sequence in options.sequences or (head.sequence,)
     ]
     if options.heads is not None or options.layers is not None:
-        return known, 0
-    changed = sorted((pair for pair in known if pair.largest != 0), key=lambda pair: -_rank(pair))
+        return pairs, 0
+    changed = sorted((pair for pair in pairs if pair.largest != 0), key=lambda pair: -_rank(pair))
     shown = changed if options.everything else changed[:_MAX_MAPS]
     return shown, len(changed) - len(shown)
 
@@ -153,22 +154,22 @@ def _why_nothing(differences: Differences) -> str:
 
 
 def _key(head: DrawableHead, record: Record) -> tuple[int | None, int]:
-    """The place of its layer among those of the record, which tells two of one label apart, and its number."""
+    """The index of the head's layer and its number. Labels of layers may repeat."""
     return next((index for index, layer in enumerate(record.layers) if layer is head.layer), None), head.head
 
 
 def _rank(pair: _HeadPair) -> float:
-    """Numbers that one alone has count most."""
+    """The sort key: numbers in only one record come first."""
     return math.inf if pair.largest is None else pair.largest
 
 
 def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
-    """The site that is drawn: the pattern where both have it, else the map."""
+    """The site to draw: the pattern if both have it, else the map."""
     return [site for name in ("pattern", "map") for site in layer.sites if site.site == name][:1]
 
 
 def _text(differences: Differences, pair: _HeadPair, *, is_key: bool) -> TextDifference:
-    """How the tokens of an axis match: of an encoder, and of keys that are a context, those of the context."""
+    """The token matches of an axis: those of the context for an encoder, and for keys from a context."""
     kind = None if pair.a.layer is None else pair.a.layer.kind
     families = {text.family for text in differences.texts}
     is_context = "context" in families and (kind == "encoder" or (is_key and kind in (None, "cross")))
@@ -181,8 +182,8 @@ def _text(differences: Differences, pair: _HeadPair, *, is_key: bool) -> TextDif
 
 @dataclass(frozen=True)
 class AlignedLine:
-    """A row or column of both maps: its index in that of A and of B, −1 where it has none, and whether both mean the same, or one
-    token replaces the other, `is_replaced`."""
+    """A row or column of both maps: its index in A and in B (−1 if absent), and whether the tokens are equal or
+    replaced."""
 
     a: int
     b: int
@@ -197,11 +198,12 @@ class AlignedLine:
 
 @dataclass(frozen=True)
 class AlignedMaps:
-    """Three pictures on the same axes: the maps of A and of B, `FORBIDDEN` where there is no cell; and `change` `[row, column]`,
-    B − A, NaN where nothing is compared, infinite where one alone is no number.
+    """The maps of A, of B, and their `change` `[row, column]` on the same axes.
 
-    `rows` and `columns` are the names of tokens or blocks, `row_places` and `column_places` where those begin in A. A cell stands
-    for `block` × `block` tokens: in it is the mean weight that its queries give to its keys, or the mean change of that.
+    Maps have `FORBIDDEN` where there is no cell. `change` is B − A, NaN if not compared, and infinite if only one
+    number is NaN. `rows` and `columns` are the names of tokens or blocks, `row_places` and `column_places` their
+    positions in A. A cell stands for `block` × `block` tokens and has the mean weight from its queries to its keys, or
+    the mean change.
     """
 
     a: HeadMap
@@ -214,16 +216,16 @@ class AlignedMaps:
 
     @property
     def block(self) -> int:
-        """How many tokens a cell stands for, on either axis."""
+        """The number of tokens that a cell stands for on each axis."""
         return self.a.block
 
     @property
     def largest_change(self) -> float:
-        """The largest change either way, 0 where none is known."""
+        """The largest absolute change; 0 if none is finite."""
         return float(np.abs(self.change).max(initial=0.0, where=np.isfinite(self.change)))
 
     def fitting(self, rows: int, columns: int) -> AlignedMaps:
-        """In blocks large enough that no more than `rows` × `columns` are needed."""
+        """The maps in blocks, so that at most `rows` × `columns` cells are needed."""
         n_rows, n_columns = self.change.shape
         factor = max(1, -(-n_rows // max(1, rows)), -(-n_columns // max(1, columns)))
         if factor == 1:
@@ -240,16 +242,16 @@ class AlignedMaps:
         )
 
     def _mean_change(self, factor: int) -> Array:
-        """Of each block the mean change over the queries that are compared; NaN where none is."""
-        is_known = ~np.isnan(self.change)
-        n_queries = np.where(is_known.any(axis=1), np.maximum(self.a.n_queries, self.b.n_queries), 0.0)
-        means = pooled_means(np.where(is_known, self.change, 0.0), n_queries, factor)
-        n_known = sums(sums(is_known.astype(int), factor), factor, axis=1)
-        return np.where(n_known > 0, means, np.nan)
+        """The mean change of each block over the compared queries; NaN without any."""
+        is_finite = ~np.isnan(self.change)
+        n_queries = np.where(is_finite.any(axis=1), np.maximum(self.a.n_queries, self.b.n_queries), 0.0)
+        means = pooled_means(np.where(is_finite, self.change, 0.0), n_queries, factor)
+        n_compared = sums(sums(is_finite.astype(int), factor), factor, axis=1)
+        return np.where(n_compared > 0, means, np.nan)
 
 
 def aligned_maps(a: HeadMap, b: HeadMap, queries: TextDifference, keys: TextDifference) -> AlignedMaps | None:
-    """Both maps and their difference; None where blocks of tokens cannot lie beside each other."""
+    """Both maps and their difference; None if blocks of tokens cannot be aligned."""
     rows, columns = _lines(a, b, queries, 0), _lines(a, b, keys, 1)
     if rows is None or columns is None:
         return None
@@ -276,17 +278,17 @@ def _name(line: AlignedLine, of_a: Callable[[int], str], of_b: Callable[[int], s
     return of_b(line.b) if line.a < 0 else f"{of_a(line.a)}|{of_b(line.b)}"
 
 
-def _place(line: AlignedLine, drawn: HeadMap, axis: int) -> int:
-    """The place of a line's first token in A; negative for padding, and for what B alone has."""
-    return -1 if line.a < 0 else line.a * drawn.block + drawn.first[axis]
+def _place(line: AlignedLine, head_map: HeadMap, axis: int) -> int:
+    """The position of a line's first token in A; negative for padding, and for lines in B alone."""
+    return -1 if line.a < 0 else line.a * head_map.block + head_map.first[axis]
 
 
-def _spread(drawn: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
+def _spread(head_map: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
     """The map at these rows and columns, `FORBIDDEN` at −1."""
-    weights = np.pad(drawn.weights, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
-    n_queries = np.pad(drawn.n_queries, (0, 1))[rows]
-    learned = None if drawn.learned is None else np.pad(drawn.learned, (0, 1))[rows]
-    return replace(drawn, weights=weights, of_sinks=np.zeros_like(weights), learned=learned, n_queries=n_queries)
+    weights = np.pad(head_map.weights, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
+    n_queries = np.pad(head_map.n_queries, (0, 1))[rows]
+    learned = None if head_map.learned is None else np.pad(head_map.learned, (0, 1))[rows]
+    return replace(head_map, weights=weights, of_sinks=np.zeros_like(weights), learned=learned, n_queries=n_queries)
 
 
 def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[AlignedLine, ...] | None:
@@ -298,7 +300,7 @@ def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> tuple[Ali
 
 
 def _token_lines(text: TextDifference) -> Iterator[AlignedLine]:
-    """Tokens that took each other's place share a line, the others have their own."""
+    """The lines of tokens. Tokens that replace each other share a line."""
     a = b = 0
     for match in (*text.matches, Match(text.n_a, text.n_b, 0)):
         is_replaced = match.a - a == match.b - b
@@ -309,16 +311,16 @@ def _token_lines(text: TextDifference) -> Iterator[AlignedLine]:
         a, b = match.a + match.length, match.b + match.length
 
 
-def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[AlignedLine]:
-    """Blocks mean the same where each of their tokens, or what replaces it, stands in the same place of both texts; padding of
-    both does."""
-    first = drawn.first[axis]
-    is_same = np.ones(drawn.block * drawn.weights.shape[axis], bool)
+def _block_lines(head_map: HeadMap, text: TextDifference, axis: int) -> Iterator[AlignedLine]:
+    """The lines of blocks. Blocks are equal if each of their tokens, or its replacement, has the same position in both
+    texts; padding is equal."""
+    first = head_map.first[axis]
+    is_same = np.ones(head_map.block * head_map.weights.shape[axis], bool)
     is_same[-first : -first + max(text.n_a, text.n_b)] = False
     for match in text.compared:
         if match.a == match.b:
             is_same[match.a - first : match.a - first + match.length] = True
-    blocks = is_same.reshape(-1, drawn.block)
+    blocks = is_same.reshape(-1, head_map.block)
     yield from (AlignedLine(index, index, bool(block.all())) for index, block in enumerate(blocks))
 
 
@@ -327,9 +329,11 @@ def _block_lines(drawn: HeadMap, text: TextDifference, axis: int) -> Iterator[Al
 
 @dataclass(frozen=True)
 class _HeadPanels:
-    """The pictures of a head in as many cells as fit, `n_beside` of the three beside each other. Each cell is `cell` columns
-    wide, or half a character where `is_halved`; `label` columns for the names of rows. `whole` are the maps before they were
-    pooled."""
+    """The pictures of a head in as many cells as fit, `n_beside` of the three in a row.
+
+    A cell is `cell` columns wide, or half a character if `is_halved`; `label` columns are for row names. `whole` are
+    the maps before pooling.
+    """
 
     aligned_maps: AlignedMaps
     whole: AlignedMaps
@@ -340,17 +344,17 @@ class _HeadPanels:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether a cell stands for more than one of the maps."""
+        """Whether a cell stands for more than one cell of the maps."""
         return self.aligned_maps.block > self.whole.block
 
     def has_numbers(self, precision: int) -> bool:
-        """Whether numbers with so many decimals fit into the cells."""
+        """Whether numbers with this many decimals fit into the cells."""
         return not self.is_halved and self.cell >= precision + _SIGN_AND_GAP
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One of the pictures: levels of cells, and their numbers in words."""
+    """One of the pictures: the levels of cells, and their numbers as text."""
 
     name: str
     levels: Sequence[Sequence[int]]
@@ -359,8 +363,8 @@ class _Panel:
 
 
 def _fitted(pair: _HeadPair, differences: Differences, screen: Screen, options: ViewOptions) -> _HeadPanels | None:
-    """Three panels, beside each other or, where numbers then fit into their cells, below; None where the maps cannot be compared
-    cell by cell."""
+    """Three panels, side by side or, if numbers then fit into their cells, stacked; None if the maps cannot be
+    compared."""
     queries, keys = (_text(differences, pair, is_key=is_key) for is_key in (False, True))
     whole = aligned_maps(head_map(pair.a, pair.sequence), head_map(pair.b, pair.sequence), queries, keys)
     if whole is None:
@@ -381,18 +385,18 @@ def _fitted(pair: _HeadPair, differences: Differences, screen: Screen, options: 
 
 
 def _panels(
-    drawn: _HeadPanels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int
+    layout: _HeadPanels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int
 ) -> Text:
-    """A, B and B − A, of the levels of A and B."""
-    panels = _three(drawn.aligned_maps, of_maps, scales, precision)
-    parts = [panels[start : start + drawn.n_beside] for start in range(0, len(panels), drawn.n_beside)]
-    text = Text("\n").join(_beside(part, drawn, precision, colour=screen.colour) for part in parts)
-    named = [] if drawn.has_numbers(precision) else _largest_changes(drawn.whole, precision)
+    """A, B and B − A, from the levels of A and B."""
+    panels = _three(layout.aligned_maps, of_maps, scales, precision)
+    parts = [panels[start : start + layout.n_beside] for start in range(0, len(panels), layout.n_beside)]
+    text = Text("\n").join(_beside(part, layout, precision, colour=screen.colour) for part in parts)
+    named = [] if layout.has_numbers(precision) else _largest_changes(layout.whole, precision)
     return text.append("\n" + "\n".join(filled(named, screen.width))) if named else text
 
 
 def _largest_changes(whole: AlignedMaps, precision: int) -> list[str]:
-    """The cells that changed most, with their weights in A and B; none where a cell stands for several tokens."""
+    """The cells that changed most, with their weights in A and B; none for pooled cells."""
     if whole.block > 1:
         return []
     sizes = np.where(np.isfinite(whole.change), np.abs(whole.change), 0.0)
@@ -410,27 +414,27 @@ def _largest_changes(whole: AlignedMaps, precision: int) -> list[str]:
     return [f"largest changes: {named[0]}", *named[1:]] if named else []
 
 
-def _beside(panels: Sequence[_Panel], drawn: _HeadPanels, precision: int, *, colour: bool) -> Text:
-    """Panels beside each other, with the names of their rows."""
-    own = drawn.aligned_maps
-    text = _header(drawn, [panel.name for panel in panels])
-    for row in range(0, len(own.rows), 2 if drawn.is_halved else 1):
-        is_token = own.block == 1 and not drawn.is_halved
-        name = own.rows[row] if is_token else _number(own.row_places[row])
-        text.append("\n").append(_padded(name, drawn.label) + " ", style="bold" if is_token else "dim")
+def _beside(panels: Sequence[_Panel], layout: _HeadPanels, precision: int, *, colour: bool) -> Text:
+    """Panels side by side, with row names."""
+    maps = layout.aligned_maps
+    text = _header(layout, [panel.name for panel in panels])
+    for row in range(0, len(maps.rows), 2 if layout.is_halved else 1):
+        is_token = maps.block == 1 and not layout.is_halved
+        name = maps.rows[row] if is_token else _number(maps.row_places[row])
+        text.append("\n").append(_padded(name, layout.label) + " ", style="bold" if is_token else "dim")
         for number, panel in enumerate(panels):
             text.append(_BETWEEN if number else "")
-            text.append_tokens(_line(panel, row, drawn, precision, colour=colour))
+            text.append_tokens(_line(panel, row, layout, precision, colour=colour))
     return text
 
 
 def _levels_of_all(maps: Sequence[HeadMap], scales: _Scales) -> Iterator[Array]:
-    """The levels of each map on one scale: a rank is one among the cells of all."""
+    """The levels of all maps on one scale. Ranks are among the cells of all maps."""
     if not maps:
         return
-    known = levels(np.concatenate([each.weights.ravel() for each in maps]), scales.kind, scales.top)
+    all_levels = levels(np.concatenate([each.weights.ravel() for each in maps]), scales.kind, scales.top)
     ends = np.cumsum([each.weights.size for each in maps])
-    for each, part in zip(maps, np.split(known, ends[:-1]), strict=True):
+    for each, part in zip(maps, np.split(all_levels, ends[:-1]), strict=True):
         yield part.reshape(each.weights.shape)
 
 
@@ -439,14 +443,14 @@ def _three(fit: AlignedMaps, of_maps: tuple[Array, Array], scales: _Scales, prec
         _Panel(name, part.astype(int).tolist(), _words(each.weights, precision))
         for name, part, each in zip("AB", of_maps, (fit.a, fit.b), strict=True)
     ]
-    has_digits = scales.change >= 10.0**-precision  # else all of them would round to 0
+    has_digits = scales.change >= 10.0**-precision  # otherwise all would round to 0
     words = _words(fit.change, precision, signed=True) if has_digits else [[""] * len(fit.columns)] * len(fit.rows)
     change = change_levels(fit.change, scales.change).astype(int).tolist()
     return (*weights, _Panel("B − A", change, words, CHANGES))
 
 
 def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[str]]:
-    """Numbers with their sign where it is a change; a change that rounds to 0 has none."""
+    """Numbers as text, signed for changes. A change that rounds to 0 has no sign."""
 
     def word(value: float) -> str:
         if not math.isfinite(value):
@@ -459,38 +463,38 @@ def _words(cells: Array, precision: int, *, signed: bool = False) -> list[list[s
 
 
 def _number(place: int) -> str:
-    """A place in A, nothing for what is none."""
+    """A position in A as text; empty if there is none."""
     return str(place) if place >= 0 else ""
 
 
-def _header(drawn: _HeadPanels, names: Sequence[str]) -> Text:
-    """What the panels are, and their columns: tokens where there is room, else their places, all or every tenth."""
-    own, width, margin = drawn.aligned_maps, drawn.cell, " " * (drawn.label + 1)
-    room = width * len(own.columns)
+def _header(layout: _HeadPanels, names: Sequence[str]) -> Text:
+    """The titles and columns of the panels: tokens if they fit, else positions, all or every tenth."""
+    maps, width, margin = layout.aligned_maps, layout.cell, " " * (layout.label + 1)
+    room = width * len(maps.columns)
     text = Text(margin)
     text.append(_BETWEEN.join(f"{fitted(name, room):<{room}}" for name in names).rstrip(), style="bold")
-    if width >= _NAMED and own.block == 1:
-        axis = "".join(_padded(name, width - 1) + " " for name in own.columns)
+    if width >= _NAMED and maps.block == 1:
+        axis = "".join(_padded(name, width - 1) + " " for name in maps.columns)
     else:
-        axis = ticks(own.column_places, width, every=1 if width > len(str(max(own.column_places))) else 10)
+        axis = ticks(maps.column_places, width, every=1 if width > len(str(max(maps.column_places))) else 10)
     return text.append("\n" + margin).append(_BETWEEN.join([axis] * len(names)).rstrip(), style="dim")
 
 
 def _padded(name: str, width: int) -> str:
-    """A name in exactly so many cells."""
+    """A name in exactly `width` cells."""
     short = fitted(name, width)
     return short + " " * (width - cell_len(short))
 
 
-def _line(panel: _Panel, row: int, drawn: _HeadPanels, precision: int, *, colour: bool) -> Iterator[tuple[str, Style]]:
-    """One line of a panel: two rows in half blocks; or shades, with numbers in them where they fit; or signs."""
-    if drawn.is_halved:
+def _line(panel: _Panel, row: int, layout: _HeadPanels, precision: int, *, colour: bool) -> Iterator[tuple[str, Style]]:
+    """One line of a panel: two rows in half blocks, or shades with numbers if they fit, or signs."""
+    if layout.is_halved:
         below = panel.levels[row + 1] if row + 1 < len(panel.levels) else None
         yield from half_cells(panel.levels[row], below, ramp=panel.ramp)
         return
-    width = drawn.cell
+    width = layout.cell
     for level, word in zip(panel.levels[row], panel.words[row], strict=True):
-        fits = 0 < len(word) < width and drawn.has_numbers(precision)
+        fits = 0 < len(word) < width and layout.has_numbers(precision)
         number = NAN_SIGN if level == NOT_A_NUMBER else word if fits else ""
         yield cell(level, width, colour=colour, ramp=panel.ramp, gap=int(width > 1), word=number)
 
@@ -498,16 +502,16 @@ def _line(panel: _Panel, row: int, drawn: _HeadPanels, precision: int, *, colour
 # ------------------------------------------------------------------------------------------------------------------- caption
 
 
-def _remarks(drawn: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
-    """What signs mean, and what is not in the pictures."""
+def _remarks(layouts: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
+    """The meaning of signs, and what the pictures leave out."""
     remarks = [
         "a blank cell is masked"
         if has_same_tokens
         else "a blank cell is masked, or has other tokens in the other record"
     ]
-    maps = [each for panels in drawn for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
+    maps = [each for panels in layouts for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
     remarks += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.weights).any() for each in maps) else []
-    if any(panels.is_pooled for panels in drawn):
+    if any(panels.is_pooled for panels in layouts):
         remarks += ["a mark of several cells shows their mean weight, in B − A their mean change"]
     trained = [letter for letter, record in zip("AB", records, strict=True) if is_before_dropout(record)]
     remarks += [f"{' and '.join(trained)} before dropout"] if trained else []

@@ -1,4 +1,4 @@
-"""The terminal view of two records beside each other: verdict, settings, tokens, sites, heads, heatmaps."""
+"""The terminal view of a comparison: verdict, settings, tokens, sites, heads, heatmaps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from mhacli.text.escape import visible
 
 _MAX_HEADS, _MAX_TEXTS, _MAX_CHANGES, _MAX_SETTINGS = 4, 4, 12, 40
 _CONTEXT_TOKENS, _NAME_WIDTH, _TOKEN_WIDTH = 3, 16, 16
-_MOST_TOLD, _LEAST_ROOM = 3, 24
+_MOST_LISTED, _LEAST_ROOM = 3, 24
 _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow"}
 
 
@@ -53,7 +53,7 @@ def diff_view(
     options: ViewOptions,
     screen: Screen,
 ) -> RenderableType:
-    """Everything that `mha diff` prints, of choices that `diffmaps.require_drawable` lets pass."""
+    """The complete output of `mha diff`. `require_drawable` must accept the options."""
     a, b = records
     sections: list[RenderableType] = [
         Group(
@@ -88,7 +88,7 @@ def _alike(differences: Differences, screen: Screen) -> Iterator[RenderableType]
 
 
 def _tolerance(differences: Differences) -> Text:
-    """When numbers count as the same."""
+    """The tolerance within which numbers count as equal."""
     tolerance, dtype = differences.tolerance, differences.dtype
     origin = "--tolerance" if dtype is None else f"{dtype}; --tolerance sets another"
     rule = (
@@ -103,19 +103,19 @@ def _tolerance(differences: Differences) -> Text:
 
 
 def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
-    """What differs; the command lines where nothing else does, for they repeat the rest."""
+    """The settings that differ. The commands only if nothing else differs, since they repeat the rest."""
     if not settings:
         return
     if not everything:
-        settings = [one for one in settings if one.name != "command"] or settings
+        settings = [setting for setting in settings if setting.name != "command"] or settings
     shown = settings if everything else settings[:_MAX_SETTINGS]
     table = plain_table(width=screen.width)
     table.add_column("", no_wrap=True, max_width=28)
     for letter in "AB":
         table.add_column(letter, ratio=1, overflow="fold")
-    for one in shown:
-        name = visible(one.name) + (f" ({layers_text(one.layers)})" if one.layers else "")
-        table.add_row(Text(fitted(name, 28)), Text(visible(one.a)), Text(visible(one.b)))
+    for setting in shown:
+        name = visible(setting.name) + (f" ({layers_text(setting.layers)})" if setting.layers else "")
+        table.add_row(Text(fitted(name, 28)), Text(visible(setting.a)), Text(visible(setting.b)))
     hidden = len(settings) - len(shown)
     more = [Text(f"⋮ {hidden} more (--all)", style="dim")] if hidden else []
     yield Group(title_rule("settings that differ"), table, *more)
@@ -125,7 +125,7 @@ def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) 
 
 
 def _texts(differences: Differences, a: Record, b: Record, *, everything: bool) -> Iterator[RenderableType]:
-    """Of each text that is not the same, how many tokens are, and what is other."""
+    """The number of equal tokens, and the changes, for each text that differs."""
     others = [text for text in differences.texts if not text.is_same or text.n_other_ids]
     lines: list[RenderableType] = []
     n_a, n_b = differences.n_sequences
@@ -157,17 +157,17 @@ def _text_counts(text: TextDifference, n_texts: int) -> str:
 
 
 def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) -> Iterator[Text]:
-    """What is other, with the tokens around it: `… on the -mat +rug`."""
-    own_a, own_b = texts_of(text, a, b)
+    """The changes with the tokens around them: `… on the -mat +rug`."""
+    tokens_a, tokens_b = texts_of(text, a, b)
     changes = text.changes if everything else text.changes[:_MAX_CHANGES]
     for change in changes:
         line = Text("  ")
         before = range(max(0, change.a_begin - _CONTEXT_TOKENS), change.a_begin)
         line.append("… " if before and before[0] else "", style="dim")
-        line.append("".join(f"{token_text(own_a, i)} " for i in before), style="dim")
+        line.append("".join(f"{token_text(tokens_a, i)} " for i in before), style="dim")
         for sign, sequence, begin, end, style in (
-            ("-", own_a, change.a_begin, change.a_end, "red"),
-            ("+", own_b, change.b_begin, change.b_end, "green"),
+            ("-", tokens_a, change.a_begin, change.a_end, "red"),
+            ("+", tokens_b, change.b_begin, change.b_end, "green"),
         ):
             for index in range(begin, min(end, begin + _MAX_CHANGES)):
                 line.append(f"{sign}{fitted(token_text(sequence, index), _TOKEN_WIDTH)} ", style=style)
@@ -175,7 +175,7 @@ def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) ->
                 f"{sign}… {end - begin - _MAX_CHANGES} more " if end - begin > _MAX_CHANGES else "", style=style
             )
         after = range(change.a_end, min(text.n_a, change.a_end + _CONTEXT_TOKENS))
-        line.append("".join(f"{token_text(own_a, i)} " for i in after), style="dim")
+        line.append("".join(f"{token_text(tokens_a, i)} " for i in after), style="dim")
         line.append("…" if after and after[-1] + 1 < text.n_a else "", style="dim")
         yield line
     if len(changes) < len(text.changes):
@@ -186,7 +186,7 @@ def _changes(text: TextDifference, a: Record, b: Record, *, everything: bool) ->
 
 
 def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
-    """The heads that changed most: their type, and what of their statistics changed."""
+    """The heads that changed most: their types, and the statistics that changed."""
     changes = by_size([change for layer in differences.layers for change in layer.heads])
     if not changes:
         return
@@ -199,7 +199,7 @@ def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Ite
     )
     for change, (label, kind) in zip(shown, names, strict=True):
         listed = change.statistics if everything else _foremost(change)
-        words = "\n".join(filled([_statistic(one) for one in listed] or ["–"], max(_LEAST_ROOM, room)))
+        words = "\n".join(filled([_statistic(statistic) for statistic in listed] or ["–"], max(_LEAST_ROOM, room)))
         table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
     hidden = len(changes) - len(shown)
     more = [Text(f"⋮ {count_of(hidden, 'head')} more (--all)", style="dim")] if hidden else []
@@ -216,21 +216,21 @@ def _type(change: HeadChange) -> str:
 
 
 def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
-    """The entropy, and the attention weights that changed most; numbers that are gone or new before all."""
-    gone = [one for one in change.statistics if one.a is None or one.b is None]
-    known = [one for one in change.statistics if one not in gone]
-    weights = [one for one in known if one.name in SIZES and UNIT_OF[one.name] == "weight"]
-    weights.sort(key=lambda one: -abs((one.b or 0.0) - (one.a or 0.0)))
-    entropy = [one for one in known if one.name == "entropy"]
-    return (*gone[:_MOST_TOLD], *weights[:_MOST_TOLD], *entropy)
+    """The entropy, and the attention weights that changed most, missing and new numbers first."""
+    gone = [row for row in change.statistics if row.a is None or row.b is None]
+    finite = [row for row in change.statistics if row not in gone]
+    weights = [row for row in finite if row.name in SIZES and UNIT_OF[row.name] == "weight"]
+    weights.sort(key=lambda row: -abs((row.b or 0.0) - (row.a or 0.0)))
+    entropy = [row for row in finite if row.name == "entropy"]
+    return (*gone[:_MOST_LISTED], *weights[:_MOST_LISTED], *entropy)
 
 
-def _statistic(one: StatisticChange) -> str:
-    tell = _weight if UNIT_OF[one.name] in ("weight", "fraction") else _number
-    unit = " nats" if UNIT_OF[one.name] == "nats" else ""
-    name, a, b = NAMES[one.name], tell(one.a), tell(one.b)
-    if a == b and one.a is not None and one.b is not None:  # a change too small for these decimals
-        return f"{name} {a}{unit}, {'up' if one.b > one.a else 'down'} by {number_text(abs(one.b - one.a))}"
+def _statistic(change: StatisticChange) -> str:
+    tell = _weight if UNIT_OF[change.name] in ("weight", "fraction") else _number
+    unit = " nats" if UNIT_OF[change.name] == "nats" else ""
+    name, a, b = NAMES[change.name], tell(change.a), tell(change.b)
+    if a == b and change.a is not None and change.b is not None:  # too small a change for these decimals
+        return f"{name} {a}{unit}, {'up' if change.b > change.a else 'down'} by {number_text(abs(change.b - change.a))}"
     return f"{name} {a} → {b}{unit}"
 
 
@@ -256,7 +256,8 @@ _WIDE = 100
 def sites_view(
     differences: Differences, a: Record, b: Record, screen: Screen, *, everything: bool = False
 ) -> Iterator[RenderableType]:
-    """Of several layers a line each, and the sites of the first that departs; of one its sites. With `everything` all of all."""
+    """A line per layer and the sites of the first that differs; for a single layer its sites. With `everything` all
+    sites."""
     is_single = len(differences.layers) == 1
     if not is_single:
         table = [_layers_table(differences)] if differences.layers else []
@@ -297,9 +298,9 @@ def _layers_alone(differences: Differences) -> Iterator[RenderableType]:
 
 
 def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, everything: bool) -> RenderableType:
-    known = [site for site in layer.sites if not _is_told_with_tokens(site, a, b)]
-    quiet = [site for site in known if _is_quiet(site)] if not everything else []
-    listed = [site for site in known if site not in quiet]
+    compared = [site for site in layer.sites if not _is_covered_by_tokens(site, a, b)]
+    quiet = [site for site in compared if _is_quiet(site)] if not everything else []
+    listed = [site for site in compared if site not in quiet]
     title = title_rule(f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution")
     parts: list[RenderableType] = [title]
     if listed:
@@ -313,13 +314,13 @@ def _layer(layer: LayerDifference, a: Record, b: Record, screen: Screen, *, ever
     return Group(*parts)
 
 
-def _is_told_with_tokens(site: SiteDifference, a: Record, b: Record) -> bool:
-    """Whether it is the step of the numbers of tokens, which every record of ours holds: they are compared with the tokens."""
+def _is_covered_by_tokens(site: SiteDifference, a: Record, b: Record) -> bool:
+    """Whether the site is the step of token ids, which are compared as tokens."""
     return site.site == "ids" and site.status == "identical" and a.module is None and b.module is None
 
 
 def _is_quiet(site: SiteDifference) -> bool:
-    """Whether there is nothing to say of a step but that it has the same shape."""
+    """Whether a step has no remark but that its shape is equal."""
     return site.seen == "shape" and site.status == "identical" and not site.told
 
 
@@ -331,7 +332,7 @@ def _sites_table(
     names = numbers if any(site.n_cells for site in sites) else ()
     table = plain_table(("site", False), *((DIFF_COLUMNS[name].heading, True) for name in names), ("", False))
     table.add_column("where", overflow="fold", ratio=1)
-    own = views(layer, a, b)
+    records = views(layer, a, b)
     for site in sites:
         name = site_name(site.site)
         counts = (f"{site.n_cells:,}", f"{site.n_different:,}") if site.n_cells else ("", "")
@@ -340,7 +341,7 @@ def _sites_table(
             Text(name, style="bold" if site.departs else ""),
             *(Text(cell) for cell in cells[-len(names) :] if names),
             Text(_status(site), style=_STYLES[site.status]),
-            Text(_remark(site, own), style="" if site.departs else "dim"),
+            Text(_remark(site, records), style="" if site.departs else "dim"),
         )
     return table
 
@@ -351,8 +352,8 @@ def _status(site: SiteDifference) -> str:
     return _WORDS[site.status]
 
 
-def _remark(site: SiteDifference, own: tuple[Record, Record]) -> str:
-    """Where the largest difference is, or why nothing was compared; and what a trace says differently."""
+def _remark(site: SiteDifference, records: tuple[Record, Record]) -> str:
+    """The location of the largest difference, or why nothing was compared, and differences in the trace's description."""
     parts = []
     if site.n_only_a or site.n_only_b:
         parts.append(f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B")
@@ -361,12 +362,12 @@ def _remark(site: SiteDifference, own: tuple[Record, Record]) -> str:
     elif site.largest is None and site.n_different:
         parts.append(f"{site.n_different} of {site.n_cells} differ")
     if site.at is not None and site.status != "skipped":
-        parts.append(place_text(site.at, *own))
+        parts.append(place_text(site.at, *records))
     n_held = math.prod(site.shape_a or ())
     if "query block" in site.axes and 0 < site.n_cells < n_held:
         parts.append(
             f"{site.n_cells:,} of {n_held:,} cells compared: blocks with the same tokens at the same positions"
         )
     parts += [site.why] if site.why else []
-    parts += [f"{one.name}: {visible(one.a)} against {visible(one.b)}" for one in site.told]
+    parts += [f"{setting.name}: {visible(setting.a)} against {visible(setting.b)}" for setting in site.told]
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""What two records have not in common, in words: the verdict of a comparison, and where a number stands."""
+"""Texts about a comparison: the verdict, and the location of a number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MASK = "allowed"
 
 
 def verdict_text(differences: Differences, a: Record, b: Record) -> str:
-    """The one line that a person needs: whether A and B agree, and where they first differ."""
+    """One line: whether A and B agree, and where they first differ."""
     if differences.verdict == "nothing":
         return differences.summary
     if differences.first is None:
@@ -38,14 +38,14 @@ def verdict_text(differences: Differences, a: Record, b: Record) -> str:
 
 
 def _formulas_text(sites: Sequence[SiteDifference]) -> str:
-    """What differs where no numbers were saved: `A and B differ in 2 formulas: k, scaled (…)`."""
+    """The formulas that differ, if no numbers were saved: `A and B differ in 2 formulas: k, scaled (…)`."""
     names = [site_name(site.site) for site in sites]
     listed = ", ".join(names[:_MOST_FORMULAS]) + ("" if len(names) <= _MOST_FORMULAS else ", …")
     return f"A and B differ in {count_of(len(names), 'formula')}: {listed} (no numbers saved, so none compared)"
 
 
 def _departure_text(differences: Differences, departure: Departure, a: Record, b: Record) -> str:
-    """Where they first differ, and by how much: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
+    """The first difference and its size: `layer 2 scores (largest difference 0.031 at head 3, …)`."""
     if departure.where == "effects" and differences.effects is not None:
         return f"the effects: {differences.effects.summary}"
     if departure.site is not None:
@@ -78,7 +78,7 @@ def _agreement(differences: Differences) -> str:
 
 
 def _input_text(differences: Differences, a: Record, b: Record) -> str:
-    """What is other in the tokens, the first few by name."""
+    """The changed tokens, the first few by name."""
     counts = {"replaced": 0, "only A": 0, "only B": 0}
     for text in differences.texts:
         for change in text.changes:
@@ -98,18 +98,21 @@ def _input_text(differences: Differences, a: Record, b: Record) -> str:
 
 
 def _named_changes(texts: Sequence[TextDifference], a: Record, b: Record) -> str:
-    """Single tokens by name: `5 “mat” by “rug”`, where there are few."""
+    """Single tokens by name, if they are few: `5 “mat” by “rug”`."""
     changes = [(text, change) for text in texts for change in text.changes]
     if len(changes) > _MOST_NAMED:
         return ""
     named = []
     for text, change in changes:
-        own_a, own_b = texts_of(text, a, b)
+        tokens_a, tokens_b = texts_of(text, a, b)
         if max(change.a_end - change.a_begin, change.b_end - change.b_begin) > 1:
             return ""
         names = [
             _token_name(sequence, begin)
-            for sequence, begin, end in ((own_a, change.a_begin, change.a_end), (own_b, change.b_begin, change.b_end))
+            for sequence, begin, end in (
+                (tokens_a, change.a_begin, change.a_end),
+                (tokens_b, change.b_begin, change.b_end),
+            )
             if end > begin
         ]
         begin = change.a_begin if change.a_end > change.a_begin else change.b_begin
@@ -131,21 +134,21 @@ def texts_of(text: TextDifference, a: Record, b: Record) -> tuple[TokenSequence,
 
 
 def _token_name(sequence: TokenSequence, index: int) -> str:
-    """A token in quotes, not too long."""
+    """A token in quotes, shortened."""
     return f"“{fitted(token_text(sequence, index), _TOKEN_WIDTH)}”"
 
 
 def layers_text(labels: Sequence[str]) -> str:
-    """Labels of layers in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
+    """Layer labels in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
     numbers: dict[str, list[int]] = {}
     for label in labels:
         kind, _, number = label.rpartition(" ")
         numbers.setdefault(kind, []).append(int(number))
-    return ", ".join(f"{kind}{'s' * (len(own) > 1)} {ranges(own)}" for kind, own in numbers.items())
+    return ", ".join(f"{kind}{'s' * (len(of_kind) > 1)} {ranges(of_kind)}" for kind, of_kind in numbers.items())
 
 
 def site_name(name: str) -> str:
-    """The name of a site, harmless; that of the mask in plain words."""
+    """The escaped name of a site; the mask in plain words."""
     return "mask" if name == _MASK else visible(name)
 
 
@@ -160,12 +163,14 @@ def _at_site(differences: Differences, label: str, site: SiteDifference, a: Reco
 
 
 def _is_unseen_before(differences: Differences, site: SiteDifference, a: Record) -> bool:
-    """Whether they may have departed before this site already, where no number is in both records."""
+    """Whether the records may differ before this site, at sites without numbers in both."""
     if site.largest is None or site.site in MASK:
         return False
-    before = [*takewhile(lambda one: one is not site, (one for layer in differences.layers for one in layer.sites))]
-    has_unseen = a.model is not None or any(one.seen == "shape" and one.site != "ids" for one in before)
-    return has_unseen and all(one.largest is None or one.site in MASK for one in before)
+    before = [
+        *takewhile(lambda other: other is not site, (each for layer in differences.layers for each in layer.sites))
+    ]
+    has_unseen = a.model is not None or any(other.seen == "shape" and other.site != "ids" for other in before)
+    return has_unseen and all(other.largest is None or other.site in MASK for other in before)
 
 
 def _how_far(differences: Differences, layer: LayerDifference, site: SiteDifference, a: Record, b: Record) -> str:
@@ -195,7 +200,7 @@ def _how_far(differences: Differences, layer: LayerDifference, site: SiteDiffere
 
 
 def views(layer: LayerDifference, a: Record, b: Record) -> tuple[Record, Record]:
-    """The layer of either record as a record of its own."""
+    """The layer of each record as a record."""
     return (
         a if layer.index_a is None else a.of_layer(layer.index_a),
         b if layer.index_b is None else b.of_layer(layer.index_b),
@@ -203,18 +208,18 @@ def views(layer: LayerDifference, a: Record, b: Record) -> tuple[Record, Record]
 
 
 def place_text(place: DiffLocation, a: Record, b: Record) -> str:
-    """Where a number stands, in A's words: `head 3, query 5 “mat”, key 2 “sat”`; with B's place where it is another."""
+    """The location of a number in A: `head 3, query 5 “mat”, key 2 “sat”`, with B's location if it differs."""
     parts = []
     sequence = place.a[0] if place.axes[:1] == ("sequence",) else 0
-    for axis, own, other in zip(place.axes, place.a, place.b, strict=True):
+    for axis, index_a, index_b in zip(place.axes, place.a, place.b, strict=True):
         if axis == "sequence" and len(a.sequences) == 1:
             continue
-        word = f"{axis} {own}"
+        word = f"{axis} {index_a}"
         if axis in ("query", "key"):
             family = a.sequences if axis == "query" else a.keys
-            names = [_token_name(family[sequence], own)]
+            names = [_token_name(family[sequence], index_a)]
             others = (b.sequences if axis == "query" else b.keys)[sequence]
-            names += [_token_name(others, other)] if 0 <= other < len(others.tokens) else []
+            names += [_token_name(others, index_b)] if 0 <= index_b < len(others.tokens) else []
             word += f" {' replaced by '.join(dict.fromkeys(names))}"
-        parts.append(word + (f" ({other} in B)" if other != own else ""))
+        parts.append(word + (f" ({index_b} in B)" if index_b != index_a else ""))
     return ", ".join(parts)

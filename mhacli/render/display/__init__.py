@@ -1,1 +1,1 @@
-"""How objects show themselves: as HTML in a notebook, and as rich prints them on a terminal."""
+"""How results show themselves: as HTML in notebooks, and by rich on terminals."""

@@ -1,7 +1,7 @@
-"""A piece of HTML for the output of a notebook: no script, no network, and a bound on its size.
+"""HTML for a notebook's output: no script, no network, and a size limit.
 
-GitHub removes `<style>` from the notebooks that it renders, and ids and scripts with it: so cells carry their colours inline, and
-a sign that reads without colour; the style sheet only adds the rest. Source: github.com/jupyter/nbviewer/issues/450.
+GitHub removes `<style>`, ids and scripts from notebooks. So cells have inline colours and a sign that is readable
+without colour; the style sheet is optional. Source: github.com/jupyter/nbviewer/issues/450.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mhacli.io.files import format_size
 from mhacli.render.page.elements import Html, joined, lines_of, preformatted, tag, text
 
 LIMIT_BYTES = 200_000
-"""What an output weighs at most, for a notebook keeps every output that it has shown."""
+"""The largest output. A notebook stores every output."""
 COLUMNS = 100
 """The width of a terminal view in a notebook."""
 _STYLE = """
@@ -39,8 +39,8 @@ font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
 
 
 def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
-    """The parts, each with its name, in one element; those that exceed the limit are left out and named. `elsewhere` says what
-    shows them."""
+    """The parts, each with its name, in one element. Parts above the limit are left out and listed; `elsewhere` says
+    how to see them."""
     shown, left_out = [tag("style", Html(_STYLE.strip()))], []
     n_bytes = len(_STYLE.encode()) + _FRAME
     for name, part in parts:
@@ -57,11 +57,11 @@ def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
 
 
 _FRAME = 500
-"""Bytes for the element and for what was left out."""
+"""Bytes for the element and for the list of omitted parts."""
 
 
 def terminal_part(views: Iterable[RenderableType]) -> Html:
-    """A view of the terminal as it is."""
+    """A terminal view, unchanged."""
     return joined(preformatted(view, COLUMNS) for view in views)
 
 

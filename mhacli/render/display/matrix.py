@@ -1,4 +1,4 @@
-"""One attention pattern as an HTML table: numbers where they fit, else shades, pooled where there are many tokens."""
+"""One attention pattern as an HTML table: numbers if they fit, else shades, pooled for many tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mhacli.render.heads.head_map import HeadMap
 from mhacli.render.page.elements import Html, joined, tag, text
 
 MOST_CELLS = 32
-"""Cells a side: more tokens are pooled."""
+"""The most cells per side before pooling."""
 _NUMBERS = 16
-"""Up to so many cells a side each shows its number."""
+"""The most cells per side for numbers in cells."""
 _NAME, _DECIMALS = 12, 3
 
 
 def matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
-    """The cells of a pattern under a title, on a scale that is named below. A row is a query, a column a key."""
+    """The cells of a pattern under a title, with the scale below. A row is a query, a column a key."""
     shown = cells.fitting(MOST_CELLS, MOST_CELLS)
     shaded, has_numbers = shading([shown], scale), max(shown.weights.shape) <= _NUMBERS
     columns = range(shown.weights.shape[1])
@@ -44,7 +44,7 @@ def _column(shown: HeadMap, column: int, *, upright: bool) -> Html:
 
 
 def _cells(shown: HeadMap, shaded: Shading, row: int, *, has_numbers: bool) -> Iterator[Html]:
-    """The cells of a row. Where they show no number, a sign in the colour of its cell stands for it without colours."""
+    """The cells of a row. Cells without a number have a sign in their own colour, visible without colours."""
     for column, level in enumerate(shaded.levels[0][row].astype(int).tolist()):
         if level == FORBIDDEN:
             yield tag("td", text("0" if has_numbers else ""), class_="dim")
@@ -61,7 +61,7 @@ def _cells(shown: HeadMap, shaded: Shading, row: int, *, has_numbers: bool) -> I
 
 
 def _notes(shown: HeadMap) -> Iterator[str]:
-    """What a cell is, and what is masked."""
+    """The meaning of a cell, and of masked cells."""
     n = shown.block
     if n == 1:
         yield "a cell is the attention weight that a query, a row, gives to a key, a column"

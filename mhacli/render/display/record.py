@@ -1,4 +1,4 @@
-"""A record in a notebook: what was computed, all heads, one head, and the self-check; and a pattern that was cut out of it."""
+"""A record in a notebook: the run, all heads, one head and the self-check; and a pattern cut from a record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ELSEWHERE = "record.page() shows every head"
 
 
 def record_html(record: Record) -> str:
-    """The overview of a record and the head whose type has the largest excess; of one without heads what the terminal shows."""
+    """The overview of a record and the head with the largest excess; for a record without heads the terminal view."""
     options = ViewOptions(view="auto")
     if record.effect is not None:
         return fragment(_effect_parts(record))
@@ -76,11 +76,11 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
 
 
 _MOST_EFFECTS = 12
-"""The removals that are listed, the largest changes."""
+"""The most removals listed, the largest changes first."""
 
 
 def _painted(level: int) -> Mapping[str, str]:
-    """The colours of a change, in the element itself."""
+    """The colours of a change as inline style."""
     colour = change_colour(level - 255)
     return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
 
@@ -102,7 +102,7 @@ def _title(head: DrawableHead, count: int) -> str:
 
 
 def _heads(record: Record, options: ViewOptions) -> Html:
-    """The statistics of the heads, those with the largest excess where they are many, as the terminal lists them."""
+    """The head statistics as the terminal lists them, those with the largest excess if there are many."""
     listed, description = listed_heads(record.heads, options)
     cells = overview_cells(record, listed, options, _SCREEN)
     kinds = ["word" if column.cells == "word" else "" for column in cells.columns]
@@ -120,7 +120,7 @@ def _heads(record: Record, options: ViewOptions) -> Html:
 
 
 def pattern_html(pattern: Pattern) -> str:
-    """The cells of the pattern of one head; of several what they are."""
+    """The cells of the pattern of one head; for several heads a description."""
     if pattern.head is None:
         words = f"{pattern!r}: record.pattern(layer=…, head=…) shows one head"
         return fragment([("", tag("p", text(words)))])

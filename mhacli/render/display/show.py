@@ -1,4 +1,4 @@
-"""How each object shows itself: the HTML of a notebook, the view of a terminal, and the page of a record."""
+"""The views of each result: HTML for notebooks, a terminal view, and the page of a record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mhacli.results.record.record import Record
 
 @singledispatch
 def html_of(shown: object) -> str:
-    """The HTML of an object."""
+    """The HTML of a result."""
     raise TypeError(f"{type(shown).__name__} has no HTML")
 
 
 @singledispatch
 def view_of(shown: object) -> TerminalView:
-    """What rich prints of an object."""
+    """The terminal view of a result."""
     raise TypeError(f"{type(shown).__name__} has no view")
 
 
@@ -86,7 +86,7 @@ def page_of(record: Record) -> str:
 
 
 def document_of(compared: RecordDiff) -> dict[str, Any]:
-    """The JSON document of two records beside each other."""
+    """The JSON document of a comparison."""
     from mhacli.render.diff.json import diff_document
 
     document = diff_document(compared.differences, compared.records, compared.names)

@@ -1,4 +1,4 @@
-"""What the terminal shows of a record, and any view as something that rich prints by itself."""
+"""The terminal view of a record, and a wrapper that makes any view printable by rich."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mhacli.results.record.record import Record
 
 @dataclass(frozen=True)
 class TerminalView:
-    """A view that takes the width and the colours of the console that prints it."""
+    """A view that adapts to the width and the colours of the console."""
 
     views: Callable[[Screen], Iterator[RenderableType]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The parts of the view, one below the other."""
+        """The parts of the view in order."""
         yield from self.views(Screen(options.max_width, console.color_system is not None))
 
 
 def record_views(record: Record, options: ViewOptions, on: Screen) -> Iterator[RenderableType]:
-    """What the terminal shows of a record, one below the other."""
+    """The parts of a record's terminal view in order."""
     if record.module is not None:
         from mhacli.render.run.steps import step_lines
         from mhacli.render.run.trace import closing, step_blocks

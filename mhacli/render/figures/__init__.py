@@ -1,1 +1,1 @@
-"""Pictures for papers and pages: a head, a grid of heads, or the walkthrough, as SVG text that needs nothing beside itself."""
+"""Pictures for papers and pages: a head, a grid of heads, or the walkthrough, as self-contained SVG."""

@@ -1,4 +1,4 @@
-"""The picture of a record as a whole SVG document: a head, a grid of heads, the trace, or effects; and the same as PNG."""
+"""The picture of a record as an SVG document (a head, a grid of heads, the trace, or effects), and as PNG."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ _MARGIN = 18.0
 
 
 def figure(record: Record, options: ViewOptions) -> str:
-    """SVG text that needs nothing beside itself, the same bytes for the same record and options. Raises `UsageError` for choices
-    that the record does not have or a picture cannot show, and `MhaError` where it holds nothing of what is to be drawn."""
+    """Self-contained SVG text, with the same bytes for the same record and options.
+
+    Raises `UsageError` for options that the record or the picture does not support, and `MhaError` if the record lacks
+    the data.
+    """
     kind = options.figure or _usual(record, options)
     if kind == "effects":
         return _document(effects_figure(record), record)
@@ -39,8 +42,8 @@ def figure(record: Record, options: ViewOptions) -> str:
 
 
 def _usual(record: Record, options: ViewOptions) -> Figure:
-    """What is drawn without --figure: effects, the one head that was chosen, all in a grid, or the walkthrough of a record that
-    is not about heads."""
+    """The default picture: effects, the single chosen head, a grid of all heads, or the walkthrough of a record without
+    heads."""
     if record.effect is not None and options.heads is None:
         return "effects"
     if record.trace and not record.heads:
@@ -76,12 +79,11 @@ def _document(sheet: Sheet, record: Record) -> str:
 
 
 _ZOOM = 2.0
-"""Pixels per unit of the picture: sharp on screens of twice the usual density."""
+"""Pixels per unit of the picture, for screens of twice the usual density."""
 
 
 def require_png() -> None:
-    """Raises `MhaError` where pictures cannot be drawn as PNG: without the library, or without a font, when all text would be
-    missing."""
+    """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
     if find_spec("resvg_py") is None:
         raise MhaError("--png needs resvg-py, which is not installed", hint=f"{installing('resvg-py')} installs it")
     if png(_probe("mha")) == png(_probe("")):
@@ -94,11 +96,11 @@ def png(svg: str) -> bytes:
     """The picture as PNG, at twice its size."""
     import resvg_py
 
-    drawn: bytes = resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM, background="#ffffff")
-    return drawn
+    rendered: bytes = resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM, background="#ffffff")
+    return rendered
 
 
 def _probe(text: str) -> str:
-    """A picture of a word alone, in the family that pictures use."""
+    """A picture of one word in the font family of pictures."""
     word = written(0, 12, text, 12, fill=INK, font_family=MONO)
     return element("svg", word, xmlns="http://www.w3.org/2000/svg", width=40.0, height=16.0)

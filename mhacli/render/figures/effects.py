@@ -1,4 +1,4 @@
-"""What removals change, as a picture: heads in a row for each layer, and the texts that queries read, on one scale."""
+"""Effects of removals as a picture: a row of heads per layer, and the texts that queries read, on one scale."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from mhacli.text.escape import token_label
 
 _WIDTH, _CELL, _HIGH, _SIZE = 560.0, 44.0, 22.0, 11.0
 _SMALL = 24
-"""Heads in a row from which on cells are narrow and have no numbers."""
+"""The number of heads per row from which cells are narrow and have no numbers."""
 _BAR, _STEPS, _NO_EFFECT = 220.0, 8, 255
 
 
 def effects_figure(record: Record) -> Sheet:
-    """The picture of the effects of a record. Raises `MhaError` where it has none, and where they are not proven."""
+    """The picture of a record's effects. Raises `MhaError` if it has none, or they are not proven."""
     if record.effect is None:
         raise MhaError(
             "the record has no effects, so none can be drawn", hint="mha effect … --save makes such a record"
@@ -61,7 +61,7 @@ def effects_figure(record: Record) -> Sheet:
 
 
 def _title(record: Record) -> str:
-    """What is measured, in a few words."""
+    """The measured change in a few words."""
     summary = record.effect
     assert summary is not None
     token = token_label(record.sequences[0].tokens[summary.position])
@@ -75,7 +75,7 @@ def _colour(shown: EffectMap, effect: Effect | None) -> tuple[int, int, int] | N
 
 
 def _grid(shown: EffectMap) -> Piece:
-    """A row for each layer, a column for each head; a head that was not removed is left out."""
+    """A row per layer and a column per head. Heads that were not removed are left out."""
     is_numbered = shown.n_columns <= _SMALL
     cell = _CELL if is_numbered else _HIGH / 2
     left = max(mono_width(f"{name}  ", _SIZE) for name in ("head", *(row.name for row in shown.rows)))
@@ -102,7 +102,7 @@ def _grid(shown: EffectMap) -> Piece:
 
 
 def _text(shown: EffectMap, read: ReadText, width: float) -> Piece:
-    """The tokens that a query reads, each on the colour of what its loss changes."""
+    """The tokens that a query reads, each in the colour of its removal's effect."""
     indent = mono_width(f"{read.name}  ", _SIZE)
     content = written(0, _HIGH / 2 + 0.35 * _SIZE, read.name, _SIZE, font_weight="bold")
     x, y = indent, 0.0
@@ -122,7 +122,7 @@ def _text(shown: EffectMap, read: ReadText, width: float) -> Piece:
 
 
 def _legend(shown: EffectMap) -> Piece:
-    """The ramp from end to end, with its range and what it is of."""
+    """The ramp with its range and meaning."""
     low = -255 if shown.has_signs else 0
     stops = [low + (255 - low) * step / _STEPS for step in range(_STEPS + 1)]
     gradient = element(

@@ -1,4 +1,4 @@
-"""Heads as small maps on one scale: a row per layer, or of one layer as many to a row as fit."""
+"""Heads as small maps on one scale: a row per layer, or several rows for a single layer."""
 
 from __future__ import annotations
 
@@ -50,31 +50,31 @@ from mhacli.text.escape import visible
 
 _LEAST = 560.0
 _SIZES = ((16, 168.0, 128), (160, 84.0, 64), (1 << 30, 48.0, 32))
-"""Up to so many heads: how large each is drawn, and its cells a side."""
+"""By number of heads: the size of each map, and its most cells per side."""
 _COLUMNS = ((12, 4), (1 << 30, 8))
-"""Up to so many heads of one layer: how many stand beside each other."""
+"""By number of heads of one layer: the heads per row."""
 _ACROSS = 32
-"""Heads in a row of a layer; more take another row."""
+"""The most heads of a layer per row."""
 _GAP, _NAME, _KINDS, _AXIS = 10.0, 10.0, 10.5, 13.0
 _QUERY, _KEY = "query ↓", "key →"
 _NARROW, _WIDE = 60.0, 120.0
-"""The widths of a map from which on its name has room for a word, and for its type."""
+"""The least widths of a map for a word in its name, and for its type."""
 _TOLD = 3
 """Digits of a sum of weights in a tooltip."""
 _SHAPES = 2500
-"""Up to so many cells in all, each is a rectangle with its attention weight as the tooltip."""
+"""The most cells in total that are rectangles with the weight as tooltip."""
 
 
 @dataclass(frozen=True)
 class _HeadRow:
-    """Heads that stand beside each other, with the name of their layer."""
+    """Heads in one row, with the name of their layer."""
 
     name: str
     places: tuple[int, ...]
 
 
 def grid_figure(record: Record, options: ViewOptions) -> Sheet:
-    """The picture of all heads that were chosen, on one scale."""
+    """The picture of all chosen heads on one scale."""
     heads = heads_to_draw(record, options)
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
     sequence = one_sequence(record, options)
@@ -95,7 +95,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
 
 
 def _name_of(pictures: Sequence[HeadPicture], sequence: int) -> str:
-    """The layers, how many heads, and the sequence where there are several."""
+    """The layers, the number of heads, and the sequence if there are several."""
     layers = {(layer.layer, layer.name): layer for picture in pictures if (layer := picture.head.layer) is not None}
     parts = [names_of([*layers.values()])] if layers else []
     parts += [count_of(len(pictures), "head")]
@@ -104,7 +104,7 @@ def _name_of(pictures: Sequence[HeadPicture], sequence: int) -> str:
 
 
 def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
-    """Each type that occurs, with its sign and the number of its heads; an empty line where the record has no statistics."""
+    """Each head type with its sign and number of heads; an empty line if the record has no statistics."""
     kinds = [picture.head.statistics.kind for picture in pictures if picture.head.statistics is not None]
     counts = [
         f"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].name} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds
@@ -113,7 +113,7 @@ def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
 
 
 def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
-    """What was taken out, over all heads that are drawn."""
+    """The weights of hidden sinks over all heads of the picture."""
     learned = learned_mass(pictures)
     taken = "" if learned is None else f"{weight_text(learned, options.precision)} of the attention of their heads"
     if options.hide_sinks and not taken and not any(picture.whole.sinks for picture in pictures):
@@ -130,7 +130,7 @@ def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[
 
 
 def _of_layers(record: Record, pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[str]:
-    """The layers that are not verified, those that were not kept, and those of the model that have no attention matrix."""
+    """Notes on layers that are unverified, were not kept, or have no attention matrix."""
     for layer in dict.fromkeys(picture.head.layer for picture in pictures):
         if layer is not None and not layer.verified:
             yield f"! {layer.label}: {unverified(layer)}"
@@ -189,8 +189,8 @@ def _body(pictures: Sequence[HeadPicture], shaded: Shading, form: _Form) -> Piec
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of rows and columns that all heads have in common, where there is room for them; the last of a row reaches
-    further to the right by `reach`."""
+    """The names of rows and columns common to all heads, if they fit. The last name of a row extends to the right by
+    `reach`."""
 
     left: Piece
     top: Piece
@@ -198,7 +198,7 @@ class _Names:
 
 
 def _names(pictures: Sequence[HeadPicture], cell: float) -> _Names | None:
-    """None where cells are too small, or the heads read different texts."""
+    """The common names; None if cells are too small or heads read different texts."""
     rows, columns = (map_side(pictures[0], axis, cell) for axis in (0, 1))
     if not rows.is_named or not columns.is_named or len(of_same_texts(pictures)) > 1:
         return None
@@ -211,8 +211,8 @@ def _cell_size(picture: HeadPicture, side: float) -> float:
 
 @dataclass(frozen=True)
 class _Form:
-    """How heads are drawn: how large, with how many digits, with which names, whether each cell is a shape, and the room for
-    the word for columns `above` the map."""
+    """The look of heads: size, digits, names, whether each cell is a shape, and the space `above` the map for the word
+    of columns."""
 
     side: float
     precision: int
@@ -222,7 +222,7 @@ class _Form:
 
 
 def _thumb(picture: HeadPicture, levels: Array, cell: float, form: _Form) -> Piece:
-    """A head's map with its number and the sign of its type above it."""
+    """A head's map with its number and the sign of its type above."""
     rows, columns = levels.shape
     width, height = columns * cell, rows * cell
     cells = map_cells(picture, levels, CellLayout(cell, cell, form.is_small, 0.0), form.precision)
@@ -238,7 +238,7 @@ def _thumb(picture: HeadPicture, levels: Array, cell: float, form: _Form) -> Pie
 
 
 def _short(picture: HeadPicture, form: _Form) -> str:
-    """The head's number and type, and the weight of sinks where it was taken out."""
+    """The head's number and type, and the weight of hidden sinks."""
     statistics = picture.head.statistics
     sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
     name = "" if statistics is None else HEAD_TYPES[statistics.kind].name

@@ -1,4 +1,4 @@
-"""One head: its map with tokens or positions on both axes, what sinks got beside it, and the sums of rows."""
+"""One head: its map with tokens or positions on both axes, the weights of sinks, and row sums."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
 
 _MOST_CELLS = 512
-"""Cells a side of a map that is drawn alone."""
+"""The most cells per side of a single map."""
 _VECTOR = 48
-"""Up to so many cells a side each is a shape of its own, with its number."""
+"""The most cells per side that are separate shapes with numbers."""
 _SIDE, _LEAST, _LARGEST = 720.0, 560.0, 64.0
 _ROW, _TEXT = 14.0, 11.0
 _STRIP, _APART = 14.0, 8.0
@@ -73,7 +73,7 @@ _WHITE = 255
 
 
 def head_figure(record: Record, options: ViewOptions) -> Sheet:
-    """The picture of the one head that was chosen. Raises `UsageError` where several were."""
+    """The picture of the chosen head. Raises `UsageError` if several were chosen."""
     heads = heads_to_draw(record, options)
     if len(heads) > 1:
         of_layers = record.model is not None and options.layers is None
@@ -96,7 +96,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
 
 
 def _title(picture: HeadPicture, options: ViewOptions) -> Piece:
-    """The head's name, its type and its main statistics."""
+    """The head's name, type and main statistics."""
     statistics = picture.head.statistics
     layer = picture.head.layer
     pieces = [heading(picture.label + kv_head_of(picture.head.record, picture.head.head), 16)]
@@ -114,7 +114,7 @@ def _title(picture: HeadPicture, options: ViewOptions) -> Piece:
 
 @dataclass(frozen=True)
 class CellLayout:
-    """How large cells are, whether each is a shape of its own, and the size of numbers in them, 0 for none."""
+    """The size of cells, whether each is a shape, and the size of numbers in them (0: none)."""
 
     width: float
     height: float
@@ -143,11 +143,11 @@ def _largest(head_map: HeadMap) -> float:
 
 
 _SIZES = ((10, 11.0, 42.0), (16, 10.0, 34.0), (32, 8.5, 26.0), (_VECTOR, 7.0, 20.0))
-"""Up to so many cells a side: the size of numbers, and of cells."""
+"""By number of cells per side: the size of numbers, and of cells."""
 
 
 def _body(picture: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
-    """The map between its names, and the strips to its right."""
+    """The map with its names, and the strips on its right."""
     layout = _cell_layout(picture, options)
     rows, columns = picture.shown.weights.shape
     left = left_side(map_side(picture, 0, layout.height, _DOWN + " "))
@@ -167,7 +167,7 @@ def _body(picture: HeadPicture, shaded: Shading, options: ViewOptions) -> Piece:
 
 
 def map_side(picture: HeadPicture, axis: int, pitch: float, title: str = "") -> MapSide:
-    """The names of the rows (axis 0) or columns (axis 1) of a map; rows that were asked for have names, never positions."""
+    """The names of the rows (axis 0) or columns (axis 1) of a map. Requested rows have names, never positions."""
     shown, size = picture.shown, picture.shown.weights.shape[axis]
     names = [shown.key_name(i) if axis else picture.query_name(i) for i in range(size)]
     first, block = (0, 1) if axis == 0 and picture.rows is not None else (shown.first[axis], shown.block)
@@ -175,7 +175,7 @@ def map_side(picture: HeadPicture, axis: int, pitch: float, title: str = "") -> 
 
 
 def map_cells(picture: HeadPicture, levels: Array, layout: CellLayout, precision: int) -> str:
-    """The cells of a map, as an image, or each as a rectangle with its weight as the tooltip."""
+    """The cells of a map as an image, or as rectangles with the weight as tooltip."""
     colours = cell_colours(picture, levels)
     if not layout.is_vector:
         return image(0, 0, colours, (layout.width, layout.height))
@@ -188,7 +188,7 @@ def map_cells(picture: HeadPicture, levels: Array, layout: CellLayout, precision
 
 
 def _cell(picture: HeadPicture, at: tuple[int, int], colour: Sequence[int], layout: CellLayout, precision: int) -> str:
-    """A cell with its tooltip, and with its number where there is room."""
+    """A cell with its tooltip, and its number if it fits."""
     x, y = at[1] * layout.width, at[0] * layout.height
     tooltip = cell_tooltip(picture, *at)
     shape = rectangle(x, y, layout.width, layout.height, hex_of(colour), tooltip, shape_rendering="crispEdges")
@@ -200,7 +200,7 @@ def _cell(picture: HeadPicture, at: tuple[int, int], colour: Sequence[int], layo
 
 
 def _number(x: float, y: float, text: str, fill: str, layout: CellLayout) -> str:
-    """A number in the middle of a cell; it takes no pointer events, so that the tooltip is the cell's."""
+    """A number in the middle of a cell. It ignores the pointer, so that the cell's tooltip shows."""
     middle = x + layout.width / 2, y + layout.height / 2 + 0.35 * layout.number
     return written(*middle, text, layout.number, fill=fill, text_anchor="middle", pointer_events="none")
 
@@ -210,7 +210,7 @@ def _has_strip(picture: HeadPicture) -> bool:
 
 
 def _strips(picture: HeadPicture, layout: CellLayout, options: ViewOptions) -> Piece:
-    """The columns to the right of the map: the weight of sinks in each row, that of a sink logit, and the sum of the cells."""
+    """The columns right of the map: the weight of sinks in each row, that of a sink logit, and the row sum."""
     columns: list[tuple[str, Array, bool]] = []
     if picture.shown.taken is not None:
         columns.append(("sinks", picture.shown.taken, True))
@@ -258,11 +258,11 @@ def _strip(
 
 
 DIGITS = 6
-"""Digits of an attention weight in a tooltip: as many as a float32 holds."""
+"""Digits of an attention weight in a tooltip: all digits of a float32."""
 
 
 def cell_colours(picture: HeadPicture, levels: Array) -> Array:
-    """The colours of the cells, `[row, column, 3]`; hidden sinks have the colour of the weight that was taken out."""
+    """The colours of the cells, `[row, column, 3]`. Hidden sinks have the colour of their removed weight."""
     colours = colours_of(levels)
     columns = [*picture.hidden_columns]
     is_open = picture.whole.is_open[:, columns]
@@ -272,13 +272,13 @@ def cell_colours(picture: HeadPicture, levels: Array) -> Array:
 
 
 def cell_weight(picture: HeadPicture, row: int, column: int) -> float:
-    """The attention weight of a cell; of a sink that is hidden, its weight before it was taken out."""
+    """The attention weight of a cell; for a hidden sink its weight before removal."""
     shown = picture.whole if column in picture.hidden_columns else picture.shown
     return float(shown.weights[row, column])
 
 
 def cell_text(weight: float, precision: int) -> str:
-    """The number of a cell: `0` where nothing may be attended, which looks unlike `.00`."""
+    """The number in a cell: `0` if masked, unlike `.00`."""
     return "0" if weight == FORBIDDEN else "?" if math.isnan(weight) else weight_text(weight, precision)
 
 
@@ -292,5 +292,5 @@ def cell_tooltip(picture: HeadPicture, row: int, column: int) -> str:
 
 
 def map_frame(width: float, height: float) -> str:
-    """The line around a map."""
+    """The border of a map."""
     return rectangle(0, 0, width, height, "none", stroke=FAINT, stroke_width=0.8)

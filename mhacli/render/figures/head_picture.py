@@ -1,7 +1,7 @@
-"""What a picture of heads shows, and what is written below it.
+"""The contents of head pictures, and the text below them.
 
-The heads that were chosen and their maps in cells that fit; what a cell is, what was taken out and what made the picture, in
-words and for programs.
+The chosen heads with maps in cells that fit; notes on cells and hidden sinks, and the provenance, as text and as
+metadata.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from mhacli.text.pieces import words_of
 
 @dataclass(frozen=True)
 class HeadPicture:
-    """A head of a sequence as it is drawn: its map `whole`, and `shown`, without sinks where these are hidden. `rows` are the
-    queries that were asked for, None for all; `in_words` says whether rows and columns are words, put together from tokens."""
+    """A head of a sequence to draw: its `whole` map, and the map `shown`, without sinks if they are hidden.
+
+    `rows` are the requested queries, None for all. `in_words`: rows and columns are words merged from tokens.
+    """
 
     head: DrawableHead
     sequence: int
@@ -44,18 +46,18 @@ class HeadPicture:
 
     @property
     def label(self) -> str:
-        """`layer 3 · head 5`, with the sequence where there are several."""
+        """`layer 3 · head 5`, with the sequence if there are several."""
         layer = [] if self.head.layer is None else [self.head.layer.label]
         several = [f"sequence {self.sequence}"] if len(self.head.record.sequences) > 1 else []
         return " · ".join([*layer, f"head {self.head.head}", *several])
 
     @property
     def hidden_columns(self) -> tuple[int, ...]:
-        """The columns that are sinks alone, which are taken out. A block that holds a sink shows what is left of it."""
+        """The columns that consist of hidden sinks. A block with a sink shows the weight of its other keys."""
         return self.shown.sinks if self.shown.taken is not None and self.shown.block == 1 else ()
 
     def query_name(self, row: int) -> str:
-        """The token of a row or its places; with its index where not all rows are drawn."""
+        """The token of a row or its positions, with its index unless all rows are drawn."""
         if self.rows is None:
             return self.shown.query_name(row)
         index = self.rows[row]
@@ -63,8 +65,7 @@ class HeadPicture:
 
 
 def one_sequence(record: Record, options: ViewOptions) -> int:
-    """The sequence to draw: the one that was asked for, or the first. Raises `UsageError` for several, or
-    for one that does not exist."""
+    """The sequence to draw: the requested one, or the first. Raises `UsageError` for several, or one out of range."""
     indices = tuple(dict.fromkeys(options.sequences or (0,)))
     if len(indices) > 1:
         raise UsageError(f"a picture shows one sequence, and --sequence names {', '.join(map(str, indices))}")
@@ -74,7 +75,7 @@ def one_sequence(record: Record, options: ViewOptions) -> int:
 
 
 def heads_to_draw(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
-    """The heads that can be drawn and were asked for. Raises `MhaError` where the record holds none of them."""
+    """The requested heads that can be drawn. Raises `MhaError` if the record has none of them."""
     heads = drawable_heads(record, options)
     has_cells = all("pattern" in head.record.arrays for head in heads)
     if not heads or (options.words and not has_cells):
@@ -87,7 +88,7 @@ _KEEP = "--keep pattern keeps them, --keep-limit makes room"
 
 
 def head_picture(head: DrawableHead, sequence: int, options: ViewOptions, *, most: int) -> HeadPicture:
-    """A head with its map in at most `most` cells a side. Raises `UsageError` for rows of a head that is known in blocks only."""
+    """A head with its map in at most `most` cells per side. Raises `UsageError` for rows of a head stored in blocks."""
     rows = _rows(head, sequence, options)
     if options.words:
         head, rows = _in_words(head, sequence, rows)
@@ -119,7 +120,7 @@ def _rows(head: DrawableHead, sequence: int, options: ViewOptions) -> tuple[int,
 def _in_words(
     head: DrawableHead, sequence: int, rows: tuple[int, ...] | None
 ) -> tuple[DrawableHead, tuple[int, ...] | None]:
-    """The head with a word where it had tokens; what counts as a sink is the word that holds it."""
+    """The head with words in place of tokens. A word that contains a sink counts as a sink."""
     view = in_words(head.record)
     if rows is not None:
         rows = words_with(head.record.sequences[sequence], rows)
@@ -142,7 +143,7 @@ def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
 def drawn_as(
     record: Record, options: ViewOptions, kind: Figure, *, pictures: Sequence[HeadPicture], shaded: Shading
 ) -> str:
-    """The choices on one line: `figure grid · heads 0, 2 · scale log · sinks hidden`."""
+    """The options on one line: `figure grid · heads 0, 2 · scale log · sinks hidden`."""
     picture = pictures[0]
     layers = [*dict.fromkeys(other.head.layer for other in pictures if other.head.layer is not None)]
     heads = sorted({other.head.head for other in pictures})
@@ -156,7 +157,7 @@ def drawn_as(
 
 
 def texts_of(pictures: Sequence[HeadPicture], cells: int) -> Iterator[str]:
-    """What is looked at and by what, a line of at most `cells` cells for each pair of texts: `5 tokens: “the cat …”`."""
+    """A line of at most `cells` cells for each pair of texts: `5 tokens: “the cat …”`."""
     alike = of_same_texts(pictures)
     for group in alike:
         picture = group[0]
@@ -171,11 +172,13 @@ def texts_of(pictures: Sequence[HeadPicture], cells: int) -> Iterator[str]:
 
 
 def of_same_texts(pictures: Sequence[HeadPicture]) -> list[list[HeadPicture]]:
-    """The heads, those together that read the same texts."""
+    """The heads grouped by their texts."""
     groups: list[list[HeadPicture]] = []
     for picture in pictures:
         texts = (picture.shown.queries, picture.shown.keys)
-        group = next((known for known in groups if (known[0].shown.queries, known[0].shown.keys) == texts), None)
+        group = next(
+            (candidate for candidate in groups if (candidate[0].shown.queries, candidate[0].shown.keys) == texts), None
+        )
         if group is None:
             groups.append([picture])
         else:
@@ -184,7 +187,7 @@ def of_same_texts(pictures: Sequence[HeadPicture]) -> list[list[HeadPicture]]:
 
 
 def _text(begin: str, text: TokenSequence, picture: HeadPicture, cells: int) -> str:
-    """How many tokens, and the text, cut where it is long; rows that are random have none."""
+    """The number of tokens, and the text, shortened; random vectors have no text."""
     count = begin + count_of(len(text.tokens), "word" if picture.in_words else "token", grouped=True)
     words = " ".join(text.text.split())
     room = cells - cell_len(count) - len(": “”")
@@ -203,8 +206,8 @@ _DRAWN_AS = "drawn as"
 
 
 def caption(record: Record, notes: Sequence[str], drawn_as: str, *, width: float) -> Piece:
-    """The notes, the choices for the picture and the provenance as lines of at most that width; a line that takes more than six
-    is cut, with an ellipsis."""
+    """The notes, the options and the provenance as lines of this width. A text of more than six lines is cut with an
+    ellipsis."""
     cells = max(30, int(width / (MONO_EM * _SIZE)))
     pieces = [_lines("", note, cells, INK) for note in notes]
     pieces += [_lines(word, line, cells, SOFT) for word, line in ((_DRAWN_AS, drawn_as), *provenance(record))]
@@ -224,7 +227,7 @@ def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
 
 
 def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) -> Iterator[str]:
-    """What a cell is, what was put together, left out or taken out, in sentences."""
+    """Sentences on what a cell is, and what was pooled, left out or hidden."""
     yield _what_a_cell_is(pictures)
     if any(picture.in_words for picture in pictures):
         yield _WORDS
@@ -242,13 +245,12 @@ def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) 
 
 
 def unverified(layer: InspectedLayer) -> str:
-    """Why what is shown of a layer may not be what it computed."""
+    """Why the pattern of a layer may differ from its computation."""
     return f"NOT verified: {visible('; '.join(layer.unverified))}"
 
 
 def removed_note(picture: HeadPicture, precision: int, *, is_hidden: bool) -> Iterator[str]:
-    """The weight of a head's sinks, where they are hidden; and that of a sink logit, where there is
-    one."""
+    """The weight of a head's hidden sinks, and that of a sink logit."""
     learned = picture.whole.learned_mass
     if is_hidden and not picture.whole.sinks and learned is None:
         yield "no key is a sink here, so none is taken out"
@@ -262,21 +264,20 @@ def removed_note(picture: HeadPicture, precision: int, *, is_hidden: bool) -> It
 
 
 def sink_text(pictures: Sequence[HeadPicture], precision: int) -> str:
-    """What sinks get of the attention of heads, on average over those whose attention weights are numbers."""
+    """The mean weight of sinks over heads with finite weights."""
     mass = sink_mass(pictures)
     return f"{'an unknown part' if mass is None else weight_text(mass, precision)} of all attention"
 
 
 def sink_mass(pictures: Sequence[HeadPicture]) -> float | None:
-    """What sinks get on average over all queries of these heads whose attention weights are numbers; None where there is no
-    such query."""
+    """The mean weight of sinks over all queries of these heads with finite weights; None without such a query."""
     return _mean(
         [(picture.whole.sink_mass, picture.whole.sink_weights, picture.whole.n_queries) for picture in pictures]
     )
 
 
 def learned_mass(pictures: Sequence[HeadPicture]) -> float | None:
-    """What sink logits take on average over all queries of those heads that have one; None where none has."""
+    """The mean weight of sink logits over all queries of heads that have one; None without one."""
     maps = [picture.whole for picture in pictures]
     return _mean(
         [(m.learned_mass, m.learned, m.n_queries) for m in maps if m.learned is not None and m.learned_mass is not None]
@@ -284,7 +285,7 @@ def learned_mass(pictures: Sequence[HeadPicture]) -> float | None:
 
 
 def _mean(masses: Sequence[tuple[float, Array, Array]]) -> float | None:
-    """The mean of masses, each with its rows, of which some may be NaN, and with the queries of each row."""
+    """The mean of per-row masses, some of which may be NaN, weighted by the number of queries of each row."""
     counts = [float(n_queries[~np.isnan(rows)].sum()) for _, rows, n_queries in masses]
     return float(np.average([mass for mass, *_ in masses], weights=counts)) if sum(counts) else None
 
@@ -311,7 +312,7 @@ def _what_a_cell_is(pictures: Sequence[HeadPicture]) -> str:
 
 
 def metadata(record: Record, sheet: Sheet) -> str:
-    """The provenance as JSON, in ASCII: what was drawn and how, the record's whole command, and every line of the caption."""
+    """The provenance as ASCII JSON: contents and options of the picture, the record's command, and the caption."""
     content = {
         "drawn": [*sheet.drawn],
         _DRAWN_AS: sheet.drawn_as,

@@ -1,4 +1,4 @@
-"""What stands around maps: the colours that share a scale, the bar that explains them, and names along the sides."""
+"""The surroundings of maps: common colour scale, legend, and names along the sides."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from mhacli.results.record.arrays import Array
 
 Colour = tuple[int, int, int]
 BLANK: Colour = (228, 228, 228)
-"""A cell that may not be attended: lighter than any of the ramp but its end, and without a hue."""
+"""The colour of a masked cell: lighter than most of the ramp, and without a hue."""
 UNKNOWN: Colour = (214, 39, 40)
-"""A cell that is not a number: red, which the ramp has nowhere."""
+"""The colour of NaN: red, which is not in the ramp."""
 _RAMP = np.array([ramp_colour(level) for level in range(256)], np.uint8)
 _BAR, _HIGH, _SIZE = 220.0, 12.0, 10.0
 _ALIKE = 1e-4
-"""What exceeds the top of a scale by less, of itself, reads the same in the four digits of its range."""
+"""A relative excess over the scale's top that its four digits cannot show."""
 
 
 @dataclass(frozen=True)
 class Shading:
-    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the top of the scale, which attention weights of
-    queries without a choice can exceed (`is_exceeded`). Ranks are among the `n_open` cells of a map, of each its own."""
+    """Maps on one scale. `levels` are those of each map, 0 … 255; `largest` is the scale's top.
+
+    The top may be exceeded by queries that see a single key (`is_exceeded`). Ranks are among the `n_open` cells of each
+    map.
+    """
 
     scale: Scale
     largest: float
@@ -55,17 +58,17 @@ class Shading:
 
     @property
     def range(self) -> str:
-        """The kind of the scale and its range: `linear, 0 … .62`."""
+        """The type and range of the scale: `linear, 0 … .62`."""
         if self.scale == "rank" and len(self.n_open) > 1:
             return "rank, the smallest … the largest of each head's own cells"
         return f"{self.scale}, {range_text(self.scale, self.largest, sum(self.n_open), is_exceeded=self.is_exceeded)}"
 
 
 def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
-    """The common scale of some maps; a rank is among the cells of its own map, as everywhere."""
-    weights = np.concatenate([one.weights.ravel() for one in maps])
+    """The common scale of the maps. Ranks are within each map."""
+    weights = np.concatenate([head_map.weights.ravel() for head_map in maps])
     largest = largest_of_maps(maps)
-    of_maps = tuple(levels(one.weights, scale, largest) for one in maps)
+    of_maps = tuple(levels(head_map.weights, scale, largest) for head_map in maps)
     all_levels = np.concatenate([part.ravel() for part in of_maps])
     return Shading(
         scale=scale,
@@ -80,7 +83,7 @@ def shading(maps: Sequence[HeadMap], scale: Scale) -> Shading:
 
 
 def colours_of(level_array: Array) -> Array:
-    """Red, green and blue of levels, `[…, 3]`."""
+    """RGB values of levels, `[…, 3]`."""
     colours: Array = _RAMP[np.clip(level_array, 0, 255).astype(int)]
     colours[level_array == FORBIDDEN] = BLANK
     colours[level_array == NOT_A_NUMBER] = UNKNOWN
@@ -88,7 +91,7 @@ def colours_of(level_array: Array) -> Array:
 
 
 def sink_colours(weights: Array) -> Array:
-    """Red, green and blue of what sinks get, from 0 to 1: another colour than any of the ramp."""
+    """RGB values of sink weights from 0 to 1, unlike any of the ramp."""
     sink_levels = np.rint(255 * np.clip(np.nan_to_num(weights), 0, 1)).astype(int)
     rgb = [sink_colour(level) for level in sink_levels.ravel().tolist()]
     colours: Array = np.array(rgb, np.uint8).reshape(*sink_levels.shape, 3)
@@ -97,7 +100,7 @@ def sink_colours(weights: Array) -> Array:
 
 
 def hex_of(colour: Sequence[int]) -> str:
-    """A colour as attributes have it.
+    """A colour as an SVG attribute.
 
     >>> hex_of((68, 1, 84))
     '#440154'
@@ -106,13 +109,13 @@ def hex_of(colour: Sequence[int]) -> str:
 
 
 def ink_on(colour: Sequence[int]) -> str:
-    """Black or white, whichever can be read on a colour."""
+    """Black or white, whichever is readable on a colour."""
     red, green, blue = (int(part) for part in colour)
     return "#ffffff" if is_dark((red, green, blue)) else "#000000"
 
 
 def scale_bar(shaded: Shading, precision: int, *, what: str, has_sinks: bool = False) -> Piece:
-    """The legend of a picture: the ramp with its kind and range, and the colours that are none of it."""
+    """The legend of a picture: the ramp with its type and range, and the other colours."""
     pieces = [_ramp(shaded, what)]
     pieces += [_swatch(BLANK, "masked", "0")] if shaded.has_blank else []
     pieces += [_swatch(UNKNOWN, "not a number", "?")] if shaded.has_unknown else []
@@ -157,17 +160,20 @@ def _sink_ramp(precision: int) -> Piece:
 
 
 _LONGEST = 18
-"""Cells of a token's name; longer ones are cut and have the whole name as a tooltip."""
+"""The most cells of a token's name. Longer names are cut, with the whole name as tooltip."""
 _NAME_SIZE, _GAP, _TILT = 11.0, 5.0, 50.0
 _ROOMY = 9.5
-"""The least pitch at which each row or column can have its name."""
+"""The least pitch at which every row or column has its name."""
 _TICKS, _TICK = 9, 4.0
 
 
 @dataclass(frozen=True)
 class MapSide:
-    """One side of a map: names of its cells, how far apart they are, and the token at which cell 0 begins, with the tokens per
-    cell, for positions. `title` says what stands there."""
+    """One side of a map: the names of its cells, their pitch, and for positions the first token and the tokens per
+    cell.
+
+    `title` describes the side.
+    """
 
     names: Sequence[str]
     pitch: float
@@ -177,21 +183,21 @@ class MapSide:
 
     @property
     def is_named(self) -> bool:
-        """Whether every cell has its name, or else some their positions."""
+        """Whether every cell has its name; otherwise some have positions."""
         return self.pitch >= _ROOMY and self.block == 1
 
     @property
     def size(self) -> float:
-        """The size of its letters."""
+        """The font size."""
         return min(_NAME_SIZE, self.pitch * 0.92) if self.is_named else 9.5
 
     @property
     def length(self) -> float:
-        """How long the side is."""
+        """The length of the side."""
         return self.pitch * len(self.names)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round positions and where they stand."""
+        """Round positions and their coordinates."""
         n_tokens = len(self.names) * self.block + self.first
         step = _round_step(max(1, n_tokens) / _TICKS)
         middle = self.pitch / 2 if self.block == 1 else 0.0
@@ -202,7 +208,7 @@ class MapSide:
 
 
 def left_side(side: MapSide) -> Piece:
-    """The names of the rows, right aligned, with the title above them."""
+    """The names of the rows, right aligned, with the title above."""
     size = side.size
     if side.is_named:
         marks = [(place * side.pitch + side.pitch / 2, name) for place, name in enumerate(side.names)]
@@ -221,7 +227,7 @@ def left_side(side: MapSide) -> Piece:
 
 
 def top_side(side: MapSide) -> tuple[Piece, float]:
-    """The names of the columns, tilted where they are too wide to lie flat, and how far the last one reaches beyond them."""
+    """The names of the columns, tilted if they are too wide, and how far the last one extends beyond them."""
     size = side.size
     if not side.is_named:
         content = "".join(
@@ -250,8 +256,8 @@ def _tilted(x: float, y: float, cut: str, name: str, *, size: float, tilt: float
     """A name that begins above the middle of its column."""
     shift = 0.35 * size
     x, y = x + shift * sin(radians(tilt)), y + (shift * cos(radians(tilt)) if tilt < 90 else 0.0) - 1
-    turned = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
-    return written(x, y, cut, size, transform=turned, tooltip=name if name != cut else "")
+    rotation = f"rotate({value_text(-tilt)} {value_text(x)} {value_text(y)})"
+    return written(x, y, cut, size, transform=rotation, tooltip=name if name != cut else "")
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -259,7 +265,7 @@ def _line(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _round_step(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20 … that is no less than `least`."""
+    """The smallest of 1, 2, 5, 10, 20 … that is at least `least`."""
     power = 1
     while True:
         for factor in (1, 2, 5):

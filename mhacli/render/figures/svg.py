@@ -1,7 +1,7 @@
-"""A small writer of SVG: elements, text whose width is known before it is drawn, and pieces that are put beside each other.
+"""A small SVG writer: elements, text of known width, and pieces to arrange.
 
-Text goes through `visible` or `token_label` before it comes here, which leaves no character that XML forbids; here it is
-escaped for XML."""
+Callers pass text through `visible` or `token_label`, which leaves no character that XML forbids; here it is escaped.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS = "'DejaVu Sans', Helvetica, Arial, sans-serif"
 INK, SOFT, FAINT, PAPER, ALARM = "#1a1a1a", "#555555", "#b8b8b8", "#ffffff", "#b00020"
 MONO_EM = 0.602
-"""The width of a character of the monospaced family, in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
+"""The width of a monospaced character in ems. Source: advance 1233 of 2048 units, DejaVu Sans Mono."""
 SANS_EM = 0.68
-"""What a character of a bold title takes at most on average: a bound, so that titles are given room enough."""
+"""An upper bound of the average width of a character in bold titles, in ems."""
 LINE = 1.35
-"""The distance of lines, in ems."""
+"""The line height in ems."""
 
 Attribute = str | float | None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a picture: its SVG, whose upper left corner is (0, 0), and the room that it takes."""
+    """A part of a picture: its SVG with the upper left corner at (0, 0), and its size."""
 
     content: str
     width: float
@@ -41,8 +41,8 @@ class Piece:
 
 
 def element(name: str, *children: str, **attributes: Attribute) -> str:
-    """An SVG element: children are SVG already, values of attributes are escaped. `font_size` is written `font-size`; what is
-    None is left out."""
+    """An SVG element with SVG children. Attribute values are escaped, `font_size` becomes `font-size`, and None is
+    omitted."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{value_text(value)}"'
         for key, value in attributes.items()
@@ -53,7 +53,7 @@ def element(name: str, *children: str, **attributes: Attribute) -> str:
 
 
 def value_text(value: str | float) -> str:
-    """An attribute's value, numbers with two decimals at most.
+    """An attribute's value; numbers have at most two decimals.
 
     >>> value_text(12.50)
     '12.5'
@@ -71,7 +71,7 @@ def characters(text: str) -> str:
 def rectangle(
     x: float, y: float, width: float, height: float, fill: str, tooltip: str = "", **attributes: Attribute
 ) -> str:
-    """A rectangle, with a tooltip if there is one."""
+    """A rectangle with an optional tooltip."""
     title = [element("title", characters(tooltip))] if tooltip else []
     return element("rect", *title, x=x, y=y, width=width, height=height, fill=fill, **attributes)
 
@@ -79,7 +79,7 @@ def rectangle(
 def written(
     x: float, y: float, text: str, size: float, *, fill: str = INK, tooltip: str = "", **attributes: Attribute
 ) -> str:
-    """A line of text with its baseline at `y`, with a tooltip if there is one. Spaces are kept."""
+    """A line of text with its baseline at `y` and an optional tooltip. Spaces are kept."""
     title = [element("title", characters(tooltip))] if tooltip else []
     return element(
         "text", *title, characters(text), x=x, y=y, font_size=size, fill=fill, **{"xml:space": "preserve"}, **attributes
@@ -87,12 +87,12 @@ def written(
 
 
 def mono_width(text: str, size: float) -> float:
-    """How wide a text in the monospaced family is; characters that a terminal gives two cells take two."""
+    """The width of monospaced text. Characters of two terminal cells count double."""
     return cell_len(text) * MONO_EM * size
 
 
 def placed(piece: Piece, x: float, y: float) -> str:
-    """A piece at a place of a larger one."""
+    """A piece at a position within a larger one."""
     return element("g", piece.content, transform=f"translate({value_text(x)} {value_text(y)})")
 
 
@@ -115,7 +115,7 @@ def beside(pieces: Sequence[Piece], gap: float) -> Piece:
 
 
 def paragraph(lines: Iterable[str], size: float, *, fill: str = INK) -> Piece:
-    """Lines of monospaced text below each other."""
+    """Lines of monospaced text."""
     texts = [*lines]
     content = "".join(
         written(0, (place + 1) * LINE * size - 0.3 * size, line, size, fill=fill) for place, line in enumerate(texts)
@@ -124,13 +124,13 @@ def paragraph(lines: Iterable[str], size: float, *, fill: str = INK) -> Piece:
 
 
 def heading(text: str, size: float) -> Piece:
-    """A title, bold."""
+    """A bold title."""
     content = written(0, size, text, size, font_weight="bold", font_family=SANS)
     return Piece(content, cell_len(text) * SANS_EM * size, LINE * size)
 
 
 def wrapped(text: str, cells: int) -> list[str]:
-    """Lines of at most `cells` cells that together are the text: broken at spaces, and within words that are longer."""
+    """The text in lines of at most `cells` cells, broken at spaces, and within longer words."""
     lines, line = [], ""
     for word in text.split(" "):
         joined = f"{line} {word}" if line else word
@@ -152,8 +152,8 @@ def wrapped(text: str, cells: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A picture with its `title`, the `sentences` below it, the names of what is `drawn`, and how: `drawn_as` tells
-    the choices that were made for the picture, which the command of the record does not."""
+    """A picture with its `title`, the `sentences` below it, the names of its contents (`drawn`), and its options
+    (`drawn_as`), which the record's command lacks."""
 
     body: Piece
     title: str
@@ -170,7 +170,7 @@ _DEPTH, _TRUE_COLOUR, _BEST = 8, 2, 9
 
 
 def image(x: float, y: float, colours: Array, cell: tuple[float, float]) -> str:
-    """Colours `[row, column, 3]` as an image whose cells are so wide and high, with sharp edges."""
+    """Colours `[row, column, 3]` as an image with sharp cells of the given size."""
     rows, columns = colours.shape[:2]
     address = f"data:image/png;base64,{b64encode(encoded(colours)).decode()}"
     return element(
@@ -187,7 +187,7 @@ def image(x: float, y: float, colours: Array, cell: tuple[float, float]) -> str:
 
 
 def encoded(colours: Array) -> bytes:
-    """A PNG of red, green and blue `[row, column, 3]`, bytes. Source: PNG specification, third edition, sections 5 and 11."""
+    """A PNG of RGB bytes `[row, column, 3]`. Source: PNG specification, third edition, sections 5 and 11."""
     rows, columns = colours.shape[:2]
     header = struct.pack(">IIBBBBB", columns, rows, _DEPTH, _TRUE_COLOUR, 0, 0, 0)
     unfiltered = np.concatenate([np.zeros((rows, 1), np.uint8), colours.astype(np.uint8).reshape(rows, -1)], axis=1)

@@ -1,4 +1,4 @@
-"""The walkthrough as a diagram: what each site is, what it is made of, and whether the output follows from it."""
+"""The walkthrough as a diagram: each site, its sources, and the self-check."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _DRAWN_AS = "figure walk"
 
 
 def trace_figure(record: Record, options: ViewOptions) -> Sheet:
-    """The picture of the steps that the record holds. Raises `MhaError` where it holds none."""
+    """The picture of a record's steps. Raises `MhaError` if it has none."""
     if not record.trace:
         raise MhaError("the record has no steps to draw", hint="mha trace records them")
     title, is_decoding = _title(record), has_steps(record)
@@ -81,7 +81,7 @@ def _body(record: Record) -> Piece:
 
 
 def _listed(steps: Sequence[Step]) -> Piece:
-    """The steps below each other, as somebody's own attention or a checkpoint's passes them; of very many the first and last."""
+    """The steps in a column, for user code and checkpoints; the first and last of very many."""
     selection = balanced(len(steps), _MOST)
     pieces = []
     for place, index in enumerate(selection.shown):
@@ -100,7 +100,7 @@ def _title(record: Record) -> str:
 
 
 def _what(record: Record) -> str:
-    """The sizes and choices of what was walked, on one line."""
+    """The sizes and options of the traced run on one line."""
     if record.module is not None:
         sizes = " · ".join(f"{visible(word)} {size}" for word, size in record.module.sizes)
         return f"called: {visible(record.module.called)} · {sizes}"
@@ -133,7 +133,7 @@ def _notes(record: Record) -> Iterator[str]:
 
 
 def _cell(record: Record) -> str:
-    """One number of the pattern, and how it came to be."""
+    """One number of the pattern and its computation."""
     cell, view = record.cell, record if record.model is None else record.of_layer(0)
     assert cell is not None
     query = token_at(token_text(view.sequences[cell.sequence], cell.query), cell.query)
@@ -153,8 +153,7 @@ _PAIR, _KV, _ALL = (0, 1), (1, 2), (0, 1, 2)
 
 @dataclass(frozen=True)
 class _SitePosition:
-    """The lanes that a site takes, and the sites that its numbers come from, as far as they were passed. It stands no higher
-    than those that it comes `after`."""
+    """The lanes of a site, and the sites that it is computed from. It is placed below the sites in `after`."""
 
     lanes: tuple[int, ...]
     sources: tuple[str, ...] = ()
@@ -172,7 +171,7 @@ def _projected(lane: tuple[int, ...], letter: str, rows: tuple[str, ...]) -> Map
 
 
 _OF_KEYS = ("context", "x")
-"""What keys and values are made of: the first of these that was passed."""
+"""The sources of keys and values: the first of these in the trace."""
 SITE_POSITIONS: Mapping[str, _SitePosition] = {
     "ids": _SitePosition(_Q),
     "random": _SitePosition(_Q),
@@ -199,19 +198,19 @@ SITE_POSITIONS: Mapping[str, _SitePosition] = {
     "out": _SitePosition(_ALL, ("concat", "z")),
     "out_sum": _SitePosition(_ALL, ("head_out",)),
 }
-"""The sites that the diagram knows. Their formulas say the same, and a test holds the two together."""
+"""The sites in the diagram. A test checks them against their formulas."""
 _REPLACED = {"q": "q_rot", "k": "k_rot", "pattern": "dropped", "z": "concat"}
-"""A site that is not read where the other was passed."""
+"""Sites that are not read if the other site is in the trace."""
 
 
 def is_flow(steps: Sequence[Step]) -> bool:
-    """Whether every step is a site of our own layer, each once."""
+    """Whether every step is a site of mha's own layer, each once."""
     names = [step.site for step in steps]
     return bool(names) and set(names) <= set(SITE_POSITIONS) and len(names) == len(set(names))
 
 
 def sources_of(site: str, passed: Sequence[str]) -> tuple[str, ...]:
-    """The sites among those `passed` that a site is made of.
+    """The sites among those `passed` that a site is computed from.
 
     >>> sources_of("qk", ("q", "k", "q_rot", "k_rot"))
     ('q_rot', 'k_rot')
@@ -234,7 +233,7 @@ class _Box:
 
 
 def flow(steps: Sequence[Step]) -> Piece:
-    """The diagram: queries, keys and values in lanes, arrows from what a site is made of."""
+    """The diagram: queries, keys and values in lanes, with arrows from the sources of each site."""
     boxes: dict[str, _Box] = {}
     bottoms: dict[int, float] = {}
     for number, step in enumerate(steps, 1):
@@ -255,7 +254,7 @@ def flow(steps: Sequence[Step]) -> Piece:
 
 
 def _lanes(site: str, passed: Sequence[str]) -> tuple[int, ...]:
-    """The lanes of a site: rows stand above all that is made of them, and beside the context where there is one."""
+    """The lanes of a site. The input spans the lanes computed from it, beside any context."""
     return _ALL if site in ("x", "random") and "context" not in passed else SITE_POSITIONS[site].lanes
 
 
@@ -274,7 +273,7 @@ def _arrows(boxes: Mapping[str, _Box]) -> Iterator[str]:
 
 
 def _arrow(source: _Box, target: _Box) -> str:
-    """Straight down where the two share a lane; else down, along, and down; from beside, into the right edge."""
+    """An arrow: straight down within a lane; otherwise down, across and down; from beside, into the right edge."""
     shared = [lane for lane in target.lanes if lane in source.lanes]
     if shared:
         x = _middle(shared)
@@ -309,7 +308,7 @@ def _marker() -> str:
 
 SIZE, INSET = 10.0, 9.0
 _WIDE = 90
-"""Cells from which on what was measured stands at the right of the name."""
+"""The width in cells from which measurements stand right of the name."""
 _MADE, _WITH_WEIGHTS, _SEEN = "#f6f8fb", "#e3edf9", "#ffffff"
 _EDGE, _LINES_OF_THEIRS = "#44607c", "#1b6b3a"
 _DASHES = "4 3"
@@ -317,7 +316,7 @@ _DASHES = "4 3"
 
 @dataclass(frozen=True)
 class _BoxLine:
-    """A line of a box, and how it looks."""
+    """A line of a box and its look."""
 
     text: str
     fill: str = INK
@@ -325,7 +324,7 @@ class _BoxLine:
 
 
 def box(number: int, step: Step, width: float) -> Piece:
-    """The box of a step, as wide as asked for: dashed where it is a view, tinted darker where weights are used."""
+    """The box of a step: dashed for a view, darker if it uses weights."""
     cells = int((width - 2 * INSET) / (MONO_EM * SIZE))
     lines = [*_name(number, step, cells)]
     for line in _lines(step, is_wide=cells >= _WIDE):
@@ -348,7 +347,7 @@ def box(number: int, step: Step, width: float) -> Piece:
 
 
 def legend() -> Piece:
-    """What the looks of boxes mean."""
+    """The meaning of box styles."""
     content, x = "", 0.0
     for fill, dashes, label in (
         (_WITH_WEIGHTS, None, "made with weights"),
@@ -362,7 +361,7 @@ def legend() -> Piece:
 
 
 def _name(number: int, step: Step, cells: int) -> Iterator[_BoxLine]:
-    """The name, then the axes beside it where there is room, else below."""
+    """The name with the axes beside it, or below if they do not fit."""
     name, axes = f"{number} {visible(step.site)}", axes_text(step.axes, step.shape) + repeats_text(step)
     yield _BoxLine(name, INK, "bold")
     yield from (_BoxLine(line, _EDGE) for line in filled(axes.split(" · "), cells))
@@ -406,12 +405,12 @@ _LEFT = ("phase", "new tokens")
 
 
 def has_steps(record: Record) -> bool:
-    """Whether the trace is of decoding: every step reads what is kept of the past."""
+    """Whether the trace is of decoding, where every step reads the cache."""
     return bool(record.trace) and all(step.cache is not None for step in record.trace)
 
 
 def step_table(record: Record) -> Piece:
-    """The table, with a bar for what each step reads; of many steps the first and the last."""
+    """The table of decoding steps, with a bar for the bytes read; the first and last of many."""
     selection = balanced(len(record.trace), _MOST_STEPS)
     steps = [(number, record.trace[number]) for number in selection.shown]
     cells = [_cells(number, step, step.cache) for number, step in steps if step.cache is not None]

@@ -1,1 +1,1 @@
-"""A head as numbers to draw, and its views in the terminal."""
+"""Heads as numbers to draw, and their terminal views."""

@@ -1,4 +1,4 @@
-"""Which heads of a record can be drawn, and on which scale: without numpy, which the viewer's first screen does not wait for."""
+"""The heads of a record that can be drawn, and their scale. Needs no numpy, so that the viewer starts quickly."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from mhacli.render.base.selection import chosen_layers, places_of, require_inspe
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 
-if TYPE_CHECKING:  # loaded where a record has them
+if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.results.record.record import InspectedLayer
 
 SHORT = 64
-"""Up to so many keys a uniform attention weight is a shade that can be told from nothing on a linear scale."""
+"""The most keys for which a uniform attention weight is visible on a linear scale."""
 
 
 @dataclass(frozen=True)
 class DrawableHead:
-    """A head that can be drawn: the record of its layer, its place on the head axis there, its number, and its statistics, None
-    where the record has none. `layer` is None for a layer of our own."""
+    """A head that can be drawn: its layer's record, its index on the head axis, its number, and its statistics, if any.
+
+    `layer` is None for mha's own layer.
+    """
 
     record: Record
     place: int
@@ -37,18 +39,18 @@ class DrawableHead:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the record holds its cells; else it holds sums of blocks."""
+        """Whether the record has the head's cells, rather than blocks."""
         survey = self.record.survey
         return "pattern" in self.record.arrays or (survey is not None and survey.block == 1)
 
 
 def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, ...]:
-    """The heads that options choose, or all, in the order of execution: those of which the record holds the pattern or a map.
+    """The heads chosen by the options, or all, whose pattern or map is in the record, in the order of execution.
 
-    Raises `UsageError` for a head or layer that it does not have.
+    Raises `UsageError` for a head or layer that the record lacks.
     """
     if record.model is None:
-        return tuple(_of_our_own(record, options))
+        return tuple(_of_one_layer(record, options))
     layers = chosen_layers(record, options)
     require_inspected_heads(layers, options.heads or ())
     return tuple(
@@ -59,11 +61,11 @@ def drawable_heads(record: Record, options: ViewOptions) -> tuple[DrawableHead, 
     )
 
 
-def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
-    known = {head.head: head for head in record.heads}
+def _of_one_layer(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
+    statistics_of = {head.head: head for head in record.heads}
     if "pattern" in record.arrays:
         heads = chosen(options.heads, record.config.n_heads, 0, True, "head").shown
-        return [DrawableHead(record, head, head, known.get(head)) for head in heads]
+        return [DrawableHead(record, head, head, statistics_of.get(head)) for head in heads]
     if "map" not in record.arrays:
         return []
     places = range(len(record.heads)) if options.heads is None else places_of(record, options.heads)
@@ -71,12 +73,12 @@ def _of_our_own(record: Record, options: ViewOptions) -> Iterable[DrawableHead]:
 
 
 def is_before_dropout(record: Record) -> bool:
-    """Whether the layer was in training: it did not compute with the pattern that is drawn, but with what dropout left of it."""
+    """Whether the run was in training, so that the pattern drawn is the one before dropout."""
     return record.config.train
 
 
 def scale_of(options: ViewOptions, heads: Sequence[DrawableHead]) -> Scale:
-    """The scale that was asked for; else linear for the cells of short texts, and log for those of long ones and for blocks,
-    whose attention weights lie further apart: linear, they would be dark."""
+    """The requested scale; else linear for cells of short texts, and log for long texts and blocks, which would be
+    dark."""
     is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
     return options.map_scale or ("linear" if is_short and all(head.is_exact for head in heads) else "log")

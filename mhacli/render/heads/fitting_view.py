@@ -1,4 +1,4 @@
-"""Which view shows most of some patterns where not all keys fit the screen as numbers."""
+"""Chooses the view that shows most of some patterns if not all keys fit on the screen as numbers."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from mhacli.render.heads.heatmap import fitted_map
 from mhacli.render.heads.matrix import MAX_ROWS, fits
 
 ENOUGH = 0.9
-"""The part of the attention that numbers must show to be preferred to a picture of all of it."""
+"""The fraction of the attention that numbers must show to be preferred to a heatmap."""
 
 
 def fitting_view(heads: Sequence[HeadPattern], options: ViewOptions, screen: Screen) -> tuple[ViewOptions, Text | None]:
-    """The view to draw, where the reader leaves that open, and what it leaves out.
+    """The view to draw for the option `auto`, and a note on what it leaves out.
 
-    Where all keys fit as numbers it is the matrix. Else it is the first that shows nine tenths of the attention weight of all
-    queries, or that which shows most: numbers with fewer decimals, the strongest keys, or the heatmap.
+    If all keys fit as numbers, it is the matrix. Otherwise it is the first view with nine tenths of the attention of
+    all queries, or the one with most: numbers with fewer decimals, the top keys, or the heatmap.
     """
     if options.view != "auto":
         return options, None
     whole = replace(options, view="matrix")
-    drawn = [head for head in heads if len(head.weights)]
-    if not drawn or options.everything or all(fits(head, whole, screen.width) for head in drawn):
+    with_rows = [head for head in heads if len(head.weights)]
+    if not with_rows or options.everything or all(fits(head, whole, screen.width) for head in with_rows):
         return whole, None
     shorter = [replace(whole, precision=n) for n in range(options.precision - 1, 0, -1)]
-    candidates = [candidate for candidate in shorter if all(fits(head, candidate, screen.width) for head in drawn)]
+    candidates = [candidate for candidate in shorter if all(fits(head, candidate, screen.width) for head in with_rows)]
     candidates += [replace(options, view="top"), replace(options, view="heatmap")]
-    parts = [float(np.mean([_shown(head, candidate, screen) for head in drawn])) for candidate in candidates]
+    parts = [float(np.mean([_shown(head, candidate, screen) for head in with_rows])) for candidate in candidates]
     place = next((i for i, part in enumerate(parts) if part >= ENOUGH), int(np.argmax(parts)))
-    return candidates[place], _note(drawn, candidates[place], screen)
+    return candidates[place], _note(with_rows, candidates[place], screen)
 
 
 def _shown(head: HeadPattern, options: ViewOptions, screen: Screen) -> float:
-    """The part of all attention of a head that a view shows: the weights of the rows that are drawn, without those that are
-    printed as zero or with the lowest sign. A heatmap that pools `n` keys shows one in `n`."""
+    """The fraction of a head's attention that a view shows, without weights printed as zero or with the lowest sign.
+
+    A heatmap that pools `n` keys counts as showing one in `n`.
+    """
     weights = np.nan_to_num(head.weights.astype(np.float64))
     total = float(weights.sum())
     if not total:
@@ -60,7 +62,7 @@ def _shown(head: HeadPattern, options: ViewOptions, screen: Screen) -> float:
 
 
 def _note(heads: Sequence[HeadPattern], options: ViewOptions, screen: Screen) -> Text:
-    """What is drawn in place of the matrix, and how to have that."""
+    """What is drawn in place of the matrix, and how to see the matrix."""
     keys = count_of(max(head.weights.shape[1] for head in heads), "key")
     if options.view == "matrix":
         text = f"{count_of(options.precision, 'decimal')}, so that all {keys} fit the screen"

@@ -1,8 +1,8 @@
-"""A head to draw: the rows of one pattern, and its map of cells or blocks.
+"""The rows of a head's pattern, and its map of cells or blocks.
 
-A map holds the cells of the pattern where the record has them, else blocks. Both are the same thing: the mean weight that the
-queries of a row give to the keys of a column. So cells can be pooled to blocks, and sinks taken out of either, by the same
-arithmetic, and a head looks the same in the terminal, in the viewer, on a page and in a picture.
+A map has the cells of the pattern if the record has them, else blocks. Both are the mean weight from the queries of a
+row to the keys of a column. So pooling cells and hiding sinks use the same arithmetic for both, and a head looks the
+same in the terminal, the viewer, pages and pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.spec.tokens import TokenSequence
 
-if TYPE_CHECKING:  # loaded where a record has them
+if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.results.record.record import InspectedLayer
 
 # ----------------------------------------------------------------------------------------------------- rows of a pattern
@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # loaded where a record has them
 
 @dataclass(frozen=True)
 class HeadPattern:
-    """The pattern of one head of one sequence, cut out of the record: real queries × padded keys.
+    """The pattern of one head of one sequence: real queries × padded keys.
 
-    `place` is where it stands on the head axis. `rows` are the queries that are wanted, None for all. From the query `produced`
-    on, the token that follows is what the model made of it. `layer` is None for a layer of our own.
+    `place` is its index on the head axis. `rows` are the requested queries, None for all. From the query `produced` on,
+    the next token was generated. `layer` is None for mha's own layer.
     """
 
     record: Record
@@ -45,17 +45,17 @@ class HeadPattern:
 
     @property
     def statistics(self) -> HeadStatistics:
-        """The statistics of the head, of a record that has them for every head."""
+        """The head's statistics, in a record with statistics for every head."""
         return self.record.heads[self.place]
 
     @property
     def has_learned_sink(self) -> bool:
-        """Whether a sink logit takes what a row lacks to 1."""
+        """Whether a sink logit takes part of each row."""
         return self.layer is not None and self.layer.sinks
 
     @property
     def queries(self) -> slice | Array:
-        """The rows of the array that are the sequence's own tokens, those of them that are wanted."""
+        """The rows of the array for the sequence's own requested tokens."""
         first = self.record.first_query(self.sequence)
         if self.rows is not None:
             return first + np.array(self.rows, dtype=int)
@@ -63,23 +63,23 @@ class HeadPattern:
 
     @property
     def weights(self) -> Array:
-        """The pattern `[query, key]`; padded keys included, padded queries not."""
+        """The pattern `[query, key]`, with padded keys and without padded queries."""
         return self._rows(self.record.arrays[self.site][self.sequence, self.place])
 
     @property
     def allowed(self) -> Array:
-        """Which cells may be attended to, `[query, key]`."""
+        """The visible cells, `[query, key]`."""
         allowed = self.record.arrays["allowed"]
         return self._rows(allowed[self.sequence, min(self.place, allowed.shape[1] - 1)])
 
     @property
     def masked_weights(self) -> Array:
-        """The pattern with `FORBIDDEN` in cells that may not be attended to."""
+        """The pattern with `FORBIDDEN` in masked cells."""
         return np.where(self.allowed, self.weights.astype(np.float64), FORBIDDEN)
 
     @property
     def entropy(self) -> Array:
-        """Nats of each query's row."""
+        """The entropy of each row in nats."""
         return self._rows(self.record.arrays["entropy"][self.sequence, self.place])
 
     def _rows(self, array: Array) -> Array:
@@ -87,7 +87,7 @@ class HeadPattern:
         return rows
 
     def learned_weight(self, row: int) -> float:
-        """The weight of a row that no key gets."""
+        """The weight of a row's sink logit."""
         return max(0.0, 1 - float(self.weights[row].sum(dtype=np.float64)))
 
     def query_index(self, row: int) -> int:
@@ -95,26 +95,26 @@ class HeadPattern:
         return row if self.rows is None else self.rows[row]
 
     def query_name(self, row: int) -> str:
-        """The query token at a row, `is → Paris` where the model made the next token of it."""
+        """The query token of a row, or `is → Paris` if its next token was generated."""
         index, sequence = self.query_index(row), self.record.sequences[self.sequence]
         name = token_text(sequence, index)
         return f"{name} → {token_text(sequence, index + 1)}" if self.is_followed(row) else name
 
     def is_followed(self, row: int) -> bool:
-        """Whether the token after that of a row is what the model made of it."""
+        """Whether the next token of a row was generated."""
         last = len(self.record.sequences[self.sequence].tokens) - 1
         return self.produced is not None and self.produced <= self.query_index(row) < last
 
     def row_label(self, row: int) -> str:
-        """The name of a row, with its index where not all rows are wanted."""
+        """The name of a row, with its index unless all rows are drawn."""
         return self.query_name(row) if self.rows is None else f"{self.query_index(row)} {self.query_name(row)}"
 
     def key_index(self, column: int) -> int:
-        """The index of a column's token in its sequence; outside of it where the column is padding."""
+        """The index of a column's token in its sequence; out of range for padding."""
         return column - self.record.first_key(self.sequence)
 
     def key_name(self, column: int) -> str:
-        """The key token at a column, or the sign for padding."""
+        """The key token of a column, or the sign for padding."""
         return token_text(self.record.keys[self.sequence], self.key_index(column))
 
     def is_padding(self, column: int) -> bool:
@@ -123,7 +123,7 @@ class HeadPattern:
 
 
 def largest_weight(record: Record, site: str) -> float:
-    """The top of the common scale of all heads: the largest attention weight of a query that had a choice of keys."""
+    """The top of the common scale of all heads: the largest attention weight of a query that sees several keys."""
     return _largest(record.arrays[site], record.arrays["allowed"]) or 1.0
 
 
@@ -139,7 +139,7 @@ def _largest(weights: Array, allowed: Array) -> float:
 
 
 def where(record: Record, sequence: int, layer: str, head: int | None = None) -> str:
-    """The title of what is drawn: its sequence and head; of a layer that has a name this, and the sequence if not alone."""
+    """The title of a picture: its layer, head, and sequence if there are several."""
     text = f"sequence {sequence}" if not layer or len(record.sequences) > 1 else ""
     name = "" if head is None else f"head {head}"
     return " · ".join(part for part in ((layer, name, text) if layer else (text, name)) if part)
@@ -148,18 +148,18 @@ def where(record: Record, sequence: int, layer: str, head: int | None = None) ->
 # ------------------------------------------------------------------------------------------------------------------ maps
 
 _NOTHING = 1e-6
-"""A row whose remaining weight is smaller than this is not renormalised: it consists of rounding errors."""
+"""Rows with a smaller remaining weight are not renormalised, because it consists of rounding errors."""
 
 
 @dataclass(frozen=True)
 class HeadMap:
-    """`weights` `[row, column]`: the mean attention weight that the queries of a row give to the keys of a column, `FORBIDDEN`
-    where no cell may be attended, NaN for what is no number. A cell stands for `block` × `block` tokens, the first from the
-    places `first` on, which are negative for padding.
+    """`weights` `[row, column]` are mean attention weights from the queries of a row to the keys of a column.
 
-    `of_sinks` is the part of it that the keys at the places `sinks` get, `learned` `[row]` what a sink logit takes and no
-    key gets, None where there is none; `n_queries` `[row]` are those that see a key. `taken` `[row]` is what was taken out of
-    rows that were renormalised, None where nothing was.
+    They are `FORBIDDEN` in cells that are masked entirely, and NaN if not a number. A cell stands for `block` × `block`
+    tokens, starting at the positions `first`, which are negative for padding. `of_sinks` is the part of the weights
+    that goes to the keys at `sinks`. `learned` `[row]` is the weight of a sink logit, None without one. `n_queries`
+    `[row]` counts queries with a visible key. `taken` `[row]` is the weight removed from renormalised rows, None if
+    nothing was removed.
     """
 
     queries: TokenSequence
@@ -175,14 +175,14 @@ class HeadMap:
 
     @property
     def is_open(self) -> Array:
-        """Where a row's queries may attend to a column's keys."""
+        """Whether any cell is visible from a row's queries to a column's keys."""
         is_open: Array = self.weights != FORBIDDEN
         return is_open
 
     @property
     def largest(self) -> float:
-        """The top of its scale: the largest attention weight of a row that had a choice of columns, 0 where there is none. Of
-        cells whose sinks were taken out, those are no choice."""
+        """The top of the scale: the largest weight of a row with several visible columns; 0 without such a row. Removed
+        sinks do not count."""
         choices = self.is_open
         if self.taken is not None and self.block == 1:
             choices[:, [place - self.first[1] for place in self.sinks]] = False
@@ -191,27 +191,28 @@ class HeadMap:
 
     @property
     def sink_weights(self) -> Array:
-        """What sinks get of each row, `[row]`, taken out or not."""
+        """The weight of sinks in each row, `[row]`, removed or not."""
         weights: Array = self.of_sinks.sum(axis=1) if self.taken is None else self.taken
         return weights
 
     @property
     def sink_mass(self) -> float:
-        """The mean attention weight that sinks get, of all queries that see a key; those that were taken out too."""
+        """The mean weight of sinks, removed or not, over all queries with a visible key."""
         return self._mean(self.sink_weights)
 
     @property
     def learned_mass(self) -> float | None:
-        """The mean attention weight that a sink logit takes; None where there is none."""
+        """The mean weight of a sink logit; None without one."""
         return None if self.learned is None else self._mean(self.learned)
 
     def _mean(self, rows: Array) -> float:
-        """Over all queries that see a key, without those whose attention weights are not numbers."""
+        """The mean over all queries with a visible key and finite weights."""
         n_queries = np.where(np.isnan(rows), 0.0, self.n_queries)
         return float((np.nan_to_num(rows) * n_queries).sum() / max(1.0, float(n_queries.sum())))
 
     def pooled(self, factor: int) -> HeadMap:
-        """Blocks of `factor` × `factor` cells: means over the queries that see a key, of sums over keys. One NaN makes NaN."""
+        """Blocks of `factor` × `factor` cells: sums over keys, averaged over queries with a visible key. NaN
+        propagates."""
         if factor == 1:
             return self
         n_queries = sums(self.n_queries, factor)
@@ -232,8 +233,10 @@ class HeadMap:
         )
 
     def without_sinks(self) -> HeadMap:
-        """The rest of each row beside sinks and the sink logit, renormalised: what was taken out stands in `taken`. The rest is
-        divided by its own sum: where little is left, one less what was taken is rounded too much."""
+        """The map without sinks and sink logit, renormalised, with the removed weight in `taken`.
+
+        Rows are divided by the sum of the rest, which is more precise than one less the removed weight.
+        """
         rest = np.clip(self.weights - self.of_sinks, 0, None)
         left = rest.sum(axis=1, keepdims=True)
         weights = np.where(left > _NOTHING, rest / np.maximum(left, _NOTHING), np.where(np.isnan(left), np.nan, 0.0))
@@ -245,7 +248,7 @@ class HeadMap:
         )
 
     def part(self, rows: slice | Array, columns: slice = slice(None)) -> HeadMap:
-        """The map of some rows and columns alone; rows may be named one by one, in any order and several times. `first` stays."""
+        """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first` stays."""
         learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
         return replace(
             self,
@@ -257,26 +260,26 @@ class HeadMap:
         )
 
     def of_rows(self, rows: Sequence[int], factor: int) -> HeadMap:
-        """The map of some rows, each on its own, `factor` columns to a cell."""
+        """The map of some rows, each on its own, with `factor` columns per cell."""
         return self.part(np.repeat(np.array(rows, dtype=int), factor)).pooled(factor)
 
     def of_tokens(self) -> HeadMap:
-        """The map without rows and columns that are padding alone."""
+        """The map without rows and columns of padding alone."""
         texts = zip(self.first, (len(self.queries.tokens), len(self.keys.tokens)), strict=True)
         rows, columns = (slice(-first // self.block, -((first - n) // self.block)) for first, n in texts)
         begins = (first + part.start * self.block for first, part in zip(self.first, (rows, columns), strict=True))
         return replace(self.part(rows, columns), first=(next(begins), next(begins)))
 
     def fitting(self, rows: int, columns: int) -> HeadMap:
-        """The map in blocks large enough that no more than `rows` × `columns` are needed."""
+        """The map in blocks, so that at most `rows` × `columns` cells are needed."""
         return self.pooled(max(1, -(-self.weights.shape[0] // rows), -(-self.weights.shape[1] // columns)))
 
     def query_places(self, row: int) -> tuple[int, int]:
-        """The first and the last place of the text that a row stands for."""
+        """The first and last position of a row's tokens."""
         return self._places(self.queries, row, self.first[0])
 
     def key_places(self, column: int) -> tuple[int, int]:
-        """The first and the last place that a column stands for."""
+        """The first and last position of a column's tokens."""
         return self._places(self.keys, column, self.first[1])
 
     def _places(self, text: TokenSequence, cell: int, first: int) -> tuple[int, int]:
@@ -284,11 +287,11 @@ class HeadMap:
         return max(0, begin), max(0, min(len(text.tokens), begin + self.block) - 1)
 
     def query_name(self, row: int) -> str:
-        """The token of a row, or the places that it stands for, such as `16–31`."""
+        """The token of a row, or its positions, such as `16–31`."""
         return self._name(self.queries, row, self.first[0])
 
     def key_name(self, column: int) -> str:
-        """The token of a column, or its places."""
+        """The token of a column, or its positions."""
         return self._name(self.keys, column, self.first[1])
 
     def _name(self, text: TokenSequence, cell: int, first: int) -> str:
@@ -300,14 +303,14 @@ class HeadMap:
 
 
 def head_map(head: DrawableHead, sequence: int) -> HeadMap:
-    """The map of a head of a sequence: its cells where the record holds them, else blocks; without what is padding alone."""
+    """The map of a head of a sequence, without padding: its cells if the record has them, else blocks."""
     if "pattern" in head.record.arrays:
         return pattern_map(HeadPattern(head.record, sequence, head.place), head.statistics)
     return block_map(head.record, head.place, sequence).of_tokens()
 
 
 def pattern_map(head: HeadPattern, statistics: HeadStatistics | None = None) -> HeadMap:
-    """The cells of a pattern as a map, without padding; its sinks are those that the statistics name."""
+    """The cells of a pattern as a map without padding. Its sinks come from the statistics."""
     record, sequence = head.record, head.sequence
     queries, keys = record.sequences[sequence], record.keys[sequence]
     first = record.first_key(sequence)
@@ -330,14 +333,14 @@ def pattern_map(head: HeadPattern, statistics: HeadStatistics | None = None) -> 
 
 
 def sink_places(statistics: HeadStatistics | None, sequence: int, keys: TokenSequence) -> tuple[int, ...]:
-    """The sinks of a head, by their place in the text; none where there are no statistics."""
+    """The positions of a head's sink keys; none without statistics."""
     sinks = {sink.key for sink in (() if statistics is None else statistics.sink_keys) if sink.sequence == sequence}
     return tuple(sorted(place for place in sinks if 0 <= place < len(keys.tokens)))
 
 
 def block_map(record: Record, place: int, sequence: int) -> HeadMap:
-    """The map that a look at heads kept, padding included. Of sinks it knows those that begin a text or document: what each query
-    gave to others is not kept."""
+    """The map of blocks from head statistics, with padding. Of sinks it has only those that begin a text or document,
+    because the weights of others per query are not kept."""
     assert record.survey is not None, "a map is of a record of heads"
     block, arrays = record.survey.block, record.arrays
     sink = np.nan_to_num(arrays["sink"][sequence, place].astype(np.float64))
@@ -364,8 +367,8 @@ def block_map(record: Record, place: int, sequence: int) -> HeadMap:
 
 
 def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    """What the first token of each query's text or document got where it is one of `sinks`, in the cells of the map: sums over
-    queries."""
+    """The weight of the first token of each query's text or document, if it is one of `sinks`, summed over queries into
+    the cells."""
     assert record.survey is not None
     queries, keys = record.sequences[sequence], record.keys[sequence]
     documents = keys.documents or (0,) * len(keys.tokens)
@@ -381,14 +384,14 @@ def _first_tokens(record: Record, sequence: int, sink: Array, sinks: tuple[int, 
 
 
 def pooled_means(cells: Array, n_queries: Array, factor: int) -> Array:
-    """Blocks of `factor` × `factor` cells: the mean over the queries of a block, the sum over its keys. `n_queries` `[row]`
-    is how many queries a row of cells stands for."""
+    """Blocks of `factor` × `factor` cells: means over queries of sums over keys. `n_queries` `[row]` counts the queries
+    of a row."""
     rows = sums(cells * n_queries[:, None], factor)
     return sums(rows, factor, axis=1) / np.maximum(sums(n_queries, factor), 1)[:, None]
 
 
 def sums(numbers: Array, size: int, axis: int = 0) -> Array:
-    """Sums of `size` neighbours along an axis; the last may be of fewer."""
+    """Sums of `size` neighbours along an axis. The last may have fewer."""
     return np.add.reduceat(numbers, np.arange(0, numbers.shape[axis], size), axis=axis)
 
 

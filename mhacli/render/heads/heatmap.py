@@ -1,6 +1,6 @@
-"""Heads as pictures: half-block cells where there is colour, a ramp of characters where there is none.
+"""Heads as pictures: half-block cells with colour, or a ramp of characters without.
 
-`heatmap` draws the pattern of a run. `pooled_map` draws the map that `mha heads` kept, the sink in a column of its own.
+`heatmap` draws the pattern of a run. `pooled_map` draws the map of head statistics, with the sink in its own column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mhacli.results.record.record import Record
 
 MAX_LINES = 40
 SMALL = 24
-"""Up to so many tokens on both axes every cell gets a line of its own, with its token's name."""
+"""The most tokens per axis for cells with a line and a name each."""
 _LABEL_WIDTH = 12
 
 
@@ -34,8 +34,8 @@ _LABEL_WIDTH = 12
 
 @dataclass(frozen=True)
 class HeatScale:
-    """The common scale of some heads: its kind and its top; a rank is among the `n_cells` open cells of each head of its own,
-    None where these are not as many. `is_exceeded`: some cells have more than the top, and are as bright as it."""
+    """The common scale of some heads. Ranks are among the `n_cells` visible cells of each head, None if the counts
+    differ. With `is_exceeded`, some cells lie above the top and are drawn like it."""
 
     kind: Scale
     largest: float
@@ -51,8 +51,8 @@ class HeatScale:
 
 
 def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
-    """The scale that was asked for, else linear for short texts and log for long ones. It ends at `largest`, the largest weight
-    of a cell; where cells are pooled, at the largest of those that are drawn."""
+    """The requested scale, else linear for short texts and log for long ones. Its top is `largest`, or the largest of
+    pooled cells."""
     is_short = all(len(keys.tokens) <= SHORT for head in heads for keys in head.record.keys)
     kind = options.map_scale or ("linear" if is_short else "log")
     maps = [fitted_map(head, options, screen) for head in heads if len(head.weights)]
@@ -65,7 +65,7 @@ def heat_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOption
 
 
 def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadMap:
-    """The map of a pattern in as large cells as the screen needs. Rows that were asked for are never pooled."""
+    """The map of a pattern in cells as large as the screen requires. Requested rows are never pooled."""
     cells = pattern_map(head)
     if _is_small(head, screen):
         return cells
@@ -77,7 +77,7 @@ def fitted_map(head: HeadPattern, options: ViewOptions, screen: Screen) -> HeadM
 
 
 def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> Text:
-    """The picture, with tokens or positions on its axes; long patterns show the mean weight of blocks."""
+    """The picture with tokens or positions on its axes. Long patterns are pooled."""
     if _is_small(head, screen):
         return _named_cells(head, scale, screen)
     head_map = fitted_map(head, options, screen)
@@ -90,7 +90,7 @@ def heatmap(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: S
 
 
 def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen, precision: int) -> Text:
-    """The scale in use: its range and kind, what the signs mean, and that several heads share it."""
+    """The scale: its range and type, the meaning of signs, and that several heads share it."""
     reach = f"linear, 0 … {weight_text(scale.largest, precision)}" + " or more" * scale.is_exceeded
     reach = reach if scale.kind == "linear" else scale.range
     is_shared = scale.kind != "rank" and len(heads) > 1
@@ -104,7 +104,7 @@ def scale_caption(heads: Sequence[HeadPattern], scale: HeatScale, screen: Screen
 def _line(
     cells: Sequence[Sequence[int]], row: int, width: int = 1, *, colour: bool, is_halved: bool
 ) -> Iterable[tuple[str, Style]]:
-    """A row of levels as a line, or where it `is_halved` with the row below it."""
+    """A row of levels as a line; if `is_halved`, together with the next row."""
     if is_halved:
         return half_cells(cells[row], cells[row + 1] if row + 1 < len(cells) else None)
     return (cell(level, width, colour=colour) for level in cells[row])
@@ -133,7 +133,7 @@ def _named_cells(head: HeadPattern, scale: HeatScale, screen: Screen) -> Text:
 
 
 def _key_axis(head: HeadPattern, head_map: HeadMap) -> Text:
-    """Key positions along the top, every tenth column, and what a cell stands for."""
+    """Key positions along the top, every tenth column, and the size of a cell."""
     n = head_map.block
     of_queries = f"the mean weight that {n} queries give" if head.rows is None else "the weight that a query gives"
     cells = "one cell" if n == 1 else f"{of_queries} to {n} keys together"
@@ -143,7 +143,7 @@ def _key_axis(head: HeadPattern, head_map: HeadMap) -> Text:
 
 
 def _line_label(head: HeadPattern, query: int) -> Text:
-    """The beginning of a line, in a style of its own."""
+    """The label of a line."""
     number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
     return Text().append(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")
@@ -157,7 +157,7 @@ _PLACE_WIDTH, _SINK_WIDTH, _MIN_LINES = 7, 4, 20
 def pooled_map(
     record: Record, place: int, sequence: int, options: ViewOptions, screen: Screen, *, layer: str = ""
 ) -> RenderableType:
-    """The picture of a head of a sequence, with its scale, and what was taken out of it; of a layer that may have a name."""
+    """The picture of a head of a sequence with its scale and the removed sink. `layer` is an optional name."""
     lines = max(_MIN_LINES, screen.width // 4) if not options.everything else 1 << 30
     room = screen.width - _PLACE_WIDTH - _SINK_WIDTH - 2
     head_map = renormalised(record, place, sequence, rows=lines * (2 if screen.colour else 1), columns=room)
@@ -176,15 +176,14 @@ def pooled_map(
 
 
 def renormalised(record: Record, place: int, sequence: int, *, rows: int, columns: int) -> HeadMap:
-    """The map without the first token of each text where it is a sink, in as large cells as `rows` × `columns` of them need."""
+    """The map without first tokens that are sinks, in cells as large as `rows` × `columns` require."""
     return block_map(record, place, sequence).fitting(rows, columns).without_sinks()
 
 
 def _map_lines(
     head_map: HeadMap, cells: Sequence[Sequence[int]], width: int, *, is_halved: bool, colour: bool
 ) -> Iterator[Text]:
-    """A line for each row, or where it `is_halved` for two: the first query, what the sink gets if there is one, and the
-    cells."""
+    """A line for each row, or if `is_halved` for two: the first query, the weight of any sink, and the cells."""
     for row in range(0, len(cells), 2 if is_halved else 1):
         index = row * head_map.block + head_map.first[0]
         line = Text().append(f"{index if index >= 0 else '':>{_PLACE_WIDTH - 1}} ", style="dim")
@@ -198,7 +197,7 @@ def _map_lines(
 
 
 def _sink_percent(head_map: HeadMap, row: int) -> str:
-    """The sink's attention weight as a number of percent; blank where no query of the row sees a key."""
+    """The sink's weight in percent; blank if no query of the row sees a key."""
     return (
         f"{100 * head_map.sink_weights[row]:>{_SINK_WIDTH}.0f} " if head_map.n_queries[row] else " " * (_SINK_WIDTH + 1)
     )
@@ -209,7 +208,7 @@ def _sink_level(head_map: HeadMap, row: int) -> int:
 
 
 def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Screen) -> Text:
-    """What was taken out, and the scale: its kind and range, and what the signs mean."""
+    """What was removed, and the scale: its type, range and signs."""
     sink, learned = head_map.sink_mass, head_map.learned_mass or 0.0
     largest = float(head_map.weights.max(initial=0.0, where=head_map.is_open))
     taken = [f"sink {weight_text(sink, options.precision)}"] if head_map.sinks else []

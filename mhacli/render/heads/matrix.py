@@ -1,6 +1,6 @@
-"""One head's pattern in the view that was chosen: a heatmap, each query's strongest keys, or a matrix.
+"""One head's pattern in the chosen view: a heatmap, each query's top keys, or a matrix.
 
-A matrix is a table with tokens on both axes, shaded, the maximum of each row marked, and nothing cut silently.
+A matrix is a shaded table with tokens on both axes and the maximum of each row marked. Hidden keys are always counted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NAME, _NAME_WITH_NEXT = 16, 28
 _LABEL_WIDTH, _KEY_WIDTH, _ENTROPY_WIDTH, _STRONGEST_WIDTH = 12, 10, 5, 12
 _NARROW_LABEL = 6
 _NEXT_WIDTH = 10
-"""Of a name that is followed by what the model made of it."""
+"""The width of a name that is followed by the generated next token."""
 _HIDDEN = "… {} …"
 _SINK_LOGIT = "s_aux"
 _BETWEEN, _RULE = 2, 3
-"""Blanks between matrices that stand side by side; how much longer a line with a title is than it, at least."""
+"""Blanks between matrices side by side, and the least extension of a title line."""
 
 
 _BOLD, _DIM, _DIM_ITALIC, _MAGENTA = (Style.parse(name) for name in ("bold", "dim", "dim italic", "magenta"))
@@ -47,7 +47,7 @@ _TableCell = tuple[str, Style | None]
 
 @dataclass(frozen=True)
 class TitledPattern:
-    """A pattern to draw, and what stands above it."""
+    """A pattern to draw with its title."""
 
     title: Text
     head: HeadPattern
@@ -55,7 +55,7 @@ class TitledPattern:
 
 @dataclass(frozen=True)
 class PatternGroup:
-    """Patterns that stand together; before the place `gap` some are left out, of which `hidden` says how many."""
+    """Patterns drawn together. At `gap`, `hidden` names those left out."""
 
     patterns: Sequence[TitledPattern]
     gap: int = 0
@@ -63,7 +63,7 @@ class PatternGroup:
 
 
 def drawings(group: PatternGroup, scale: HeatScale, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """Each pattern under its title; matrices stand side by side, as many as fit the screen."""
+    """Each pattern under its title, with as many matrices side by side as fit."""
     n = _n_beside(group, options, screen)
     if group.hidden is None:
         yield from _rows_of_drawings(group.patterns, n, scale, options, screen)
@@ -76,7 +76,7 @@ def drawings(group: PatternGroup, scale: HeatScale, options: ViewOptions, screen
 def _rows_of_drawings(
     patterns: Sequence[TitledPattern], n: int, scale: HeatScale, options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
-    """`n` drawings side by side, then the next `n` below them."""
+    """The drawings in rows of `n`."""
     if n == 1:
         for pattern in patterns:
             yield Group(title_rule(pattern.title), _drawing(pattern.head, scale, options, screen))
@@ -95,7 +95,7 @@ def _rows_of_drawings(
 
 
 def _drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The pattern as a matrix, a heatmap, or each query's strongest keys."""
+    """The pattern as a matrix, a heatmap, or each query's top keys."""
     if not len(head.weights):
         return Text("none of the chosen rows is in this text", style="yellow")
     if options.view == "heatmap":
@@ -106,7 +106,7 @@ def _drawing(head: HeadPattern, scale: HeatScale, options: ViewOptions, screen: 
 
 
 def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
-    """How many matrices stand side by side: as few rows of them as the screen takes, and as many in each."""
+    """The number of matrices per row: as few rows as possible, evenly filled."""
     patterns = group.patterns
     if options.view != "matrix" or options.verbose or not all(len(p.head.weights) for p in patterns):
         return 1
@@ -118,7 +118,7 @@ def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
 
 
 def n_lines(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
-    """How many lines the patterns take at most, their titles and headings included."""
+    """The most lines that the patterns take, with titles and headings."""
     most = max((len(pattern.head.weights) for pattern in group.patterns), default=0)
     return -(-len(group.patterns) // _n_beside(group, options, screen)) * (min(most, MAX_ROWS) + 2)
 
@@ -128,18 +128,18 @@ def _panel_width(n: int, screen: Screen) -> int:
 
 
 def fits(head: HeadPattern, options: ViewOptions, width: int) -> bool:
-    """Whether a matrix of that width shows every key."""
+    """Whether a matrix of this width shows every key."""
     n_keys = int(head.weights.shape[1])
     return n_keys * (options.precision + 1) < width and layout_of(head, options, width).room >= n_keys
 
 
 def drawing_scale(heads: Sequence[HeadPattern], largest: float, options: ViewOptions, screen: Screen) -> HeatScale:
-    """The common scale of the chosen view, where `largest` is the largest weight of a cell."""
+    """The common scale of the chosen view. `largest` is the largest weight of a cell."""
     return heat_scale(heads, largest, options, screen) if options.view == "heatmap" else HeatScale("linear", largest)
 
 
 def kv_head_of(record: Record, head: int) -> str:
-    """Which kv head the query head reads, where it shares it."""
+    """The kv head of a query head, if it is shared."""
     group = record.config.heads_per_kv_head
     return f" · kv head {head // group}" if group > 1 else ""
 
@@ -148,8 +148,7 @@ def kv_head_of(record: Record, head: int) -> str:
 
 
 def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
-    """For each query its strongest keys with their attention weights, the strongest first; behind them what a sink logit
-    took."""
+    """Each query's top keys with their weights in descending order, and the weight of any sink logit."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -180,7 +179,7 @@ def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:
 
 
 def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Screen) -> RenderableType:
-    """The table, or with `everything` as many tables below each other as the keys need."""
+    """The table, or with `everything` as many tables as the keys need."""
     rows, layout = _rows_of(head, options), layout_of(head, options, screen.width)
     n_keys = head.weights.shape[1]
     if options.everything and n_keys > layout.room:
@@ -192,14 +191,14 @@ def matrix(head: HeadPattern, largest: float, options: ViewOptions, screen: Scre
 
 
 def matrix_caption(groups: Sequence[PatternGroup], largest: float, options: ViewOptions, screen: Screen) -> Text:
-    """The scale of matrices, and what their signs mean, of those that occur."""
+    """The scale of matrices, and the meaning of the signs that occur."""
     small, top = weight_text(0.0, options.precision), weight_text(largest, options.precision)
     widths = [_panel_width(_n_beside(group, options, screen), screen) for group in groups]
     drawn = [(p.head, w) for group, w in zip(groups, widths, strict=True) for p in group.patterns]
     drawn = [(head, width) for head, width in drawn if len(head.weights)]
     layouts, heads = [layout_of(head, options, width) for head, width in drawn], [head for head, _ in drawn]
     most = max((float(np.nanmax(head.weights, initial=0.0)) for head in heads), default=0.0)
-    is_exceeded = most > largest and weight_text(most, options.precision) != top  # by a query without a choice
+    is_exceeded = most > largest and weight_text(most, options.precision) != top  # by a query that sees a single key
     parts = [
         "each row: a query's attention weights over the keys",
         "* the row's maximum",
@@ -217,9 +216,12 @@ def matrix_caption(groups: Sequence[PatternGroup], largest: float, options: View
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Widths in cells: of a query's name, of a key's column, of a number without its mark, of a row's sum (0: not shown), of the
-    strongest key (0: not shown); whether rows have their entropy; and how many keys fit. Where not all do, `weight` is the width
-    of the strongest key's attention weight behind its name, 0 where there is no room for it."""
+    """Widths in cells: of a query's name, a key's column, a number without mark, a row's sum (0: hidden) and the top
+    key (0: hidden).
+
+    `has_entropy`: rows show their entropy. `room` is the number of keys that fit. If not all do, `weight` is the width
+    of the top key's weight after its name, 0 without room.
+    """
 
     label: int
     key: int
@@ -232,10 +234,10 @@ class MatrixLayout:
 
 
 def layout_of(head: HeadPattern, options: ViewOptions, width: int) -> MatrixLayout:
-    """The roomiest layout that shows every key; else one in which two keys and the count of the hidden ones fit.
+    """The widest layout that shows every key; else one that shows at least two keys and the number hidden.
 
-    Rows have their sum where one of them is not 1, their entropy where there is room, and their strongest key where it may be
-    hidden; in the verbose view all of these.
+    Rows show their sum if one is not 1, their entropy if it fits, and their top key if it may be hidden; all of these
+    in the verbose view.
     """
     n_keys, rows, numbers = head.weights.shape[1], _rows_of(head, options), _number_widths(head, options)
     names = max(cell_len(head.key_name(j)) for j in range(n_keys))
@@ -254,8 +256,8 @@ def layout_of(head: HeadPattern, options: ViewOptions, width: int) -> MatrixLayo
 
 
 def _preferences(head: HeadPattern, numbers: _NumberWidths, options: ViewOptions) -> Iterator[tuple[int, bool, int]]:
-    """The widest name of a query, whether rows have their entropy, and the width of a number, what is liked best first."""
-    if head.site == "pattern":  # what dropout leaves of a row is no distribution
+    """The widest name of a query, whether rows have their entropy, and the width of numbers, in order of preference."""
+    if head.site == "pattern":  # after dropout a row is no distribution
         yield _LABEL_WIDTH, True, numbers.wide
         if options.verbose:
             return
@@ -264,13 +266,13 @@ def _preferences(head: HeadPattern, numbers: _NumberWidths, options: ViewOptions
 
 
 def _sums_width(head: HeadPattern, total: int) -> int:
-    """Of the column of row sums of that width, with the one of the sink logit where there is one."""
+    """The width of the columns of row sums and of any sink logit."""
     sink = max(len(_SINK_LOGIT), total) + 1 if head.has_learned_sink else 0
     return total + 1 + sink if total else 0
 
 
 def _cut_layout(head: HeadPattern, options: ViewOptions, width: int, whole: MatrixLayout) -> MatrixLayout:
-    """The layout where not all keys fit beside each other: the rest is counted, or follows in a table below."""
+    """The layout if not all keys fit: the others are counted, or follow in a table below."""
     n_keys, rows = whole.room, _rows_of(head, options)
     has_strongest = options.verbose or not options.everything
     gap = 0 if options.everything else len(_HIDDEN.format(n_keys)) + 1
@@ -297,8 +299,8 @@ def _cut_layout(head: HeadPattern, options: ViewOptions, width: int, whole: Matr
 
 @dataclass(frozen=True)
 class _NumberWidths:
-    """Of attention weights without a mark, and `short` where those of 1 and more have a decimal less; of the sum of a row; and
-    whether a sum is not 1 as it is printed."""
+    """The width of a weight, of one in `short` form (weights from 1 on with a decimal less), and of a row's sum; and
+    whether a printed sum differs from 1."""
 
     wide: int
     short: int
@@ -327,21 +329,21 @@ def _rows_of(head: HeadPattern, options: ViewOptions) -> Selection:
 
 
 def _gap(rows: Selection, width: int) -> str:
-    """How many rows are hidden, in words where there is room."""
+    """The number of hidden rows, in words if there is room."""
     text = f"⋮ {rows.hidden} rows"
     return text if len(text) <= width else f"⋮ {rows.hidden}"
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a matrix: what stands above it, its width in cells, and on which side its cells stand."""
+    """A column of a matrix: its heading, its width in cells, and its alignment."""
 
     heading: _TableCell
     width: int
     side: Literal["<", "^", ">"] = ">"
 
     def holding(self, cells: Iterable[_TableCell]) -> _Column:
-        """As wide as the widest of them and its heading."""
+        """The column, wide enough for its heading and these cells."""
         return replace(self, width=max(cell_len(self.heading[0]), *(cell_len(text) for text, _ in cells)))
 
     def padded(self, text: str) -> str:
@@ -353,7 +355,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of the matrix. It makes its lines one by one, so that a long text needs no more memory than a short one."""
+    """A table of the matrix. It yields line by line, so that memory does not grow with the text."""
 
     head: HeadPattern
     rows: Selection
@@ -364,7 +366,7 @@ class _Table:
     screen: Screen
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """The width is fixed."""
+        """The fixed width."""
         width = sum(column.width + 1 for column in self._columns()) - 1
         return Measurement(width, width)
 
@@ -381,7 +383,7 @@ class _Table:
             yield from _line(columns, [next(cells), *self._cells(weights[query], allowed[query]), *cells])
 
     def _columns(self) -> list[_Column]:
-        """As wide as what stands in them."""
+        """The columns, as wide as their contents."""
         head, layout = self.head, self.layout
         keys = [_Column(_key_heading(head, key, layout.key), layout.key) for key in self.keys.shown]
         if self.keys.hidden:
@@ -407,7 +409,7 @@ class _Table:
         return _Column((_HIDDEN.format(self.keys.hidden), _DIM), 0, "^").holding(cells)
 
     def _beside(self, query: int, weights: Array, allowed: Array) -> Iterator[_TableCell]:
-        """What a row has besides its keys: the query's name, then the columns on the right."""
+        """The cells of a row besides its keys: the query's name, then the columns on the right."""
         head, layout, precision = self.head, self.layout, self.options.precision
         yield fitted(head.row_label(query), layout.label), _BOLD
         if layout.sum:
@@ -420,7 +422,7 @@ class _Table:
             yield _strongest_cell(head, _largest_key(weights, allowed), weights, allowed, layout, self.options)
 
     def _cells(self, weights: Array, allowed: Array) -> Iterator[_TableCell]:
-        """The weights that the query gives to its keys; in place of the hidden ones their sum."""
+        """The weights of the keys, with the sum of hidden ones in their place."""
         largest_key = _largest_key(weights, allowed)
         shown = list(self.keys.shown)
         numbers = zip(shown, weights[shown].tolist(), allowed[shown].tolist(), strict=True)
@@ -431,14 +433,14 @@ class _Table:
             yield text + ("*" if key == largest_key else " "), style if self.screen.colour else None
 
     def _hidden_weight(self, weights: Array, allowed: Array) -> _TableCell:
-        """What a query gives to all hidden keys."""
+        """The weight of all hidden keys."""
         before = self.keys.before
         hidden = slice(self.keys.shown[before - 1] + 1, self.keys.shown[before])
         mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), self.options.precision)
         return mass if allowed[hidden].any() else "0", _DIM_ITALIC
 
     def _cell(self, weight: float, is_allowed: bool) -> _TableCell:
-        """What stands in a cell, and its shade. Where the layout is short of room, a weight of 1 or more has a decimal less."""
+        """The text and shade of a cell. In a tight layout, weights from 1 on have a decimal less."""
         if not is_allowed:
             return "0", EMPTY
         if weight == 0 and self.head.site == "dropped":
@@ -450,7 +452,7 @@ class _Table:
 
 
 def _line(columns: Sequence[_Column], cells: Sequence[_TableCell]) -> Iterator[Segment]:
-    """The cells, each as wide as its column, with a blank between them."""
+    """The cells, padded to their columns, with a blank between them."""
     plain = ""
     for column, (text, style) in zip(columns, cells, strict=True):
         if style is None:
@@ -468,14 +470,14 @@ def _key_heading(head: HeadPattern, key: int, width: int) -> _TableCell:
 
 
 def _largest_key(weights: Array, allowed: Array) -> int:
-    """The key that gets most of a row; −1 where there is none."""
+    """The key with the largest weight of a row; −1 if there is none."""
     return int(weights.argmax()) if allowed.any() and not np.isnan(weights).any() else -1
 
 
 def _strongest_cell(
     head: HeadPattern, key: int, weights: Array, allowed: Array, layout: MatrixLayout, options: ViewOptions
 ) -> _TableCell:
-    """The strongest key of a row, −1 where there is none, and its attention weight where there is room."""
+    """The top key of a row (−1: none), with its weight if it fits."""
     if key < 0:
         return _no_strongest(layout, "not a number" if allowed.any() else "none visible")
     index = str(head.key_index(key))

@@ -1,4 +1,4 @@
-"""The overview of heads: a row for each, with its type, its numbers, and those of uniform attention below."""
+"""The overview of heads: a row for each with its type and statistics, and uniform attention below."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _OF_TYPES = (
     "uniform stands H/max, beside mixed the nearest type with its excess."
 )
 _TOO_SMALL = 5e-4
-"""What no spark is drawn for."""
+"""Smaller weights get no spark."""
 
 
 @dataclass(frozen=True)
 class OverviewColumn:
-    """A column of the overview: its heading, what its cells are, how wide it is at least, and what the heading means.
+    """A column of the overview: its heading, the type of its cells, its least width, and the meaning of its heading.
 
-    `explanation` are sentences for a page. A number is written by `tell`, and `field` is its name in `HeadStatistics`, if it has
-    one. Where the screen is too narrow, numbers of the largest `priority` go first.
+    `explanation` has sentences for a page. `tell` formats a number, and `field` is its name in `HeadStatistics`, if
+    any. On narrow screens, columns with the largest `priority` are dropped first.
     """
 
     heading: str
@@ -74,7 +74,7 @@ class OverviewColumn:
 
 @dataclass(frozen=True)
 class OverviewCells:
-    """What the overview shows: its columns, a row for each head, and a row for each baseline of uniform attention."""
+    """The contents of the overview: columns, a row per head, and a row per baseline of uniform attention."""
 
     columns: tuple[OverviewColumn, ...]
     heads: tuple[tuple[Text, ...], ...]
@@ -89,7 +89,7 @@ def overview(
     *,
     gap: tuple[int, int] = (0, 0),
 ) -> Table:
-    """The overview as a table of the terminal. `gap` says before which row how many heads are left out."""
+    """The overview as a terminal table. `gap` is the row before which heads are left out, and their number."""
     cells = overview_cells(record, listed, options, screen)
     table = plain_table(gap=1)
     for column in cells.columns:
@@ -110,7 +110,7 @@ def overview(
 
 
 def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen) -> Iterator[Text]:
-    """What the headings that are shown mean, and which are not shown."""
+    """The meaning of the shown headings, and the headings that are hidden."""
     columns, hidden = _shown_columns(record, listed, options, screen)
     parts = legend_parts(columns, listed)
     elsewhere = "with --sort, --csv" if record.survey is not None or record.layers else "in mha heads"
@@ -120,7 +120,7 @@ def legend(record: Record, listed: Sequence[HeadStatistics], options: ViewOption
 
 
 def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatistics]) -> list[str]:
-    """What the headings mean, and what stands beside the type of a head."""
+    """The meaning of the headings, and of the numbers beside head types."""
     parts = [f"{column.heading} = {column.legend}" for column in columns if column.legend]
     least = weight_text(CERTAIN_ENOUGH, 2)
     if any(map(_has_no_choice, listed)):
@@ -131,7 +131,7 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
         parts.append(f"beside a type: its {excess}, at least {least}")
     if any(head.kind == "uniform" for head in listed):
         parts.append("beside uniform: H/max")
-    nearest = [HEAD_TYPES[found[0]] for found in map(nearest_type, listed) if found is not None]
+    nearest = [HEAD_TYPES[nearest_kind[0]] for nearest_kind in map(nearest_type, listed) if nearest_kind is not None]
     if nearest:
         parts.append(f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}")
     explained = {column.heading for column in columns}
@@ -143,9 +143,9 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
 def overview_cells(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> OverviewCells:
-    """A row per head, with its layer where there are several; below, what uniform attention over the same keys would give.
+    """A row per head, with its layer if there are several, and uniform attention over the same keys below.
 
-    Columns give way where there is no room; the profile of distances stands where the record has one.
+    Columns are dropped if they do not fit. The profile of distances is shown if the record has one.
     """
     columns, _ = _shown_columns(record, listed, options, screen)
     names, places = _layer_names(record, listed, options), _places(record)
@@ -170,7 +170,7 @@ def overview_cells(
 def _shown_columns(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> tuple[tuple[OverviewColumn, ...], tuple[str, ...]]:
-    """The columns for which the screen has room, and the headings of the others."""
+    """The columns that fit, and the headings of the others."""
     names = _layer_names(record, listed, options).values()
     of_layers = max(cell_len(name) for name in ("layer", *(name.plain for name in names))) + 1 if names else 0
     of_type = _type_width(record, listed)
@@ -188,13 +188,13 @@ def _shown_columns(
 
 
 def _type_width(record: Record, listed: Sequence[HeadStatistics]) -> int:
-    """What the types of the listed heads take, and the names of the rows below them."""
+    """The width of the head types, and of the baselines' names."""
     texts = [*(_type_text(head).plain for head in listed), *(label for label, _ in _baselines(record, listed))]
     return max(map(cell_len, [_TYPE, *texts]))
 
 
 def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
-    """A column for each statistic that has a heading and for each pattern, in the order in which they stand."""
+    """A column for each statistic with a heading and for each condition, in display order."""
     survey = survey_of(record) if record.survey is not None or record.layers else None
     sink_tokens, patterns = (SINK_TOKENS, ()) if survey is None else (survey.sink_tokens, survey.patterns)
     weights: list[OverviewColumn] = []
@@ -218,7 +218,7 @@ def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
 
 
 def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) -> OverviewColumn:
-    """The column of a statistic: how its numbers are written follows from its unit."""
+    """The column of a statistic. Its unit decides the number format."""
     write: Mapping[str, tuple[int, Callable[[float], str]]] = {
         "weight": (precision + 2, lambda number: weight_text(number, precision)),
         "fraction": (5, lambda number: f"{100 * number:.0f}%"),
@@ -243,7 +243,7 @@ def _pattern_text(index: int, precision: int, averages: Averages) -> str:
 
 
 def _profile_columns(record: Record) -> list[OverviewColumn]:
-    """The column of the attention weight at each distance, of a record that has it."""
+    """The column of attention weights by distance, if the record has them."""
     steps = survey_of(record).steps if record.survey is not None or record.layers else ()
     if not steps:
         return []
@@ -256,8 +256,7 @@ _FEW = 6
 
 
 def _fitting(columns: list[OverviewColumn], width: int, profile: int, sort: str) -> list[OverviewColumn]:
-    """The columns that fit, with room for the profile: those that yield soonest go first, that which heads
-    are ordered by never."""
+    """The columns that fit beside the profile. The sorted column is never dropped."""
     room, kept = width - profile, columns
     for step in range(LEAST_PRIORITY, 1, -1):
         if sum(column.width + 1 for column in kept) <= room:
@@ -273,8 +272,7 @@ def _fitting(columns: list[OverviewColumn], width: int, profile: int, sort: str)
 
 
 def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tuple[str, HeadStatistics]]:
-    """Uniform attention, by a head that has it beside itself: one row where it is the same for all, else one for each head,
-    or for all layers of a checkpoint that share it."""
+    """Uniform attention: one row if all heads share it, else a row for each head or each group of layers."""
     groups: dict[Averages, list[HeadStatistics]] = {}
     for head in listed:
         if head.uniform is not None:
@@ -290,11 +288,11 @@ def _baselines(record: Record, listed: Sequence[HeadStatistics]) -> Iterator[tup
 
 
 def _type_text(head: HeadStatistics) -> Text:
-    """The sign and name of a type, and its excess; a dash where no query has a choice of keys."""
+    """The sign and name of a type with its excess; a dash if no query sees several keys."""
     if _has_no_choice(head):
         return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
-    beside = "dim" if head.kind in UNTYPED else ""  # a faint colour is hard to read
+    beside = "dim" if head.kind in UNTYPED else ""  # faint colours are hard to read
     return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style=beside)
 
 
@@ -304,12 +302,12 @@ def _has_no_choice(head: HeadStatistics) -> bool:
 
 
 def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:
-    """The number that gave the head its type stands out."""
+    """The style of a number: bold if it determined the head's type."""
     return f"bold {KIND_SIGNS[head.kind][1]}" if column.field and HEAD_TYPES[head.kind].field == column.field else ""
 
 
 def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
-    """The attention weight at each distance of a profile, over all sequences, relative to the largest."""
+    """The attention weights at each distance, over all sequences, relative to the largest."""
     prefix, place = at
     profiles = record.arrays[prefix + name]
     weights = np.nan_to_num(profiles[:, min(place, profiles.shape[1] - 1)]).mean(axis=0)
@@ -322,12 +320,12 @@ HeadKey = tuple[int, str, int]
 
 
 def head_key(head: HeadStatistics) -> HeadKey:
-    """What tells a head from all others of a record: the number of its layer, the name of the attention, its own number."""
+    """A unique key of a head within a record: its layer's number, the attention's name, its own number."""
     return head.layer, head.attention, head.head
 
 
 def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
-    """For each head the prefix of its layer's arrays, and where it stands on their head axis."""
+    """For each head the prefix of its layer's arrays, and its index on their head axis."""
     if not record.layers:
         return {head_key(head): ("", place) for place, head in enumerate(record.heads)}
     prefixes = {(layer.layer, layer.name): layer_prefix(index) for index, layer in enumerate(record.layers)}
@@ -343,12 +341,12 @@ def _places(record: Record) -> Mapping[HeadKey, tuple[str, int]]:
 def _layer_names(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions
 ) -> Mapping[tuple[int, str], Text]:
-    """The name of each layer of the listed heads; none where there is but one to choose from."""
-    wanted = {head_key(head)[:2] for head in listed}
+    """The names of the listed heads' layers; none if the record has a single layer."""
+    keys = {head_key(head)[:2] for head in listed}
     named = {
         (layer.layer, layer.name): Text(short_name(layer, record.layers), style="" if layer.verified else "bold red")
         for layer in record.layers
-        if (layer.layer, layer.name) in wanted
+        if (layer.layer, layer.name) in keys
     }
     is_only = len(record.layers) == 1 or (options.layers is not None and len(named) == 1)
     return {} if is_only else named

@@ -1,4 +1,4 @@
-"""The terminal view of many heads: an overview with a row each, and single cells: the strongest, a corner, and chosen queries."""
+"""The terminal view of many heads: an overview, and single cells: the strongest, a block, and requested queries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MAX_SEQUENCES = 4
 
 
 def heads_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """Everything that `mha heads` prints of a record. Raises `UsageError` for a head or sequence that does not exist."""
+    """The complete output of `mha heads`. Raises `UsageError` for a head or sequence out of range."""
     survey = survey_of(record)
     listed = in_order(record.heads, options.sort)
     if options.heads is not None:
@@ -86,7 +86,7 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 
 def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
-    """What was inspected, how, in which time, and what whole matrices would have taken."""
+    """What was inspected, the method, the time, and the memory that whole matrices would have taken."""
     total = record.timings.get("total")
     parts = [
         *texts_in_words(record),
@@ -99,12 +99,12 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
 
 
 def sinks_are(least: float) -> str:
-    """What a sink is, in words; `least` is the part of all attention that it must get."""
+    """The definition of a sink key in words. `least` is its least fraction of all attention."""
     return f"sinks (at least {percent_text(least)} of all attention and {SINK_LIFT:g} × uniform, from most queries)"
 
 
 def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, screen: Screen) -> Text:
-    """Every sink, head by head, with its part of all attention, at `least` so much, beside its uniform attention weight."""
+    """Every sink key by head, with its fraction of all attention and its ratio to uniform."""
     texts = [
         f"head {head.head}: "
         + ", ".join(
@@ -120,7 +120,7 @@ def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, s
 
 
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
-    """Whether the statistics hold together; each check with its number where one fails or `verbose` asks."""
+    """Whether the checks of statistics pass; with each number if one fails, or with `verbose`."""
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
     if ok and not options.verbose:
@@ -136,7 +136,7 @@ def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: 
 def strong_places(
     record: Record, listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> RenderableType:
-    """Per head the keys that receive most, the cells that stand out most, and where the largest score is."""
+    """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
     table = plain_table(("head", True))
     for name in ("receives most (× uniform)", "stands out: query → key"):
         table.add_column(name, ratio=1, overflow="fold")
@@ -153,12 +153,12 @@ def strong_places(
 
 _WIDE, MAX_PLACES, _MOST = 120, 8, 3
 _TOKEN_WIDTH, _SHORT_TOKEN = 12, 9
-"""The widest token in a list, and where two stand on a line."""
+"""The largest width of a token in a list, and of two tokens on a line."""
 
 
 def _receivers(record: Record, head: HeadStatistics) -> str:
-    """The keys that receive most, of all sequences: `12 “the” 3.4 % ×5.2`."""
-    place = [known.head for known in record.heads].index(head.head)
+    """The keys with most attention over all sequences: `12 “the” 3.4 % ×5.2`."""
+    place = [other.head for other in record.heads].index(head.head)
     received, uniform = record.arrays["received"][:, place], record.arrays["uniform_received"]
     uniform = uniform[:, min(place, uniform.shape[1] - 1)]
     totals = np.nansum(received.astype(np.float64), axis=1, keepdims=True)
@@ -192,12 +192,12 @@ def _top_score(record: Record, head: HeadStatistics) -> str:
 
 
 def query_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
-    """A query's position and token, `25 “for”`, with its sequence where there are several, `1:25 “for”`."""
+    """A query's position and token, `25 “for”`, with its sequence if there are several, `1:25 “for”`."""
     return _named(record.sequences, sequence, index, width)
 
 
 def key_name(record: Record, sequence: int, index: int, width: int = _TOKEN_WIDTH) -> str:
-    """A key's position and token, with its sequence where there are several."""
+    """A key's position and token, with its sequence if there are several."""
     return _named(record.keys, sequence, index, width)
 
 
@@ -207,13 +207,16 @@ def _named(family: Sequence[TokenSequence], sequence: int, index: int, width: in
 
 
 _ROUNDING = 1e-5
-"""What is left of a row and less than this was never there."""
+"""A smaller rest of a row is a rounding error."""
 
 
 @dataclass(frozen=True, eq=False)
 class CornerCells:
-    """The corner that was kept of a head in a sequence, under its `title`. `weights` `[row, column]` are NaN where a cell is not
-    allowed, and in the rows that `is_broken` `[row]`, whose queries see keys but have attention weights that are not numbers."""
+    """The kept block of a head's pattern in a sequence, under its `title`.
+
+    `weights` `[row, column]` are NaN in masked cells, and in rows marked `is_broken` `[row]`, whose queries see keys
+    but have NaN weights.
+    """
 
     title: str
     weights: Array
@@ -221,18 +224,18 @@ class CornerCells:
 
     @property
     def largest(self) -> float:
-        """The top of its scale."""
+        """The top of the scale."""
         return float(np.nanmax(self.weights, initial=0.0)) or 1.0
 
     def caption(self, precision: int) -> str:
-        """What shades and signs mean, of those that occur."""
+        """The meaning of the shades and signs that occur."""
         is_closed = bool(np.isnan(self.weights[~self.is_broken]).any())
         signs = " · 0 masked" * is_closed + f" · {NAN_SIGN} not a number" * bool(self.is_broken.any())
         return f"shade linear, 0 … {weight_text(self.largest, precision)}{signs}"
 
 
 def corner_cells(record: Record, corner: Corner, place: int, sequence: int, *, layer: str = "") -> CornerCells:
-    """The corner of the head at a place of the head axis. `layer` is the name of the layer, where there are several."""
+    """The kept block of the head at an index of the head axis. `layer` is the layer's name, if there are several."""
     arrays, queries = record.arrays, slice(corner.first_query, corner.first_query + corner.n_queries)
     visible = arrays["visible"][sequence]
     has_keys = visible[min(place, len(visible) - 1), queries] > 0
@@ -251,12 +254,13 @@ def corner_view(
     *,
     layer: str = "",
 ) -> RenderableType:
-    """Any part of the pattern, cell by cell, as much as fits. `layer` is the name of the layer, where there are several."""
+    """The kept block of the pattern, cell by cell, as far as it fits. `layer` is the layer's name, if there are
+    several."""
     cells = corner_cells(record, corner, place, sequence, layer=layer)
     width = options.precision + 2
     rows = balanced(corner.n_queries, corner.n_queries if options.everything else _CORNER_ROWS)
     room = screen.width - _TOKEN_WIDTH - 8
-    if corner.n_keys * (width + 1) > room:  # some keys are hidden, but never the largest of a row
+    if corner.n_keys * (width + 1) > room:  # keys are hidden, but the largest of each row is listed
         room -= _LARGEST_WIDTH + 1
     keys = balanced(corner.n_keys, corner.n_keys if options.everything else max(2, room // (width + 1)))
     table = plain_table(("query", False), gap=1)
@@ -281,7 +285,7 @@ _CORNER_ROWS, _LARGEST_WIDTH = 40, 18
 
 
 def _largest_of_row(record: Record, corner: Corner, weights: Array, sequence: int, options: ViewOptions) -> str:
-    """The attention weight of a row's largest key, with its place and token; a dash where none is allowed or a number."""
+    """The largest weight of a row with its key; a dash if all are masked or NaN."""
     if np.isnan(weights).all():
         return "–"
     key = int(np.nanargmax(weights))
@@ -300,8 +304,11 @@ def _corner_cell(cells: CornerCells, at: tuple[int, int], options: ViewOptions, 
 
 @dataclass(frozen=True)
 class Strongest:
-    """The strongest keys of a query by name, the strongest first, each with its attention weight; `rest` is what they leave,
-    empty where that is nothing. Where there are none, `instead` says why."""
+    """The top keys of a query by name with their weights, in descending order. `rest` is the remaining weight, empty if
+    none.
+
+    If there are no keys, `instead` says why.
+    """
 
     keys: tuple[tuple[str, str], ...]
     rest: str
@@ -309,14 +316,14 @@ class Strongest:
 
 
 def requested_queries(record: Record, sequence: int) -> list[tuple[int, int]]:
-    """The queries that were asked for and are in a sequence, each after its number among those asked for."""
+    """The requested queries within a sequence, each after its index in the request."""
     assert record.survey is not None, "only a record of heads has them"
     first, n_tokens = record.first_query(sequence), len(record.sequences[sequence].tokens)
     return [(number, q) for number, q in enumerate(record.survey.kept.queries) if 0 <= q - first < n_tokens]
 
 
 def requested_title(record: Record, sequence: int, query: int, *, layer: str = "") -> str:
-    """A query that was asked for, and how many keys it sees; in all heads as many, then also what each gets if uniform."""
+    """A requested query with its number of visible keys, and, if all heads agree, its uniform weight."""
     seen = sorted({int(n) for n in record.arrays["visible"][sequence, :, query]})
     n_visible = (
         count_of(seen[0], "visible key", grouped=True)
@@ -329,7 +336,7 @@ def requested_title(record: Record, sequence: int, query: int, *, layer: str = "
 
 
 def strongest_of(record: Record, place: int, sequence: int, number: int) -> Strongest:
-    """What the head at a place looks at from the query with this number among those that were asked for."""
+    """The top keys of the head at `place` for the requested query `number`."""
     keys, weights = (record.arrays[name][sequence, place, number].tolist() for name in ("top_keys", "top_shares"))
     first = record.first_key(sequence)
     named = tuple(
@@ -344,14 +351,14 @@ def strongest_of(record: Record, place: int, sequence: int, number: int) -> Stro
 
 
 def rest_name(head: HeadStatistics) -> str:
-    """What the strongest keys leave."""
+    """The name of the weight that the top keys leave."""
     return "the rest" if head.learned_sink is None else "the rest and the sink logit"
 
 
 def strongest_keys(
     record: Record, listed: Sequence[HeadStatistics], sequence: int, *, layer: str = ""
 ) -> RenderableType:
-    """The keys of the chosen queries in every head, the strongest first, of a layer that may have a name."""
+    """The top keys of the requested queries in every head. `layer` is an optional name."""
     parts: list[RenderableType] = []
     for number, query in requested_queries(record, sequence):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)

@@ -1,1 +1,1 @@
-"""One self-contained HTML page of a record: every head to explore, and every number as real text."""
+"""A self-contained HTML page of a record: every head to explore, and every number as text."""

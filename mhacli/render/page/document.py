@@ -1,4 +1,4 @@
-"""The page of a record: one HTML file with its style, its script and its numbers, that asks no network for anything."""
+"""The page of a record: one HTML file with style, script and numbers, which needs no network."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 _RESERVE = 6 << 10
-"""Bytes for what is said of the maps."""
+"""Bytes for the notes on maps."""
 _LEAST_ROOM = LIMIT_BYTES // 4
-"""Bytes that maps, and single cells with them, get although tokens and tables alone fill the page."""
+"""Bytes for maps and single cells even if tokens and tables alone fill the page."""
 _PARTS = (1 / 2, 1 / 4, 1 / 16, 0)
-"""What part of the room single cells may take: the first with which maps fit, too."""
+"""Fractions of the room for single cells: the first that leaves room for maps is used."""
 _TITLE = 80
 _NO_SCRIPT = (
     "Without JavaScript this page shows no patterns: their numbers are in it, packed. What follows can be read without."
@@ -71,9 +71,9 @@ _NO_SCRIPT = (
 
 
 def page(record: Record, options: ViewOptions) -> str:
-    """The whole page, as text to write to a file. Raises `UsageError` for a head, layer or sequence that the record lacks.
+    """The whole page as text. Raises `UsageError` for a head, layer or sequence that the record lacks.
 
-    It weighs at most `LIMIT_BYTES`, if that can be, unless `options.full`; it says in words what that cost.
+    Its size is at most `LIMIT_BYTES` if possible, unless `options.full`. The page says how that reduced precision.
     """
     heads = drawable_heads(record, options)
     sequences = chosen(options.sequences, len(record.sequences), 1, True, "sequence").shown
@@ -88,13 +88,13 @@ def page(record: Record, options: ViewOptions) -> str:
     for part in _PARTS:
         tried = frame.with_cells(part)
         maps = fitting_maps(requests, max(tried.room, tried.least_room), rows_first=options.rows is not None)
-        if maps.n_bytes <= tried.room or maps.n_bytes > frame.room:  # else fewer cells would help
+        if maps.n_bytes <= tried.room or maps.n_bytes > frame.room:  # otherwise fewer cells would help
             break
     return tried.whole(replace(maps, is_small=maps.n_bytes <= tried.room))
 
 
 def most_certain(heads: Sequence[DrawableHead]) -> int:
-    """Where the head stands whose type has the largest excess, uniform and mixed ones aside; the first where none has a type."""
+    """The index of the head with the largest excess of its type; 0 if no head has a type."""
     named = [
         (-head.statistics.certainty, place)
         for place, head in enumerate(heads)
@@ -105,7 +105,7 @@ def most_certain(heads: Sequence[DrawableHead]) -> int:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Everything of a page but its maps. Statistics, walk and `cells` can be read without a script."""
+    """A page without its maps. Statistics, walkthrough and `cells` are readable without a script."""
 
     record: Record
     options: ViewOptions
@@ -118,22 +118,22 @@ class _Frame:
 
     @cached_property
     def room(self) -> int:
-        """The bytes that are left below the limit; negative where there are none."""
+        """The bytes left below the limit; negative if exceeded."""
         return LIMIT_BYTES - len(self.whole(exact_maps([])).encode()) - _RESERVE
 
     @property
     def least_room(self) -> int:
-        """The bytes that maps get in any case: what single cells take of it is theirs."""
+        """The bytes reserved for maps, less those that single cells take of them."""
         return _LEAST_ROOM - len(self.cells.encode())
 
     def with_cells(self, part: float) -> _Frame:
-        """The page with as many single cells as fit in a part of its room; as it is where the record has none."""
+        """The page with as many single cells as fit into a fraction of its room; unchanged if the record has none."""
         room = int(max(self.room, _LEAST_ROOM) * part)
         cells = kept_cells(self.view.heads, self.view.sequences, self.options, room=room)
         return replace(self, cells=cells) if cells else self
 
     def whole(self, maps: PageMaps) -> str:
-        """The page with these maps, or none of them."""
+        """The page with these maps, or none."""
         view = replace(self.view, quantised=quantised_text(maps))
         requests = self.requests if maps.maps else ()
         sentences = [*notes(self.record, self.options, view, requests, maps)]
@@ -169,7 +169,7 @@ def _head(title: str, policy: str, style: str) -> Html:
 
 
 def _title(record: Record) -> str:
-    """What the page is about, in a line: the model, the module, or the first text."""
+    """The page's title: the model, the module, or the first text."""
     if record.module is not None:
         return f"shapes of {visible(record.module.target)}"
     what = "decoding" if record.decoding is not None else "attention"
@@ -185,7 +185,7 @@ def _title(record: Record) -> str:
 
 
 def _top(record: Record, title: str) -> list[Html]:
-    """What stands above everything: the title, what was computed, and room for controls."""
+    """The head of the page: title, configuration, and room for controls."""
     words: RenderableType = configuration(record, WIDE.width)
     if record.module is not None:
         words = module_header(record, record.module, WIDE)
@@ -206,7 +206,7 @@ def _nothing_section(why: str) -> Html:
 
 
 def _drawn_sections() -> list[Html]:
-    """What the script fills: small maps of all heads, the chosen one, its tokens."""
+    """The sections that the script fills: small maps of all heads, the chosen head, its tokens."""
     readout = tag("p", id="readout", role="status", aria_live="polite")
     story = tag("div", id="story")
     chosen_one = [tag("h2", id="chosen-title"), tag("div", id="matrix-area"), readout, story]
@@ -218,7 +218,7 @@ def _drawn_sections() -> list[Html]:
 
 
 def _documents(record: Record, options: ViewOptions) -> Html:
-    """How statistics and effects spread over the documents of a corpus; nothing where there is none."""
+    """The distributions of statistics and effects over a corpus; empty without one."""
     if record.corpus is None:
         return Html("")
     layers = chosen_layers(record, options)
@@ -254,7 +254,7 @@ _LIMIT = format_size(LIMIT_BYTES)
 def notes(
     record: Record, options: ViewOptions, view: PageView, requests: Sequence[MapRequest], maps: PageMaps
 ) -> Iterator[str]:
-    """The sentences, each a thing to know before a picture is believed; where no head is drawn, the first says why."""
+    """The notes on the pictures, one sentence each. The first says why no head is drawn, if so."""
     if requests:
         yield _cell(view.heads, maps.encoding)
         yield _exactness(view, maps)
@@ -269,7 +269,7 @@ def notes(
 
 
 def quantised_text(maps: PageMaps) -> str | None:
-    """What coarse codes and blocks did to the attention weights, in a sentence; None where the page has what the record has."""
+    """The effect of coarse codes and blocks on attention weights in a sentence; None if the page is exact."""
     if maps.encoding == EXACT:
         return None
     factor = maps.encoding.factor
@@ -283,7 +283,7 @@ def quantised_text(maps: PageMaps) -> str | None:
 
 
 def _rounded_up(error: float) -> str:
-    """An error in two digits, none of which says less than it is."""
+    """An error in two digits, rounded up."""
     step = 10.0 ** (floor(log10(error)) - 1) if error > 0 else 1.0
     return number_text(ceil(error / step) * step)
 
@@ -332,11 +332,11 @@ def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
 
 
 def _first_look(view: PageView) -> str:
-    """Which head is seen first, and why."""
-    head, known = view.heads[view.begin], view.heads[view.begin].statistics
-    if known is None or known.certainty is None or not view.begin:
+    """The head that is shown first, and why."""
+    head, head_type = view.heads[view.begin], view.heads[view.begin].statistics
+    if head_type is None or head_type.certainty is None or not view.begin:
         return f"seen first: {head.label}"
-    return f"seen first: {head.label}, the head with the largest excess over uniform attention: {type_text(known)}"
+    return f"seen first: {head.label}, the head with the largest excess over uniform attention: {type_text(head_type)}"
 
 
 def _scale(view: PageView, maps: PageMaps) -> str:
@@ -349,29 +349,32 @@ def _scale(view: PageView, maps: PageMaps) -> str:
 
 
 def _sinks(view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
-    """Which keys are taken as sinks, and what they get, beside what uniform attention would give them."""
-    known = [
-        (one, facts.n_queries)
-        for one, facts in zip(maps.maps, maps.facts, strict=True)
+    """Which keys count as sinks, and their weights beside uniform attention."""
+    drawn = [
+        (encoded_map, facts.n_queries)
+        for encoded_map, facts in zip(maps.maps, maps.facts, strict=True)
         if facts.n_queries and not facts.n_missing
     ]
-    if not known:
+    if not drawn:
         return
-    way = "taken out at first" if view.hide_sinks else "shown at first"
-    if not any(one.sinks for one, _ in known):
-        of_blocks = any(one.block > 1 for one, _ in known)
+    treatment = "taken out at first" if view.hide_sinks else "shown at first"
+    if not any(encoded_map.sinks for encoded_map, _ in drawn):
+        of_blocks = any(encoded_map.block > 1 for encoded_map, _ in drawn)
         yield "no key is a sink" + (f": {_BLOCKS}" if of_blocks else "")
         return
-    mass, uniform = _mean([(one.removed, n) for one, n in known]), _mean([(one.uniform, n) for one, n in known])
+    mass, uniform = (
+        _mean([(encoded_map.removed, n) for encoded_map, n in drawn]),
+        _mean([(encoded_map.uniform, n) for encoded_map, n in drawn]),
+    )
     got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
     done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
-    beside = "" if all(one.block == 1 for one, _ in known) else f" {_BLOCKS.capitalize()}."
+    beside = "" if all(encoded_map.block == 1 for encoded_map, _ in drawn) else f" {_BLOCKS.capitalize()}."
     named = _named_sinks(requests, maps)
-    yield f"sinks: {named}. {got}, and are {way}; {done}.{beside} Each head’s own stand below its picture"
+    yield f"sinks: {named}. {got}, and are {treatment}; {done}.{beside} Each head’s own stand below its picture"
 
 
 def _named_sinks(requests: Sequence[MapRequest], maps: PageMaps) -> str:
-    """The keys that are sinks, those of most maps first."""
+    """The sink keys, those in most maps first."""
     counts: dict[str, int] = {}
     for request, encoded_map in zip(requests, maps.maps, strict=True):
         for place in encoded_map.sinks:
@@ -384,9 +387,9 @@ def _named_sinks(requests: Sequence[MapRequest], maps: PageMaps) -> str:
 
 def _learned(maps: PageMaps) -> Iterator[str]:
     masses = [
-        (one.learned_mass, facts.n_queries)
-        for one, facts in zip(maps.maps, maps.facts, strict=True)
-        if one.learned_mass is not None and facts.n_queries and not facts.n_missing
+        (encoded_map.learned_mass, facts.n_queries)
+        for encoded_map, facts in zip(maps.maps, maps.facts, strict=True)
+        if encoded_map.learned_mass is not None and facts.n_queries and not facts.n_missing
     ]
     if masses:
         taken = f"sink logits, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
@@ -394,28 +397,28 @@ def _learned(maps: PageMaps) -> Iterator[str]:
 
 
 def _mean(masses: Sequence[tuple[float, float]]) -> float:
-    """The mean of attention weights, each over so many queries."""
+    """The mean of attention weights, weighted by their numbers of queries."""
     return sum(mass * n for mass, n in masses) / sum(n for _, n in masses)
 
 
 def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
-    """What cells without an attention weight mean, and which attention weights these are."""
-    if any(one.n_forbidden for one in maps.facts):
+    """The cells without an attention weight, and what they mean."""
+    if any(facts.n_forbidden for facts in maps.facts):
         yield "hatched cells may not be attended; that is another thing than a small weight"
-    missing = sum(one.n_missing for one in maps.facts)
+    missing = sum(facts.n_missing for facts in maps.facts)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
     if is_before_dropout(record):
         p = record.config.dropout
         yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
-    if any("pattern" not in one.head.record.arrays for one in requests) and record.facts.padded:
+    if any("pattern" not in facts.head.record.arrays for facts in requests) and record.facts.padded:
         yield "padding takes part in blocks, and gets nothing"
     elif record.facts.padded:
         yield "padding is left out"
 
 
 def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
-    """What the record, or the page, does not show, and how to see it."""
+    """What the record or the page does not show, and how to see it."""
     if record.module is not None:
         yield "the trace of a module keeps shapes and no matrices, so no head is drawn"
         return

@@ -1,4 +1,4 @@
-"""What removals change, as HTML: a table of heads in colours, the texts that queries read, and every number of each removal."""
+"""Effects of removals as HTML: a coloured table of heads, the texts that queries read, and all numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mhacli.results.record.effect import Effect
 from mhacli.results.record.record import Record
 
 Paint = Callable[[int], Mapping[str, str]]
-"""The attributes that give an element the colour of a level of change, 0 … 510."""
+"""The attributes that colour an element by a level of change, 0 … 510."""
 _TOP, _SWATCHES = 510, 15
 
 
 def effects(record: Record) -> Html:
-    """A section with pictures of the effects, and a row for each removal; nothing where nothing was removed."""
+    """A section with pictures of the effects, and a row for each removal; empty without removals."""
     if record.effect is None:
         return Html("")
     words = [tag("p", line) for part in effect_words(record, WIDE) for line in lines_of(part, WIDE.width)]
@@ -55,7 +55,7 @@ def _cell(shown: EffectMap, effect: Effect | None, paint: Paint) -> Html:
 
 
 def _text(shown: EffectMap, read: ReadText, paint: Paint) -> Html:
-    """The tokens that a query reads, each in the colour of what its loss changes."""
+    """The tokens that a query reads, each in the colour of its removal's effect."""
     tokens = (
         tag("span", text(token), title=change_words(shown, edge), **({} if (n := shown.level(edge)) < 0 else paint(n)))
         for edge, token in zip(read.edges, read.tokens, strict=True)

@@ -1,6 +1,6 @@
-"""HTML from parts, and the style and script of a page.
+"""HTML elements, and the style and script of a page.
 
-What is `Html` is safe to put into a page; everything else goes through `text` first.
+`Html` is safe to insert; everything else goes through `text` first.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from mhacli.render.base.colours import change_colour, is_dark, ramp_colour
 from mhacli.render.base.options import Screen
 
 Html = NewType("Html", str)
-"""Text in which every `<` is a tag of ours."""
+"""Text whose tags are all made by mha."""
 
 WIDE = Screen(width=10_000, colour=False)
-"""A screen on which a terminal view breaks no line and leaves nothing out."""
+"""A screen wide enough for every terminal view."""
 _CLASSES = {"red": "failed", "yellow": "warning", "green": "ok", "magenta": "sink", "cyan": "name"}
-"""What a colour of the terminal means."""
+"""Classes for the colours of the terminal."""
 
 
 def text(words: str) -> Html:
-    """Words as they are, harmless."""
+    """Escaped text."""
     return Html(escape(words, quote=True))
 
 
 def tag(name: str, *inside: Html, **attributes: str) -> Html:
-    """An element. Attributes are escaped; an underscore at the end of a name is dropped, one within is a hyphen.
+    """An element. Attributes are escaped; a trailing underscore of a name is dropped, and inner ones become hyphens.
 
     >>> tag("th", text("a < b"), scope="row")
     '<th scope="row">a &lt; b</th>'
     """
     named = ((key.rstrip("_").replace("_", "-"), escape(value, quote=True)) for key, value in attributes.items())
-    own = "".join(f' {key}="{value}"' if value else f" {key}" for key, value in named)
-    return Html(f"<{name}{own}>{''.join(inside)}</{name}>")
+    values = "".join(f' {key}="{value}"' if value else f" {key}" for key, value in named)
+    return Html(f"<{name}{values}>{''.join(inside)}</{name}>")
 
 
 def sentence(words: str) -> Html:
-    """Words in which each option of the command line is code, which no line breaks at its hyphens."""
+    """Text with each command-line option as code that does not break at its hyphens."""
     return Html(_OPTION.sub(r"<code>\1</code>", text(words)))
 
 
@@ -55,12 +55,12 @@ _OPTION = re.compile(r"(--[a-z][a-z-]*)")
 
 
 def joined(parts: Iterable[Html], between: str = "\n") -> Html:
-    """The parts one after the other."""
+    """The parts, joined by `between`."""
     return Html(between.join(parts))
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Html]]) -> Html:
-    """A table that may be wider than the page; the first cell of each row names it."""
+    """A table that may be wider than the page. The first cell of each row is its heading."""
     head = tag("thead", tag("tr", *(tag("th", text(name), scope="col") for name in headings)))
     body = (tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows)
     whole = tag("table", tag("caption", text(caption)), head, tag("tbody", *body))
@@ -68,7 +68,7 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Html]])
 
 
 def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
-    """The lines of a terminal view on a screen of that width, with what its styles mean as classes."""
+    """The lines of a terminal view at this width, with styles as classes."""
     console = Console(
         width=width, height=1, file=StringIO(), color_system=None, legacy_windows=False, force_terminal=False
     )
@@ -77,7 +77,7 @@ def lines_of(view: RenderableType, width: int) -> Iterator[Html]:
 
 
 def preformatted(view: RenderableType, width: int) -> Html:
-    """A terminal view whose columns matter."""
+    """A terminal view as preformatted text."""
     return tag("div", tag("pre", Html(joined(lines_of(view, width)).strip("\n"))), class_="scroll")
 
 
@@ -100,20 +100,20 @@ def _class_names(style: Style) -> list[str]:
 
 
 N_SHADES = 16
-"""Shades of the cells of tables: the policy allows no style of an element's own, so that each has a class."""
+"""The number of shades of table cells. Each has a class, because the policy forbids inline styles."""
 _OF_CELLS, _OF_EFFECTS = "30-kept.css", "32-effects.css"
 _CHANGES = 32
-"""Steps of the colours of changes, from much less to much more."""
+"""The number of colours of changes."""
 
 
 def page_script() -> str:
-    """All scripts in the order of their names, in a scope of their own."""
+    """All scripts in order of file name, in one scope."""
     return f'(() => {{\n"use strict";\n{_assets(".js")}}})();\n'
 
 
 def page_style(*, has_cells: bool = False, has_effects: bool = False) -> str:
-    """All styles in the order of their names; those of tables of single cells, and of effects, for a page that has such: a cell
-    without a class is darkest, `l1` … are brighter; `c0` … are changes."""
+    """All styles in order of file name. On request also those of cells (no class is darkest, `l1` … are brighter), and
+    of changes (`c0` …)."""
     shades = map(_shade, range(N_SHADES)) if has_cells else ()
     changes = map(_change, range(_CHANGES + 1)) if has_effects else ()
     left_out = [*([] if has_cells else [_OF_CELLS]), *([] if has_effects else [_OF_EFFECTS])]
@@ -138,7 +138,7 @@ def _shade(number: int) -> str:
 
 
 def content_policy(script: str, style: str) -> str:
-    """What a browser may do with the page: run this script, use this style, and ask nobody for anything."""
+    """The content security policy: this script and this style only, and no network."""
     allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
 
@@ -151,11 +151,11 @@ def _assets(suffix: str, left_out: Sequence[str] = ()) -> str:
 
 
 def _compact(source: str) -> str:
-    """The source without indentation, blank lines, and comments that have lines of their own: they are for who reads the file."""
+    """The source without indentation, blank lines, and comments on lines of their own."""
     without = re.sub(r"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", "", source, flags=re.MULTILINE | re.DOTALL)
     return "".join(f"{line.strip()}\n" for line in without.splitlines() if line.strip())
 
 
 def _hash(content: str) -> str:
-    """Source: Content Security Policy Level 3, section 6.7.3.3: the digest of the element's text as UTF-8."""
+    """The digest of an element's text as UTF-8. Source: Content Security Policy Level 3, section 6.7.3.3."""
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")

@@ -1,4 +1,4 @@
-"""One map of a head as a page carries it: its cells in a code, what sinks got of them, and single weights kept exactly."""
+"""A head's map in a page: encoded cells, the weights of sinks, and selected exact weights."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from mhacli.results.record.arrays import Array
 CodeName = Literal["f32", "u8"]
 NO_KEY = 0xFFFFFFFF
 MOST_KEYS = 8
-"""How many of each query's strongest keys are kept at most."""
+"""The most top keys kept per query."""
 
 
 @dataclass(frozen=True)
 class CellEncoding:
-    """How a record's cells are put into a page: in which code, and how many of them per side make one of the page."""
+    """The encoding of a record's cells: the code, and the number of cells per side merged into one."""
 
     code: CodeName
     factor: int
 
     @property
     def is_exact(self) -> bool:
-        """Whether the page has what the record has."""
+        """Whether the page is as exact as the record."""
         return self == EXACT
 
 
@@ -41,8 +41,10 @@ EXACT = CellEncoding("f32", 1)
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """The `k` strongest keys of some queries with their attention weights, both `[query, k]`, encoded. `places` are the
-    queries, None for all; `NO_KEY` stands where fewer may be attended."""
+    """The `k` top keys of some queries with their weights, both `[query, k]`, encoded.
+
+    `places` are the queries, None for all. `NO_KEY` fills rows with fewer visible keys.
+    """
 
     k: int
     keys: str
@@ -59,13 +61,16 @@ class KeptRows:
 
 
 PARTS = ("scores", "qk", "z", "v")
-"""The arrays that tell how a weight comes about and what it does, the most telling first."""
+"""The arrays that explain a weight and its effect, the most informative first."""
 
 
 @dataclass(frozen=True)
 class CellParts:
-    """What weights are made of and go to, encoded: the dot products `qk` and the `scores` of every cell, `[query, key]`, the
-    head's outputs `z` `[query, d_v]` and its values `v` `[key, d_v]`; each None where the page does not have it."""
+    """The arrays behind weights, encoded; None if missing from the page.
+
+    These are the dot products `qk` and the `scores`, `[query, key]`, the head's outputs `z` `[query, d_v]` and its
+    values `v` `[key, d_v]`.
+    """
 
     qk: str | None = None
     scores: str | None = None
@@ -75,9 +80,11 @@ class CellParts:
 
 @dataclass(frozen=True)
 class EncodedMap:
-    """The fields of a map in a page, by the names that its script reads. `mask` is an index into the page's masks; `removed` is
-    what sinks get of all its attention, `uniform` what uniform attention would give them, `learned_mass` what a sink logit
-    takes. `first_tokens` are those of the sinks that begin a text or document."""
+    """The fields of a map in a page, named as the script reads them.
+
+    `mask` is an index into the page's masks. `removed` is the weight of sinks, `uniform` that under uniform attention,
+    and `learned_mass` that of a sink logit. `first_tokens` are the sinks that begin a text or document.
+    """
 
     mask: int
     block: int
@@ -108,9 +115,8 @@ class EncodedMap:
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What is to be said of a map besides: the tops of its scale with sinks and without, how far an attention weight in the
-    page is from that in the record at most, how many cells are no number, how many may not be attended, and how many queries
-    see a key."""
+    """Numbers for notes on a map: the tops of its scale with and without sinks, the largest error of a weight, and the
+    counts of NaN cells, masked cells, and queries with a visible key."""
 
     largest: float
     largest_without_sinks: float
@@ -122,14 +128,14 @@ class MapFacts:
 
 @dataclass(frozen=True)
 class SinkWeights:
-    """Of a map's sinks: those that begin a text or document, and what uniform attention would give all of them."""
+    """The sinks that begin a text or document, and the weight of all sinks under uniform attention."""
 
     first_tokens: tuple[int, ...]
     uniform: float
 
 
 def sink_weights(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkWeights:
-    """What uniform attention gives to the sinks of a map, of single cells or as the record holds it."""
+    """The weight of a map's sinks under uniform attention, from single cells or from the record's map."""
     first = tuple(place for place in cells.sinks if cells.keys.places[place] == 0)
     if "pattern" in head.record.arrays:
         per_query = cells.is_open / np.maximum(1, cells.is_open.sum(axis=1, keepdims=True))
@@ -141,11 +147,11 @@ def sink_weights(head: DrawableHead, sequence: int, cells: HeadMap) -> SinkWeigh
     return SinkWeights(first, float(received[list(cells.sinks)].sum()) / n_queries)
 
 
-def encoded(head_map: HeadMap, mask: int, encoding: CellEncoding, given: SinkWeights) -> tuple[EncodedMap, MapFacts]:
-    """The map in a code, and what is to be said of it. `given` is what its sinks get uniformly.
+def encoded(head_map: HeadMap, mask: int, encoding: CellEncoding, sinks: SinkWeights) -> tuple[EncodedMap, MapFacts]:
+    """The encoded map, and facts about it.
 
-    Of coarse codes the cells hold what is left beside sinks, which are exact: so nothing but rounding could not be left where
-    sinks are taken out.
+    In coarse codes, cells hold the weights without sinks, and the weights of sinks are exact. So removing sinks leaves
+    no rounding errors.
     """
     is_exact = encoding.code == "f32"
     beside = head_map.weights if is_exact else head_map.weights - head_map.of_sinks
@@ -162,13 +168,13 @@ def encoded(head_map: HeadMap, mask: int, encoding: CellEncoding, given: SinkWei
         largest=top,
         cells=b64z(numbers),
         sinks=head_map.sinks,
-        first_tokens=given.first_tokens,
+        first_tokens=sinks.first_tokens,
         sink_columns=tuple(columns.tolist()),
         of_sinks=floats(head_map.of_sinks[:, columns]),
         learned=None if head_map.learned is None else floats(head_map.learned),
         seen=floats(head_map.n_queries),
         removed=head_map.sink_mass,
-        uniform=given.uniform,
+        uniform=sinks.uniform,
         learned_mass=head_map.learned_mass,
     )
     difference = np.abs((numbers.astype(np.float64) if is_exact else decoded(numbers, top)) - cells)
@@ -187,8 +193,10 @@ def _facts(head_map: HeadMap, error: float) -> MapFacts:
 
 
 def top_keys(cells: HeadMap, k: int) -> tuple[Array, Array]:
-    """The `k` strongest keys of each query and their attention weights, both `[query, k]`, the strongest first; `NO_KEY` and 0
-    where there are fewer. `cells` is a map of single cells. A row that holds NaN has none."""
+    """The `k` top keys of each query with their weights, both `[query, k]`, in descending order.
+
+    `NO_KEY` and 0 fill rows with fewer keys and rows with NaN. `cells` is a map of single cells.
+    """
     open_shares = np.where(np.isnan(cells.weights).any(axis=1, keepdims=True), FORBIDDEN, cells.weights)
     k = min(k, open_shares.shape[1])
     columns = np.sort(np.argpartition(-open_shares, k - 1, axis=1)[:, :k], axis=1)
@@ -200,18 +208,18 @@ def top_keys(cells: HeadMap, k: int) -> tuple[Array, Array]:
 
 
 def with_keys(encoded_map: EncodedMap, keys: Array, weights: Array, k: int) -> EncodedMap:
-    """The map with the `k` strongest of the keys of each query, as `top_keys` gives them."""
+    """The map with the first `k` of the top keys."""
     n = min(k, keys.shape[1])
     return replace(encoded_map, top=KeptKeys(n, b64z(keys[:, :n]), floats(weights[:, :n])))
 
 
 def with_rows(encoded_map: EncodedMap, rows: Array, places: Sequence[int]) -> EncodedMap:
-    """The map with some rows, exact; as it is where there are none."""
+    """The map with some exact rows; unchanged without any."""
     return replace(encoded_map, rows=KeptRows(tuple(places), floats(rows))) if len(places) else encoded_map
 
 
 def with_part(encoded_map: EncodedMap, head: DrawableHead, sequence: int, name: str) -> EncodedMap:
-    """The map with one of `PARTS`, of the sequence's own tokens; as it is where the record does not have it."""
+    """The map with one of `PARTS` for the sequence's own tokens; unchanged if the record lacks it."""
     record = head.record
     if name not in record.arrays:
         return encoded_map
@@ -226,7 +234,7 @@ def with_part(encoded_map: EncodedMap, head: DrawableHead, sequence: int, name: 
 
 
 def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:
-    """What the queries that a look at heads was asked for looked at; None where it was not."""
+    """The top keys of the queries requested in head statistics; None without a request."""
     record, survey = head.record, head.record.survey
     if survey is None or "top_keys" not in record.arrays:
         return None
@@ -247,33 +255,33 @@ def requested_keys(head: DrawableHead, sequence: int) -> KeptKeys | None:
 
 
 _MISSING = 255
-"""The code of what is not a number; weights take those below it."""
+"""The code of NaN. Weights have the codes below."""
 
 
 def b64z(numbers: Array) -> str:
-    """The numbers' bytes, row by row and the lowest byte first, deflated, in base64."""
+    """The numbers' bytes in row-major order, little-endian, deflated, in base64."""
     ordered = np.ascontiguousarray(numbers, dtype=numbers.dtype.newbyteorder("<"))
     return base64.b64encode(zlib.compress(ordered.tobytes(), 9)).decode("ascii")
 
 
 def floats(numbers: Array) -> str:
-    """The same of 32-bit floats."""
+    """32-bit floats, encoded as by `b64z`."""
     return b64z(np.asarray(numbers, dtype=np.float32))
 
 
 def bits(cells: Array) -> str:
-    """Truth values as bits, eight to a byte, the first one the highest."""
+    """Booleans as bits, eight per byte, the first in the highest bit."""
     return b64z(np.packbits(cells))
 
 
 def coded(weights: Array, top: float) -> Array:
-    """Weights of 0 … `top` in 8 bits: the square root of each as a whole number, so that small weights keep more digits than
-    large ones. What is not a number stays that."""
+    """Weights of 0 … `top` in 8 bits: the scaled square root, which gives small weights more precision. NaN has its own
+    code."""
     is_missing = np.isnan(weights)
     roots = np.sqrt(np.clip(np.where(is_missing, 0.0, weights) / (top or 1.0), 0, 1))
     return np.where(is_missing, _MISSING, np.rint(roots * (_MISSING - 1))).astype(np.uint8)
 
 
 def decoded(codes: Array, top: float) -> Array:
-    """The weights that a reader of the codes gets."""
+    """The weights that a reader decodes."""
     return np.where(codes == _MISSING, np.nan, top * (codes.astype(np.float64) / (_MISSING - 1)) ** 2)

@@ -1,4 +1,4 @@
-"""What a page's script reads: tokens, heads and the finest maps that fit, with exact weights while there is room."""
+"""The data for a page's script: tokens, heads, the finest maps that fit, and exact weights as far as there is room."""
 
 from __future__ import annotations
 
@@ -47,8 +47,11 @@ SCHEMA = "mha.page/1"
 
 @dataclass(frozen=True)
 class PageView:
-    """What a page draws: heads of sequences, on which scale, with sinks or without; `quantised` says in words what coarse
-    codes did to the attention weights, None where they are exact. `begin` is where the head stands that is seen first."""
+    """The contents of a page: heads of sequences, the scale, and whether sinks are hidden.
+
+    `quantised` describes the effect of coarse codes, None if weights are exact. `begin` is the index of the first head
+    shown.
+    """
 
     heads: tuple[DrawableHead, ...]
     sequences: tuple[int, ...]
@@ -59,13 +62,13 @@ class PageView:
 
     @property
     def bits(self) -> int:
-        """How many bits an attention weight has in the record: with more than 32 the page rounds it."""
+        """The bits of an attention weight in the record. The page rounds those of more than 32."""
         weights = (head.record.arrays.get("pattern", head.record.arrays.get("map")) for head in self.heads)
         return max((8 * array.itemsize for array in weights if array is not None), default=32)
 
 
 def payload(view: PageView, maps: PageMaps) -> Html:
-    """The text of the script element that holds it. No character of it ends the element, or is not ASCII."""
+    """The content of the script element, in ASCII and safe against ending the element."""
     texts: dict[tuple[str, ...], int] = {}
     layers = {id(head.record): head for head in view.heads}
     places = {key: place for place, key in enumerate(layers)}
@@ -85,12 +88,12 @@ def payload(view: PageView, maps: PageMaps) -> Html:
         "bits": view.bits,
         "quantised": _quantised(view, maps),
     }
-    known = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return script_safe(f'{known[:-1]},"maps":[{",".join(one.json for one in maps.maps)}]}}')
+    head = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return script_safe(f'{head[:-1]},"maps":[{",".join(one.json for one in maps.maps)}]}}')
 
 
 def script_safe(text: str) -> Html:
-    """JSON in which nothing begins a tag or a comment: the same value to whoever reads it."""
+    """JSON in which nothing begins a tag or a comment, with the same value."""
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Html(text)
@@ -111,7 +114,7 @@ def _layer(head: DrawableHead, sequences: Sequence[int], texts: dict[tuple[str, 
 
 
 def _why_absent(head: DrawableHead, name: str) -> str:
-    """Why the record does not have one of `PARTS`, and what keeps it."""
+    """Why the record lacks one of `PARTS`, and the option that keeps it."""
     if "pattern" not in head.record.arrays:
         return "the record holds sums; mha run keeps single cells of texts that fit"
     if head.layer is None:
@@ -122,7 +125,7 @@ def _why_absent(head: DrawableHead, name: str) -> str:
 
 
 def _scoring(head: DrawableHead) -> Mapping[str, Any]:
-    """What makes a score of a dot product, and whether something is added to it; whether dropout changes weights afterwards."""
+    """The computation of scores from dot products, whether they have additive terms, and whether dropout follows."""
     config, layer = head.record.config, head.layer
     if layer is not None:
         return {"scale": layer.scale, "softcap": layer.softcap, "bias": layer.bias or bool(layer.extras), "dropout": 0}
@@ -136,7 +139,7 @@ def _scoring(head: DrawableHead) -> Mapping[str, Any]:
 
 
 def _terms(view: PageView) -> Mapping[str, str]:
-    """The explanations that the script shows when the pointer rests on a word."""
+    """The explanations that the script shows as tooltips."""
     types = {head.statistics.kind for head in view.heads if head.statistics is not None}
     words = {word: meanings(word)[0].explanation for word in _EXPLAINED}
     return words | {HEAD_TYPES[kind].name: HEAD_TYPES[kind].explanation for kind in KIND_SIGNS if kind in types}
@@ -185,15 +188,15 @@ def _quantised(view: PageView, maps: PageMaps) -> Mapping[str, Any] | None:
 
 
 LIMIT_BYTES = 1 << 20
-"""What a page weighs at most, if that can be: small enough for a mail, a ticket, a chat."""
+"""The largest size of a page if possible: small enough for a mail, a ticket, a chat."""
 MOST_ROWS = 32
 _SMALLEST = 16
-"""The smallest number of cells per side of a map."""
+"""The least number of cells per side of a map."""
 
 
 @dataclass(frozen=True)
 class MapRequest:
-    """A head of a sequence, and of which queries exact rows are wanted: `n_wanted` were, of which `rows` are the first."""
+    """A head of a sequence, with the queries (`rows`) whose rows are exact, the first of `n_wanted` requested ones."""
 
     head: DrawableHead
     sequence: int
@@ -202,7 +205,7 @@ class MapRequest:
 
     @property
     def longest(self) -> int:
-        """The longer side of its map."""
+        """The longer side of the map."""
         map_of = self.head.record.arrays.get("map")
         if "pattern" not in self.head.record.arrays and map_of is not None:
             return int(max(map_of.shape[2:]))
@@ -211,7 +214,7 @@ class MapRequest:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """Which cells may be attended, as a page carries it: each distinct one once."""
+    """A mask as the page stores it. Equal masks are stored once."""
 
     rows: int
     columns: int
@@ -220,9 +223,11 @@ class PackedMask:
 
 @dataclass(frozen=True)
 class PageMaps:
-    """The maps of a page, in the order of what is drawn, with what is to be said of each. `n_keys` strongest keys of each query
-    and `n_rows` rows of those that were wanted were kept exactly; `n_wanted` is how many rows were wanted at most. `is_small`:
-    everything is within the limit."""
+    """The maps of a page in order, with facts about each.
+
+    `n_keys` top keys of each query and `n_rows` requested rows are exact; `n_wanted` is the largest number of requested
+    rows. `is_small`: everything is within the limit.
+    """
 
     maps: tuple[EncodedMap, ...]
     masks: tuple[PackedMask, ...]
@@ -235,23 +240,25 @@ class PageMaps:
 
     @property
     def n_bytes(self) -> int:
-        """What the maps and masks take as JSON."""
-        return sum(len(one.json) + 1 for one in self.maps) + sum(len(mask.bits) + 40 for mask in self.masks)
+        """The size of maps and masks as JSON."""
+        return sum(len(encoded_map.json) + 1 for encoded_map in self.maps) + sum(
+            len(mask.bits) + 40 for mask in self.masks
+        )
 
     def top(self, *, hide_sinks: bool) -> float:
-        """The top of the common scale, with sinks or without; 1 where there is nothing."""
+        """The top of the common scale, with or without sinks; 1 without maps."""
         name = "largest_without_sinks" if hide_sinks else "largest"
-        return max((getattr(one, name) for one in self.facts), default=0.0) or 1.0
+        return max((getattr(facts, name) for facts in self.facts), default=0.0) or 1.0
 
     @property
     def error(self) -> float:
-        """How far any attention weight in the page is from that in the record at most."""
-        return max((one.error for one in self.facts), default=0.0)
+        """The largest error of an attention weight in the page."""
+        return max((facts.error for facts in self.facts), default=0.0)
 
 
 @dataclass(frozen=True)
 class _ExactWeights:
-    """Exact numbers of a map that a page may carry besides."""
+    """The exact weights of a map that a page may add."""
 
     keys: Array
     weights: Array
@@ -259,15 +266,15 @@ class _ExactWeights:
 
 
 def map_request(head: DrawableHead, sequence: int, rows: Rows | None) -> MapRequest:
-    """A head to draw with the queries whose rows are to be exact: those asked for, as many as a page takes, else the last one."""
-    made = None if head.record.model is None else head.record.model.generated
-    produced = None if head.layer is None else first_produced(head.layer.kind, made, sequence)
-    wanted = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
-    return MapRequest(head, sequence, wanted[:MOST_ROWS], len(wanted))
+    """A head to draw with the queries whose rows are exact: the requested ones up to the limit, else the last one."""
+    generated = None if head.record.model is None else head.record.model.generated
+    produced = None if head.layer is None else first_produced(head.layer.kind, generated, sequence)
+    requested = rows_in("last" if rows is None else rows, head.record.sequences[sequence], produced)
+    return MapRequest(head, sequence, requested[:MOST_ROWS], len(requested))
 
 
 def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
-    """Every cell of every map, whatever that takes."""
+    """Every cell of every map, whatever the size."""
     maps, _ = _encoded(requests, EXACT, None)
     for name in PARTS:
         maps = _with_part(maps, requests, name)
@@ -275,9 +282,11 @@ def exact_maps(requests: Sequence[MapRequest]) -> PageMaps:
 
 
 def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool) -> PageMaps:
-    """The finest maps that take at most `room` bytes, and exact numbers as far as there is room: the strongest keys of every
-    query, and some rows, or with `rows_first` these first. The coarsest that say anything where none fit."""
-    *candidates, coarsest = _encodings(max((one.longest for one in requests), default=1))
+    """The finest maps within `room` bytes, with exact numbers as far as there is room; the coarsest maps if none fit.
+
+    Exact numbers are the top keys of every query, then some rows; with `rows_first` rows come first.
+    """
+    *candidates, coarsest = _encodings(max((request.longest for request in requests), default=1))
     for encoding in candidates:
         maps, exact = _encoded(requests, encoding, room)
         if maps.is_small:
@@ -288,7 +297,7 @@ def fitting_maps(requests: Sequence[MapRequest], room: int, *, rows_first: bool)
 
 
 def _encodings(longest: int) -> Iterator[CellEncoding]:
-    """From the finest to the coarsest."""
+    """The encodings from the finest to the coarsest."""
     yield EXACT
     yield CellEncoding("u8", 1)
     factor = 2
@@ -300,7 +309,7 @@ def _encodings(longest: int) -> Iterator[CellEncoding]:
 def _encoded(
     requests: Sequence[MapRequest], encoding: CellEncoding, room: int | None
 ) -> tuple[PageMaps, list[_ExactWeights | None]]:
-    """All maps in one encoding; not all of them, and not `is_small`, where they take more than `room`."""
+    """All maps in one encoding, or some of them and not `is_small` if they exceed `room`."""
     masks: dict[PackedMask, int] = {}
     done: list[tuple[EncodedMap, MapFacts]] = []
     exact: list[_ExactWeights | None] = []
@@ -309,8 +318,8 @@ def _encoded(
         cells = head_map(request.head, request.sequence)
         pooled = cells.pooled(encoding.factor)
         mask = PackedMask(len(pooled.weights), pooled.weights.shape[1], bits(pooled.is_open))
-        given = sink_weights(request.head, request.sequence, cells)
-        encoded_map, facts = encoded(pooled, masks.setdefault(mask, len(masks)), encoding, given)
+        sinks = sink_weights(request.head, request.sequence, cells)
+        encoded_map, facts = encoded(pooled, masks.setdefault(mask, len(masks)), encoding, sinks)
         encoded_map = replace(encoded_map, asked=requested_keys(request.head, request.sequence))
         done.append((encoded_map, facts))
         n_bytes += len(encoded_map.json)
@@ -324,7 +333,7 @@ def _encoded(
 
 
 def _exact(request: MapRequest, cells: HeadMap) -> _ExactWeights | None:
-    """What can be kept exactly beside a map that is not; None where the record has no single cells."""
+    """The exact weights to add to a coarse map; None if the record has no single cells."""
     if "pattern" not in request.head.record.arrays:
         return None
     return _ExactWeights(*top_keys(cells, MOST_KEYS), cells.weights[list(request.rows)].astype(np.float32))
@@ -338,15 +347,15 @@ def _with_exact(
     *,
     rows_first: bool,
 ) -> PageMaps:
-    """The maps with as many strongest keys and whole rows as there is room for: of each the most, or half of that, and so on."""
+    """The maps with as many top keys and rows as there is room for, tried from the most on in halves."""
     if maps.encoding == EXACT:
         for name in PARTS:
             added = _with_part(maps, requests, name)
             maps = added if added.n_bytes <= room else maps
-    known = [of for of, own in zip(requests, exact, strict=True) if own is not None]
-    if not known:
+    exact_requests = [of for of, weights in zip(requests, exact, strict=True) if weights is not None]
+    if not exact_requests:
         return maps
-    best = replace(maps, n_wanted=max(of.n_wanted for of in known))
+    best = replace(maps, n_wanted=max(of.n_wanted for of in exact_requests))
     for add in (_with_rows, _with_keys) if rows_first else (_with_keys, _with_rows):
         n = MOST_KEYS if add is _with_keys else min(best.n_wanted, MOST_ROWS)
         while n:
@@ -359,11 +368,11 @@ def _with_exact(
 
 
 def _with_part(maps: PageMaps, requests: Sequence[MapRequest], name: str) -> PageMaps:
-    """The maps with an array that their records have of single cells."""
+    """The maps with one of `PARTS`."""
     pairs = zip(maps.maps, requests, strict=True)
     added = (
-        one if "pattern" not in of.head.record.arrays else with_part(one, of.head, of.sequence, name)
-        for one, of in pairs
+        encoded_map if "pattern" not in of.head.record.arrays else with_part(encoded_map, of.head, of.sequence, name)
+        for encoded_map, of in pairs
     )
     return replace(maps, maps=tuple(added))
 
@@ -372,7 +381,10 @@ def _with_keys(
     maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
 ) -> PageMaps:
     pairs = zip(maps.maps, exact, strict=True)
-    added = (one if own is None else with_keys(one, own.keys, own.weights, n) for one, own in pairs)
+    added = (
+        encoded_map if weights is None else with_keys(encoded_map, weights.keys, weights.weights, n)
+        for encoded_map, weights in pairs
+    )
     return replace(maps, maps=tuple(added), n_keys=n)
 
 
@@ -380,5 +392,8 @@ def _with_rows(
     maps: PageMaps, exact: Sequence[_ExactWeights | None], requests: Sequence[MapRequest], n: int
 ) -> PageMaps:
     triples = zip(maps.maps, exact, requests, strict=True)
-    added = (one if own is None else with_rows(one, own.rows[:n], of.rows[:n]) for one, own, of in triples)
+    added = (
+        encoded_map if weights is None else with_rows(encoded_map, weights.rows[:n], of.rows[:n])
+        for encoded_map, weights, of in triples
+    )
     return replace(maps, maps=tuple(added), n_rows=n)

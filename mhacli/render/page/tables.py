@@ -1,4 +1,4 @@
-"""Tables of heads: their statistics, the strongest keys of some queries, and the sub-matrix of single cells."""
+"""Tables of heads: statistics, top keys of some queries, and blocks of single cells."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from mhacli.results.record.record import Record
 
 
 DECIMALS = 3
-"""Digits of an attention weight that a page has at least: it has more room than a screen."""
+"""The least decimals of an attention weight, more than on a terminal."""
 NONE = "–"
-"""The sign in place of a missing number."""
+"""The sign for a missing number."""
 
 
 def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHead]) -> Html:
-    """A section with a row for each head that was looked at, uniform attention below; nothing where no head was."""
+    """A section with a row per head, and uniform attention below; empty without heads."""
     listed = in_order(_listed(record, options), options.sort)
     if not listed:
         return Html("")
@@ -67,7 +67,7 @@ def _listed(record: Record, options: ViewOptions) -> tuple[HeadStatistics, ...]:
 
 
 def _heading(column: OverviewColumn) -> Html:
-    """The head of a column, explained where the pointer rests on it."""
+    """The heading of a column, with its explanation as tooltip."""
     return tag("th", text(column.heading), scope="col", **({"title": column.explanation} if column.explanation else {}))
 
 
@@ -77,7 +77,7 @@ def _statistics_row(
     place: int | None = None,
     head: HeadStatistics | None = None,
 ) -> Html:
-    """A row, with the place of its head among those that are drawn, and what the head's type means."""
+    """A row with the index of its head among the drawn ones, and the meaning of its type."""
     meaning = {} if head is None else {"title": HEAD_TYPES[head.kind].explanation}
     html = [
         _cell(column, cell.plain, meaning if column.field == "kind" else {})
@@ -87,7 +87,7 @@ def _statistics_row(
 
 
 def _cell(column: OverviewColumn, words: str, attributes: Mapping[str, str]) -> Html:
-    """A cell; beside a number that is told with signs, the number itself, to sort by, and nothing where there is none."""
+    """A cell, with its number as sort key."""
     if column.cells == "name":
         return tag("th", text(words), scope="row")
     if column.cells == "word":
@@ -100,18 +100,21 @@ def _cell(column: OverviewColumn, words: str, attributes: Mapping[str, str]) -> 
 
 
 _FRAME = 1 << 10
-"""Bytes that a section takes beside its tables."""
+"""Bytes of a section without its tables."""
 _MOST_OPEN = 8
-"""Tables that are seen at once; more can be opened."""
+"""The most tables that are open at first."""
 _MOST_DECIMALS = 7
-"""More digits than these an attention weight of 32 bits does not have."""
+"""The most decimals that a 32-bit attention weight has."""
 
 
 def kept_cells(
     heads: Sequence[DrawableHead], sequences: Sequence[int], options: ViewOptions, *, room: int | None
 ) -> Html:
-    """Sections with what the record keeps of single cells, of as many heads as `room` bytes take (None: all), which they say;
-    nothing where it keeps none. Where it keeps both, the strongest keys get half of the room."""
+    """Sections with the record's single cells, of as many heads as fit into `room` bytes (None: all); empty without
+    cells.
+
+    Sections name what was left out. If the record has both kinds of cells, the top keys get half of the room.
+    """
     ordered = _ordered(heads, options.sort)
     has_corner = any("corner" in head.record.arrays for head in ordered)
     queries = _queries_section(ordered, sequences, room if room is None or not has_corner else room // 2)
@@ -122,13 +125,13 @@ def kept_cells(
 
 def _ordered(heads: Sequence[DrawableHead], sort: str) -> list[DrawableHead]:
     """The heads in the order of the statistics."""
-    known = {head_key(head.statistics): head for head in heads if head.statistics is not None}
+    place_of = {head_key(head.statistics): head for head in heads if head.statistics is not None}
     listed = in_order([head.statistics for head in heads if head.statistics is not None], sort)
-    return [known[head_key(statistics)] for statistics in listed]
+    return [place_of[head_key(statistics)] for statistics in listed]
 
 
 def _cut(shown: str) -> Html:
-    """That not all of it is there, why, and how to see the rest."""
+    """A note that heads were left out, why, and how to see them."""
     why = f"such tables take at most half of what the rest of a page of {format_size(LIMIT_BYTES)} leaves"
     return tag(
         "p",
@@ -138,7 +141,7 @@ def _cut(shown: str) -> Html:
 
 
 def _shelf(tables: Sequence[Html]) -> Iterator[Html]:
-    """The tables beside each other, all but the first few to be opened."""
+    """The tables side by side, all but the first few collapsed."""
     yield tag("div", joined(tables[:_MOST_OPEN]), class_="kept")
     rest = tables[_MOST_OPEN:]
     if rest:
@@ -147,7 +150,7 @@ def _shelf(tables: Sequence[Html]) -> Iterator[Html]:
 
 
 def _named(words: str) -> Html:
-    """A token and its place, in this order whichever way the token is written."""
+    """A token and its position, in this order in any script."""
     token, _, place = words.rpartition(" ")
     return joined([tag("bdi", text(token)), text(place)], " ")
 
@@ -157,8 +160,10 @@ def _named(words: str) -> Html:
 
 @dataclass(frozen=True)
 class _QueryTable:
-    """The table of what a query looked at. `place` orders tables: the sequence, and the query's place among those asked for. Its
-    heads read the same text and see as many keys, unless that `varies`."""
+    """The table of a query's top keys. `place` orders tables by sequence and request.
+
+    Its heads read the same text and see the same number of keys, unless it `varies`.
+    """
 
     place: tuple[int, int]
     title: str
@@ -182,7 +187,7 @@ class _QueryTable:
 
 @dataclass(frozen=True)
 class _QueryRow:
-    """What a head's query looked at, and the table that it stands in."""
+    """The top keys of a head's query, and the table of the row."""
 
     table: _QueryTable
     html: Html
@@ -190,7 +195,7 @@ class _QueryRow:
 
 @dataclass(frozen=True)
 class _Question:
-    """A query that was asked for: its column, and its table but for what heads leave over."""
+    """A requested query: its column, and its table without the remaining weights."""
 
     query: int
     table: _QueryTable
@@ -211,7 +216,7 @@ def _queries_section(heads: Sequence[DrawableHead], sequences: Sequence[int], ro
     elif n_heads < len(having):
         cut = [_cut(f"the first {n_heads} of {count_of(len(having), 'head')}")]
     what = "the strongest keys of the chosen queries, with exact weights, rounded for print and not taken from the maps"
-    parts = (table.html(own) for table, own in sorted(tables.items(), key=lambda item: item[0].place))
+    parts = (table.html(table_rows) for table, table_rows in sorted(tables.items(), key=lambda item: item[0].place))
     body = _shelf([*parts])
     return tag(
         "section", tag("h2", text("chosen queries")), tag("p", text(what), class_="dim"), *cut, *body, id="asked"
@@ -219,7 +224,7 @@ def _queries_section(heads: Sequence[DrawableHead], sequences: Sequence[int], ro
 
 
 def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mapping[int, list[_Question]]:
-    """For each record of a layer, by its id, the queries that were asked for and are in its text, sequence by sequence."""
+    """The requested queries in each layer's text, sequence by sequence, keyed by the id of the layer's record."""
     several = len({head.layer.kind for head in heads if head.layer is not None}) > 1
     questions: dict[int, list[_Question]] = {}
     for head in heads:
@@ -240,8 +245,7 @@ def _questions(heads: Sequence[DrawableHead], sequences: Sequence[int]) -> Mappi
 def _fitting(
     heads: Sequence[DrawableHead], questions: Mapping[int, list[_Question]], room: int | None
 ) -> tuple[list[_QueryRow], int]:
-    """The rows of the first heads, and how many these are; no head is whole where even the first takes too much: it has a part of
-    its rows then."""
+    """The rows of the first heads that fit, and the number of heads. If not even one fits, a part of its rows and 0."""
     taken: list[_QueryRow] = []
     seen: set[_QueryTable] = set()
     n_bytes = _FRAME
@@ -305,7 +309,7 @@ def _corner_section(
 
 
 def _corner_legend() -> Html:
-    """What the shades mean; each table tells its own range."""
+    """The meaning of the shades. Each table has its own range."""
     ramp = tag("span", class_="ramp", role="img", aria_label="dark to bright")
     pairs = (
         [text("0"), ramp, text(f"the largest weight of the table, {N_SHADES} shades")],
@@ -318,7 +322,7 @@ def _corner_legend() -> Html:
 
 
 def _inside(head: DrawableHead, corner: Corner, b: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The rows and columns of the corner that are tokens and no padding."""
+    """The rows and columns of the block without padding."""
     view = head.record
     first_query, first_key = corner.first_query - view.first_query(b), corner.first_key - view.first_key(b)
     n_queries, n_keys = len(view.sequences[b].tokens), len(view.keys[b].tokens)
@@ -347,12 +351,12 @@ def _corner_table(head: DrawableHead, corner: Corner, b: int, options: ViewOptio
 
 
 def _decimals(largest: float) -> int:
-    """As many as give the largest attention weight three digits: those of long texts are small."""
+    """As many decimals as give the largest weight three digits."""
     return min(_MOST_DECIMALS, DECIMALS - 1 + max(1, -floor(log10(largest))))
 
 
 def _corner_cell(cells: CornerCells, at: tuple[int, int], precision: int) -> Html:
-    """A cell: in one of the shades, masked, or not a number."""
+    """A cell: shaded, masked, or NaN."""
     weight = float(cells.weights[at])
     if isnan(weight):
         return (

@@ -1,4 +1,4 @@
-"""The shapes of a run as tables: each step with its axes, formula and cost, or each token of a decoding; and what ends a walk."""
+"""The steps of a run or of decoding as tables, and the end of the walkthrough."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _MOST_TOKENS = 12
 
 
 def walkthrough(record: Record) -> Html:
-    """A section with the steps of a run, or of a decoding, in the order of execution; nothing where none was kept."""
+    """A section with the steps of a run or of decoding, in the order of execution; empty without steps."""
     if not record.trace:
         return Html("")
     if record.decoding is not None:
-        body = [_decoding(record), *_ways(record.decoding.ways)]
+        body = [_decoding(record), *_cache_table(record.decoding.ways)]
     else:
         body = [_steps(record), *_closing(record)]
     return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")
 
 
 def _closing(record: Record) -> Iterator[Html]:
-    """What ends a walk: of a look at heads, which keeps no tensor of attention, the cost of what it did keep."""
+    """The end of the walkthrough; for head statistics, which keep no tensors, their cost."""
     if record.survey is None:
         yield preformatted(closing(record, _STORY), _STORY.width)
         return
@@ -74,7 +74,7 @@ def _steps(record: Record) -> Html:
 
 
 def _site(number: int, step: Step) -> Html:
-    """The number and name of a step; the pointer on it shows what its site is, where it is one of ours."""
+    """The number and name of a step, with the site's explanation as tooltip, if any."""
     name, meaning = (
         text(f"{number} {visible(step.site)}"),
         [term for term in meanings(step.site) if term.group == "site"],
@@ -83,7 +83,7 @@ def _site(number: int, step: Step) -> Html:
 
 
 def _unbroken(number: str) -> Html:
-    """A number that no line parts from its unit."""
+    """A number that stays on one line with its unit."""
     return text(number.replace(" ", "\u00a0"))
 
 
@@ -92,18 +92,18 @@ def _axes(step: Step) -> Html:
 
 
 def _what(step: Step) -> Html:
-    """Their line, the formula, its meaning, what is odd, and which weights it uses."""
+    """The line of user code, formula, meaning, remarks and weights of a step."""
     lines = [tag("code", text(line.plain)) for line in source_line(step)]
     lines += [tag("code", text(visible(step.formula)))] if step.formula else []
     lines += [tag("span", text(visible(step.meaning)))] if step.meaning else []
     lines += [tag("span", text(f"! {visible(step.remark)}"), class_="warning")] if step.remark else []
-    named = ", ".join(f"{visible(one.name)} {list(one.shape)}" for one in step.parameters)
+    named = ", ".join(f"{visible(weight.name)} {list(weight.shape)}" for weight in step.parameters)
     lines += [tag("span", text(f"weights: {named}"), class_="dim")] if named else []
     return joined(lines, "<br>")
 
 
 def _values(step: Step, values: TensorSummary | None) -> Html:
-    """Range and distribution, what is not finite, and the numbers themselves where they were kept."""
+    """Range, distribution, non-finite counts, and the numbers themselves if kept."""
     if values is None:
         return Html("")
     cells = values_text(step, values)
@@ -150,7 +150,7 @@ def _decoded(step: Step, cache: CacheStep) -> list[Html]:
 
 
 def _new_tokens(cache: CacheStep) -> Html:
-    """The tokens of each sequence that came in, the first few of many."""
+    """The new tokens of each sequence, the first few of many."""
     families = []
     for tokens in cache.tokens:
         labels, rest = new_tokens(tokens, _MOST_TOKENS)
@@ -159,19 +159,19 @@ def _new_tokens(cache: CacheStep) -> Html:
     return joined(families, " | ")
 
 
-def _ways(ways: tuple[CacheTiming, ...]) -> Iterator[Html]:
-    """What the cache strategies cost."""
+def _cache_table(timings: tuple[CacheTiming, ...]) -> Iterator[Html]:
+    """The cost of each kind of cache."""
     headings = ("length and cache", "a step", "moved by it", "all steps", "moved by them", "holds")
     rows = []
-    for way in ways:
+    for timing in timings:
         last, every = (
-            (seconds_text(way.step.median_s), bytes_text(way.step_bytes)),
-            (seconds_text(way.total_s), bytes_text(way.total_bytes)),
+            (seconds_text(timing.step.median_s), bytes_text(timing.step_bytes)),
+            (seconds_text(timing.total_s), bytes_text(timing.total_bytes)),
         )
         rows.append(
             [
-                text(f"{count_of(way.length, 'token')}, {visible(way.cache)}"),
-                *map(_unbroken, chain(last, every, [bytes_text(way.cache_bytes)])),
+                text(f"{count_of(timing.length, 'token')}, {visible(timing.cache)}"),
+                *map(_unbroken, chain(last, every, [bytes_text(timing.cache_bytes)])),
             ]
         )
     if rows:

@@ -1,4 +1,4 @@
-"""A benchmark to read, as tables, JSON and CSV; and as a picture: time and rate against length."""
+"""A benchmark as tables, JSON and CSV, and as plots of time and rate against length."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from mhacli.text.escape import visible
 _BAR = 8
 _SHORT_S = 1e-3
 _ALONE_SHOWN = 3
-"""So many rows without a counterpart are named; more are counted."""
+"""The most rows without a counterpart that are named. More are counted."""
 _COLUMNS = tuple(name for name in BENCH_COLUMNS if name not in ("noise", "change"))
 _LEAST_WIDTHS = {
     "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "predicted": 120, "min": 134, "n": 134, "mean": 150,
     "intensity": 160,
 }  # fmt: skip
-"""The width of screen from which on there is room for a column; for the others there always is."""
+"""The least screen width for some columns. The others are always shown."""
 _GIVING_WAY = (
     "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
 )  # fmt: skip
-"""Columns in the order in which they are left out where others need the room: numbers are never cut."""
+"""Columns in the order in which they are dropped if others need the room. Numbers are never cut."""
 _CHANGED = ("then", "now", BENCH_COLUMNS["change"].heading, "95 % of both", "verdict")
 _CHANGED_NARROW = ("now/then", "95 %", "verdict")
 _NARROW = 60
-"""The width of screen from which on both times stand beside their ratio."""
+"""The least screen width for both times beside their ratio."""
 _SIMILAR = (
     "≈ not certainly changed: the interval reaches into the noise of both runs and of the machine's speed; unclear: it lies "
     "wholly above or below 1, but not beyond that noise"
@@ -57,7 +57,7 @@ _NAME = max(map(len, BACKENDS))
 
 
 def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, screen: Screen) -> RenderableType:
-    """Everything that `mha bench` prints."""
+    """The complete output of `mha bench`."""
     parts: list[RenderableType] = [_machine(benchmark, screen.width)]
     for family, rows in families(benchmark.rows):
         parts += [Text(), _family(family, rows, benchmark, screen)]
@@ -71,7 +71,7 @@ def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, scre
 
 
 def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
-    """Rows that differ in batch, length and backend only, under the words that they share, in order of measuring."""
+    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
     by_family: dict[str, list[BenchRow]] = {}
     for row in rows:
         by_family.setdefault(row.family, []).append(row)
@@ -87,13 +87,13 @@ def _machine(benchmark: Benchmark, width: int) -> Text:
     parts += [f"seed {benchmark.seed}"]
     lines = [Text(line, style="bold") for line in filled([visible(part) for part in parts], width)]
     for ceiling in benchmark.ceilings:
-        said = f"{ceiling.dtype}: matrix product {_rate(ceiling.matmul_tflops)}, copy {ceiling.copy_gb_per_s:.3g} GB/s"
-        lines.append(Text(f"this machine's best, {said}"))
+        rates = f"{ceiling.dtype}: matrix product {_rate(ceiling.matmul_tflops)}, copy {ceiling.copy_gb_per_s:.3g} GB/s"
+        lines.append(Text(f"this machine's best, {rates}"))
     return Text("\n").join(lines)
 
 
 def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
-    """The rows of each size in the order of their times, those without one last."""
+    """The rows of each size by time, those without a time last."""
     for _, of_size in groupby(rows, key=lambda row: (row.batch, row.k_len)):
         yield sorted(of_size, key=lambda row: row.median_s or math.inf)
 
@@ -112,14 +112,14 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
         if control is not None:
             lines.append((_control_cells(control), "dim"))
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
-    wanted = _fitting([headings, *(cells for cells, _ in lines)], screen.width)
-    for name in wanted:
+    fitting = _fitting([headings, *(cells for cells, _ in lines)], screen.width)
+    for name in fitting:
         is_text = name in ("size", "backend", "bar")
         table.add_column(
             headings[name], justify="left" if is_text else "right", no_wrap=name != "backend", overflow="fold"
         )
     for cells, style in lines:
-        table.add_row(*(cells.get(name, "") for name in wanted), style=style)
+        table.add_row(*(cells.get(name, "") for name in fitting), style=style)
     sizes_of: dict[str, list[str]] = {}
     for row in rows:
         if row.reason:
@@ -130,18 +130,18 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
 
 
 def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
-    """The columns that there is room for: those that the screen suits, without the first to give way to wide words."""
+    """The columns that fit on the screen."""
     needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
-    wanted = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
+    columns = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
     for name in _GIVING_WAY:
-        if sum(needed[name] for name in wanted) - 1 <= width:
+        if sum(needed[name] for name in columns) - 1 <= width:
             break
-        wanted = [other for other in wanted if other != name]
-    return wanted
+        columns = [column for column in columns if column != name]
+    return columns
 
 
 def _cells(row: BenchRow, in_tera: bool) -> dict[str, str]:
-    """A row's words by column."""
+    """The texts of a row by column."""
     size = {"size": size_text(row), "backend": backend_text(row)}
     foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
     if row.median_s is None or row.ratio is None or row.tflops is None or row.share_of_peak is None:
@@ -174,29 +174,29 @@ def _control_cells(control: NoiseBaseline) -> dict[str, str]:
 
 
 def _sign(row: BenchRow) -> str:
-    """What keeps a ratio from being a rank: it is like the noise, or the times are uncertain."""
+    """The sign for an uncertain rank: the ratio is within the noise, or the times are uncertain."""
     signs = "≈" * row.is_similar + "?" * (not row.is_sure)
     return f"{signs} " if signs else ""
 
 
 def _why(row: BenchRow) -> str:
-    """What kept a backend from running, or one of its numbers from being there."""
+    """Why a backend did not run, or one of its numbers is missing."""
     return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
 
 
 def _at(why: str, sizes: Sequence[str], n_sizes: int) -> str:
-    """A reason, with the sizes that it is about where those are not all."""
+    """A reason, with its sizes unless it holds for all."""
     listed = dict.fromkeys(sizes)
     return why if len(listed) == n_sizes else f"{why} (at {', '.join(listed)})"
 
 
 def size_text(work: Workload) -> str:
-    """Batch and length; the length alone where the batch is one."""
+    """Batch and length; the length alone for a batch of one."""
     return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
 
 
 def backend_text(row: BenchRow) -> str:
-    """The backend, and what ran where its name does not say so; `!` where that is not the fused kernel hoped for."""
+    """The backend, with the kernel that ran unless its name says so; `!` for a fallback."""
     return (
         row.backend
         + ("" if row.ran in (None, row.backend) or _says_so(row) else f" → {row.ran}")
@@ -208,14 +208,14 @@ def _says_so(row: BenchRow) -> bool:
     return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
 
 
-def _percent(share: float) -> str:
-    """A share in two digits or more."""
+def _percent(fraction: float) -> str:
+    """A fraction in percent, in two digits or more."""
     return (
-        f"{share * 100:.0f} %"
-        if share >= 0.0995
-        else f"{share * 100:.1g} %"
-        if share < 0.0095
-        else f"{share * 100:.1f} %"
+        f"{fraction * 100:.0f} %"
+        if fraction >= 0.0995
+        else f"{fraction * 100:.1g} %"
+        if fraction < 0.0095
+        else f"{fraction * 100:.1f} %"
     )
 
 
@@ -232,7 +232,7 @@ def _error(error: float | None) -> str:
 
 
 def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) -> Text:
-    """What columns and signs mean, for rows that were timed."""
+    """The meaning of columns and signs, for timed rows."""
     n_hidden = sum(screen.width < least for least in _LEAST_WIDTHS.values())
     lines = [
         "ratio: median ÷ that of the fastest, the first row",
@@ -254,7 +254,7 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
 
 
 def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
-    """What to beware of in the times."""
+    """Warnings about the times."""
     if any(_is_short(row.median_s, benchmark) for row in rounds):
         yield "~ less than a millisecond: mostly the cost of calling torch, not of attention"
     unsure = [row for row in rounds if not row.is_sure]
@@ -267,7 +267,7 @@ def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
 
 
 def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
-    """What some of the rows need to be understood."""
+    """Explanations of single rows."""
     if any(row.is_fallback for row in rounds):
         yield "! not a fused kernel"
     if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
@@ -280,12 +280,12 @@ def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
 
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
-    """Whether a time is less than a millisecond; CUDA's own clock does not count what the call costs."""
+    """Whether a time is below a millisecond. CUDA's clock excludes the overhead of calls."""
     return seconds is not None and seconds < _SHORT_S and not benchmark.environment.device.startswith("cuda")
 
 
 def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
-    """Each size's ratio to the baseline, with what cannot be compared."""
+    """Each size's ratio to the baseline, and the rows that cannot be compared."""
     parts: list[RenderableType] = []
     for size, changes in groupby(comparison.changes, key=lambda change: change.name):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -306,19 +306,19 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
         parts += [Text(size), table]
     if any(change.verdict == "similar" for change in comparison.changes):
         parts.append(Text(_SIMILAR, style="dim"))
-    said = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
+    notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
-    return Group(title, *parts, *(Text(visible(line), style="dim") for line in said))
+    return Group(title, *parts, *(Text(visible(line), style="dim") for line in notes))
 
 
 def _verdict(change: TimeChange) -> str:
-    """Slower or faster; of a change that only the noise leaves open, that it is unclear."""
+    """Slower, faster, or unclear because of noise."""
     is_open = change.verdict == "similar" and not change.ratio_low <= 1 <= change.ratio_high
     return "unclear" if is_open else "" if change.verdict == "similar" else change.verdict
 
 
 def _alone(comparison: BaselineComparison) -> Sequence[str]:
-    """The rows of one run alone, by name where they are few."""
+    """The rows of one run alone, by name if they are few."""
     alone, baseline = comparison.unmatched, comparison.baseline
     if len(alone) <= _ALONE_SHOWN:
         return alone
@@ -336,7 +336,7 @@ def _conclusion(comparison: BaselineComparison) -> Text:
 
 
 def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
-    """The run as one JSON document, with the comparison where there is one."""
+    """The run as one JSON document, with any comparison."""
     whole = benchmark.to_json()
     if comparison is None:
         yield whole
@@ -346,7 +346,7 @@ def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> 
 
 
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
-    """The rows as CSV, RFC 4180: every number of a row but the samples, with the names of the JSON fields as headings."""
+    """The rows as CSV (RFC 4180): every number but the samples, with JSON names as headings."""
     paper = StringIO()
     documents = [row.document() for row in benchmark.rows]
     names = [name for name, value in documents[0].items() if not isinstance(value, (list, tuple))]
@@ -376,8 +376,8 @@ _COLOURS = (
     "#7B3294",
     "#5AAE61",
 )
-"""Colours that are told apart without seeing red and green alike. Source of the first seven: Okabe and Ito 2008, "Color
-Universal Design"; marks differ too."""
+"""Colours that differ without red-green vision; marks differ too. Source of the first seven: Okabe and Ito 2008, "Color
+Universal Design"."""
 _MARKS = "osD^vP*X<>h"
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
@@ -411,11 +411,11 @@ _HEADINGS = {
     "tokens": "size", "backend": "backend", "median": "median", "p25": "quartiles", "p75": "quartiles", "ratio": "ratio",
     "95 %": "interval", "TFLOP/s": "rate", "peak": "share", "memory": "memory", "error": "error",
 }  # fmt: skip
-"""The headings of the page's tables, and the columns whose explanation each shows where the pointer rests on it."""
+"""The headings of the page's tables, and the columns whose explanations are their tooltips."""
 
 
 def require_plots() -> None:
-    """Raises `MhaError` where the extra is missing: asked before anything is measured."""
+    """Raises `MhaError` if matplotlib is missing, before any measurement."""
     if find_spec("matplotlib") is None:
         raise MhaError(
             "--svg and --html need matplotlib, which is not installed",
@@ -425,27 +425,27 @@ def require_plots() -> None:
 
 
 def svg(benchmark: Benchmark) -> str:
-    """The plots as one SVG. Raises `MhaError` where there is no matplotlib, or more families than fit one picture."""
+    """The plots as one SVG. Raises `MhaError` if matplotlib is missing, or for too many families."""
     require_plots()
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its caches
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs its caches
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawn = _series([row for row in benchmark.rows if row.median_s is not None])
-    if not 1 <= len(drawn) <= MAX_FAMILIES:
+    series = _series([row for row in benchmark.rows if row.median_s is not None])
+    if not 1 <= len(series) <= MAX_FAMILIES:
         raise MhaError(
-            f"a plot has room for {MAX_FAMILIES} families of sizes, and this run has {len(drawn)}"
-            if drawn
+            f"a plot has room for {MAX_FAMILIES} families of sizes, and this run has {len(series)}"
+            if series
             else "there is nothing to plot: no backend was timed",
-            hint="name fewer heads, widths, dtypes or directions" if drawn else None,
+            hint="name fewer heads, widths, dtypes or directions" if series else None,
             code="nothing-to-plot",
         )
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 3.6 * len(drawn) + 0.8), layout="constrained")
+        figure = Figure(figsize=(10, 3.6 * len(series) + 0.8), layout="constrained")
         backends = list(dict.fromkeys(row.backend for row in benchmark.rows))
-        for (family, rows), (left, right) in zip(drawn, figure.subplots(len(drawn), 2, squeeze=False), strict=True):
+        for (family, rows), (left, right) in zip(series, figure.subplots(len(series), 2, squeeze=False), strict=True):
             _plot_family(benchmark, family, rows, backends, left, right)
-        below = about(benchmark).replace("$", r"\$")  # which would begin a formula
+        below = about(benchmark).replace("$", r"\$")  # $ would begin a formula
         figure.supxlabel(below, fontsize=7, color="#555555", wrap=True)
         paper = io.StringIO()
         figure.savefig(paper, format="svg", metadata={"Date": None, "Creator": "mha", "Description": about(benchmark)})
@@ -453,7 +453,7 @@ def svg(benchmark: Benchmark) -> str:
 
 
 def page(benchmark: Benchmark, picture: str) -> str:
-    """One page without scripts or anything from elsewhere: the picture of `svg`, and every row as a table."""
+    """One static page: the picture of `svg`, and every row as a table."""
     tables = "\n".join(_table(family, rows) for family, rows in families(benchmark.rows))
     names = dict.fromkeys(row.backend for row in benchmark.rows)
     return _PAGE.format(
@@ -467,12 +467,12 @@ def page(benchmark: Benchmark, picture: str) -> str:
 
 
 def _described(name: str) -> str:
-    """What a backend is; a file of a later version may know others."""
+    """The description of a backend; its name for an unknown one from a later version."""
     return BACKENDS[name].about if name in BACKENDS else "unknown here"
 
 
 def about(benchmark: Benchmark) -> str:
-    """The command, machine, versions and seed that made it."""
+    """The command, machine, versions and seed of the run."""
     e = benchmark.environment
     parts = [shlex.join(benchmark.command), e.device_name, f"{e.threads} threads", f"torch {e.torch}", f"mha {e.mha}"]
     parts += [] if e.driver is None else [f"driver {e.driver}"]
@@ -510,11 +510,11 @@ def _plot_family(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
     left.set_title(visible(family), loc="left", fontsize=9)
-    left.legend(fontsize=7, ncols=2, loc="upper left")  # times grow to the right: nothing else is there
+    left.legend(fontsize=7, ncols=2, loc="upper left")  # the upper left is free because times grow to the right
 
 
 def _ceiling(benchmark: Benchmark, rows: Sequence[BenchRow], left: Any, right: Any) -> None:
-    """The least time and the highest rate of attention alone on this machine."""
+    """The machine's least time and highest rate for attention."""
     ceiling = next(c for c in benchmark.ceilings if c.dtype == rows[0].dtype)
     work = {
         row.k_len: (row.attention_flops, ceiling.floor_s(row.attention_flops, row.attention_bytes)[0]) for row in rows
@@ -526,15 +526,15 @@ def _ceiling(benchmark: Benchmark, rows: Sequence[BenchRow], left: Any, right: A
 
 
 def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
-    """Families in which a length has one batch: one that crosses lengths with batches comes apart by batch."""
-    found: list[tuple[str, list[BenchRow]]] = []
+    """The rows of a family, split by batch if lengths and batches are crossed."""
+    series: list[tuple[str, list[BenchRow]]] = []
     for family, members in families(rows):
         if len({(row.batch, row.k_len) for row in members}) == len({row.k_len for row in members}):
-            found.append((family, members))
+            series.append((family, members))
             continue
         for batch in dict.fromkeys(row.batch for row in members):
-            found.append((f"batch {batch} · {family}", [row for row in members if row.batch == batch]))
-    return found
+            series.append((f"batch {batch} · {family}", [row for row in members if row.batch == batch]))
+    return series
 
 
 def _table(family: str, rows: Sequence[BenchRow]) -> str:
@@ -550,8 +550,8 @@ def _line(row: BenchRow) -> str:
     first = [size_text(row), backend_text(row)]
     if row.median_s is None:
         cells = "".join(f"<td>{html.escape(word)}</td>" for word in first)
-        said = html.escape(visible(f"{row.status}: {row.reason}"))
-        return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{said}</td></tr>'
+        text = html.escape(visible(f"{row.status}: {row.reason}"))
+        return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{text}</td></tr>'
     words = [
         *first, seconds_text(row.median_s), seconds_text(row.p25_s), seconds_text(row.p75_s),
         _sign(row) + ratio_text(row.ratio or 0),

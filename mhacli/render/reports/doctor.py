@@ -1,4 +1,4 @@
-"""What `mha doctor` found, to read: facts, a line for each check, and a numbered list of what is wrong and what to do."""
+"""The report of `mha doctor`: facts, a line per check, and a numbered list of problems with advice."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mhacli.text.escape import visible
 
 _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 _WORDS = {"care": "warning"}
-"""The answers that the screen has another word for than the document."""
+"""Statuses whose words on screen differ from those in JSON."""
 _NO_NUMBER = "–"
 _DETAILED = ("kernels ", "numerics ")
-"""Checks that a table tells of: they get a line of their own where they fail."""
+"""Checks shown in tables. They have a line of their own only if they fail."""
 
 
 def doctor_view(report: Report, on: Screen) -> RenderableType:
-    """Everything that `mha doctor` prints."""
+    """The complete output of `mha doctor`."""
     parts: list[RenderableType] = []
     if report.model is None:
         parts += [*_machine(report, on), *_kernels(report.kernels), *_numerics(report.numerics)]
@@ -85,7 +85,7 @@ def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType
 
 
 def _is_stored(model: ExaminedModel) -> bool:
-    """Whether the numbers are computed with as the files hold most of them."""
+    """Whether the computation uses the dtype of most stored numbers."""
     names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     return not model.stored or names.get(model.stored[0]) == model.dtype
 
@@ -98,33 +98,35 @@ def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
 
 
 def _kernels(kernels: Sequence[Kernel]) -> list[RenderableType]:
-    """For each device a table, backends × dtypes, of the largest error; and why others are not there."""
+    """For each device a table of the largest errors, backends × dtypes, and why other backends are missing."""
     parts: list[RenderableType] = []
     for device in dict.fromkeys(one.device for one in kernels):
-        own = [one for one in kernels if one.device == device]
-        dtypes = list(dict.fromkeys(one.dtype for one in own))
+        of_device = [one for one in kernels if one.device == device]
+        dtypes = list(dict.fromkeys(one.dtype for one in of_device))
         table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
-        for backend in dict.fromkeys(one.backend for one in own):
-            cells = {one.dtype: _kernel_cell(one) for one in own if one.backend == backend}
-            if any(one.ok is not None for one in own if one.backend == backend):
+        for backend in dict.fromkeys(one.backend for one in of_device):
+            cells = {one.dtype: _kernel_cell(one) for one in of_device if one.backend == backend}
+            if any(one.ok is not None for one in of_device if one.backend == backend):
                 table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
-        table.add_row(Text("at most", style="dim"), *(Text(_ceiling(own, dtype), style="dim") for dtype in dtypes))
+        table.add_row(
+            Text("at most", style="dim"), *(Text(_ceiling(of_device, dtype), style="dim") for dtype in dtypes)
+        )
         parts += [Text(f"{device}: largest error of attention kernels, against float64", style="bold underline"), table]
-        parts += [Text(line, style="dim") for line in _reasons(own)] + [Text()]
+        parts += [Text(line, style="dim") for line in _reasons(of_device)] + [Text()]
     return parts
 
 
-def _kernel_cell(one: Kernel) -> Text:
-    if one.ok is None:
+def _kernel_cell(kernel: Kernel) -> Text:
+    if kernel.ok is None:
         return Text(_NO_NUMBER, style="dim")
-    said = (
+    text = (
         "NaN"
-        if one.max_error is None and one.status == "ok"
-        else _number(one.max_error)
-        if one.max_error is not None
-        else one.status
+        if kernel.max_error is None and kernel.status == "ok"
+        else _number(kernel.max_error)
+        if kernel.max_error is not None
+        else kernel.status
     )
-    return Text(said if one.ok else f"! {said}", style="" if one.ok else "bold red")
+    return Text(text if kernel.ok else f"! {text}", style="" if kernel.ok else "bold red")
 
 
 def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
@@ -133,22 +135,22 @@ def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
 
 
 def _reasons(kernels: Sequence[Kernel]) -> list[str]:
-    """Why backends are not there, each reason once."""
+    """Why backends are missing, each reason once."""
     by_reason: dict[str, dict[str, list[str]]] = {}
-    n_dtypes = len({one.dtype for one in kernels})
-    for one in kernels:
-        if one.ok is None:
-            reason = (one.reason or one.status).replace(f" {one.backend} ", " such ")
-            by_reason.setdefault(reason, {}).setdefault(one.backend, []).append(one.dtype)
-    said = []
+    n_dtypes = len({kernel.dtype for kernel in kernels})
+    for kernel in kernels:
+        if kernel.ok is None:
+            reason = (kernel.reason or kernel.status).replace(f" {kernel.backend} ", " such ")
+            by_reason.setdefault(reason, {}).setdefault(kernel.backend, []).append(kernel.dtype)
+    lines = []
     for reason, backends in by_reason.items():
         names = [b if len(d) == n_dtypes else f"{b} in {' and '.join(d)}" for b, d in backends.items()]
-        said.append(visible(f"{', '.join(names)}: {reason}"))
-    return said
+        lines.append(visible(f"{', '.join(names)}: {reason}"))
+    return lines
 
 
 def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
-    """The definition, on every device in every dtype."""
+    """The exactness of `attend` on every device in every dtype."""
     if not rows:
         return []
     names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
@@ -181,7 +183,7 @@ def _judged(number: float, ok: bool) -> Text:
 
 
 def _checks(checks: Sequence[HealthCheck], *, with_numbers: bool) -> RenderableType:
-    """A line for each check: its name, the verdict, the number and what it may be, and what was seen."""
+    """A line per check: name, status, number with its limit, and message."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=with_numbers, header_style="dim")
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -207,7 +209,7 @@ def _number(value: float | None) -> str:
 
 
 def _legend(model: ExaminedModel, checks: Sequence[HealthCheck]) -> str:
-    """What both numbers of a check are; of `repeat`, `finite`, `bos` and `row-sums` they are others than of the rest."""
+    """The meaning of a check's two numbers, which differs for `repeat`, `finite`, `bos` and `row-sums`."""
     of_repeat = [
         f"repeat: at most {_number(check.tolerance)}, above what a different order of summation changes, "
         "below what dropout changes."
@@ -225,16 +227,16 @@ def _legend(model: ExaminedModel, checks: Sequence[HealthCheck]) -> str:
 
 
 def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
-    """The problems and then the warnings, numbered, each with its advice."""
+    """The problems, then the warnings, numbered, each with its advice."""
     parts: list[RenderableType] = []
     for place, check in enumerate(findings, start=1):
         line = Text()
         line.append(f"{place}. {visible(check.name)}: ", style=_STYLES[check.status])
         line.append(visible(check.message) + "." + (f" {visible(check.meaning)}" if check.meaning else ""))
-        told: list[RenderableType] = [line]
+        described: list[RenderableType] = [line]
         if check.advice:
-            told.append(Text(f"   → {visible(check.advice)}"))
-        parts += [Text(), *told]
+            described.append(Text(f"   → {visible(check.advice)}"))
+        parts += [Text(), *described]
     return parts
 
 

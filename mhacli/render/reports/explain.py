@@ -1,4 +1,4 @@
-"""Terms with what they mean, and the list of all of them."""
+"""Terms with their explanations, and the list of all terms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TITLES: dict[TermGroup, str] = {
     "mistake": "mistakes that mha check names",
 }
 _COUNTED: tuple[TermGroup, ...] = ("site", "probe", "mistake")
-"""Groups that the list of all terms counts and does not spell out: they would fill the screen."""
+"""Groups that the list of all terms only counts, because they would fill the screen."""
 
 
 def terms_view(terms: Sequence[Term]) -> RenderableType:
@@ -50,7 +50,7 @@ def _term(term: Term) -> list[RenderableType]:
 
 
 def list_view(terms: Sequence[Term], screen: Screen) -> RenderableType:
-    """The names of terms, group by group; of several groups the long ones are counted, so that one screen holds all."""
+    """The names of terms by group. Among several groups, the long ones are only counted."""
     groups = [group for group in GROUPS if any(term.group == group for term in terms)]
     parts: list[RenderableType] = []
     counted = [group for group in groups if len(groups) > 1 and group in _COUNTED]

@@ -1,4 +1,4 @@
-"""The reports of `mha weights` and `mha vocab`: what a checkpoint or a vocabulary holds, and what a conversion did."""
+"""The reports of `mha weights` and `mha vocab`: the contents of a checkpoint or a vocabulary, and of a conversion."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from mhacli.spec.config import ROPE, Config
 from mhacli.text.escape import token_label, visible
 from mhacli.text.vocabulary import Entry
 
-if TYPE_CHECKING:  # a vocabulary is shown without loading what reads checkpoints
+if TYPE_CHECKING:  # a vocabulary needs no checkpoint code
     from mhacli.checkpoints.contents import Contents, StackAttention
 
 MAX_FILES = 8
 _NAME_ROOM = 24
 
 
-def contents_view(found: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
-    """A headline, a line for each attention, dtypes and files; with `with_tensors` every tensor."""
-    kind = "a layer of mha" if found.kind == "layer" else f"family {found.family or 'unknown'}"
-    kind += f" · layout {found.layout}" if found.layout not in (None, "mha", found.family) else ""
+def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
+    """A headline, a line per attention, dtypes and files; `with_tensors` adds every tensor."""
+    kind = "a layer of mha" if contents.kind == "layer" else f"family {contents.family or 'unknown'}"
+    kind += f" · layout {contents.layout}" if contents.layout not in (None, "mha", contents.family) else ""
     parts = [
         kind,
-        count_of(found.n_parameters, "parameter", grouped=True),
-        count_of(found.n_tensors, "tensor", grouped=True),
-        format_size(found.n_bytes),
-        count_of(len(found.files), "file"),
+        count_of(contents.n_parameters, "parameter", grouped=True),
+        count_of(contents.n_tensors, "tensor", grouped=True),
+        format_size(contents.n_bytes),
+        count_of(len(contents.files), "file"),
     ]
     lines: list[RenderableType] = [
-        Text(visible(found.path), style="bold"),
+        Text(visible(contents.path), style="bold"),
         Text("\n".join(filled([visible(part) for part in parts], on.width))),
-        _facts(found),
-        _attentions(found.attentions),
+        _facts(contents),
+        _attentions(contents.attentions),
         _table(
             [("dtype", False), ("tensors", True), ("parameters", True), ("bytes", True)],
-            [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in found.dtypes],
+            [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in contents.dtypes],
         ),
-        _files(found, on),
+        _files(contents, on),
     ]
     if with_tensors:
-        lines.append(_tensors(found, on))
+        lines.append(_tensors(contents, on))
     return Group(*lines)
 
 
-def _facts(found: Contents) -> RenderableType:
-    said = [] if found.vocabulary is None else [f"vocabulary {found.vocabulary:,}"]
-    said += [] if found.positions is None else [f"positions {found.positions:,}"]
-    return Text(" · ".join(said)) if said else Text("vocabulary and positions: not given", style="dim")
+def _facts(contents: Contents) -> RenderableType:
+    facts = [] if contents.vocabulary is None else [f"vocabulary {contents.vocabulary:,}"]
+    facts += [] if contents.positions is None else [f"positions {contents.positions:,}"]
+    return Text(" · ".join(facts)) if facts else Text("vocabulary and positions: not given", style="dim")
 
 
 def _attentions(kinds: Sequence[StackAttention]) -> RenderableType:
@@ -73,30 +73,30 @@ def _attentions(kinds: Sequence[StackAttention]) -> RenderableType:
     return _table([("attention", False), *((name, True) for name in columns)], rows)
 
 
-def _files(found: Contents, on: Screen) -> RenderableType:
-    """Name and size; first and last of many."""
+def _files(contents: Contents, on: Screen) -> RenderableType:
+    """Name and size of each file; the first and last of many."""
     width = max(_NAME_ROOM, on.width - 12)
-    shown = balanced(len(found.files), MAX_FILES)
+    shown = balanced(len(contents.files), MAX_FILES)
     rows = []
     for place, index in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
             rows.append((f"⋮ {shown.hidden} more", ""))
-        name, n_bytes = found.files[index]
+        name, n_bytes = contents.files[index]
         rows.append((fitted(visible(name), width), format_size(n_bytes)))
     return _table([("file", False), ("bytes", True)], rows)
 
 
-def _tensors(found: Contents, on: Screen) -> RenderableType:
+def _tensors(contents: Contents, on: Screen) -> RenderableType:
     room = max(_NAME_ROOM, on.width - 38)
     rows = [
         (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
-        for t in found.tensors
+        for t in contents.tensors
     ]
     return _table([("tensor", False), ("dtype", False), ("shape", False), ("bytes", True)], rows)
 
 
 def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
-    """Columns by name, right-justified where they count."""
+    """Columns by name, right-aligned if they are numbers."""
     table = plain_table(*columns)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -104,7 +104,7 @@ def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -
 
 
 def converted_view(document: Mapping[str, Any]) -> RenderableType:
-    """Three or four lines: what became what, its config, its words, and the check."""
+    """Three or four lines: source and target, config, vocabulary, and the check."""
     c, check = document["config"], document["check"]
     stack = "" if document["stack"] == "self" else f" of the {document['stack']}"
     head = f"layer {document['layer']}{stack} · layout {document['layout']} · {document['prefix'] or 'no prefix'}"
@@ -152,7 +152,7 @@ _LEAST_ROOM = 5
 def vocabulary_table(
     rows: Sequence[Entry], n_distinct: int, n_tokens: int, *, everything: bool, on: Screen
 ) -> RenderableType:
-    """Token, id, count and bytes; first and last rows of a long one. The caption counts the whole vocabulary."""
+    """Token, id, count and bytes; the first and last rows of a long vocabulary. The caption counts all tokens."""
     table = plain_table()
     table.add_column("id", justify="right")
     table.add_column("token", no_wrap=True)
@@ -171,7 +171,7 @@ def vocabulary_table(
 
 
 def _numbers_width(rows: Sequence[Entry]) -> int:
-    """What id, count and bytes take, with the gaps between the four columns."""
+    """The width of id, count and bytes, with gaps."""
     ids = max(len("id"), *(len(str(row.id)) for row in rows))
     counts = max(len("count"), *(len(f"{row.count:,}") for row in rows))
     sizes = max(len("bytes"), *(len(str(row.bytes)) for row in rows))

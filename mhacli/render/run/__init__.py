@@ -1,1 +1,1 @@
-"""The terminal views of `mha run`, `mha trace` and `mha decode`."""
+"""Terminal views of `mha run`, `mha trace` and `mha decode`."""

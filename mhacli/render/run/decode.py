@@ -1,4 +1,4 @@
-"""Decoding, step by step: what each new token reads of the past, what it adds, and what the ways of keeping it cost."""
+"""Decoding step by step: what each new token reads from the cache and adds to it, and the cost of each kind of cache."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _OF_STEPS = Comparison(
 _OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
 _INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
 _LEAST_WIDTHS = {"flops": _WIDE, "step_bytes": _WIDE, "total": 64, "total_bytes": 72, "holds": 64}
-"""Of the ways: the width of screen from which on there is room for a column; for the others there always is."""
+"""The least screen width for some columns of the cache table. The others are always shown."""
 _STEP_WIDTHS = {"phase": 64, "appends": 64, "difference": 64}
-"""The same of the steps."""
+"""The least screen width for some columns of the step table."""
 _KEPT = {
     "none": "no cache: every step recomputes all keys and values",
     "concat": "each step copies the cached keys and values into new tensors and appends its own",
@@ -53,8 +53,11 @@ _KEPT = {
 
 
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """Everything that `mha decode` prints: a line for each step, or a block in the verbose view and where heads, sequences or
-    decimals are chosen. Raises `UsageError` for a head or sequence that does not exist."""
+    """The complete output of `mha decode`.
+
+    A step is a line; in the verbose view, and if heads, sequences or decimals are chosen, a block. Raises `UsageError`
+    for a head or sequence out of range.
+    """
     decoding = record.decoding
     if decoding is None:
         return Text("this record holds no decoding")
@@ -81,7 +84,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         sections.append(_step_table([cache for _, cache in steps], shown, sequences, screen))
     sections += [
         costs_of(record, decoding),
-        *([_ways(decoding.ways, screen)] if decoding.ways else []),
+        *([_cache_table(decoding.ways, screen)] if decoding.ways else []),
         self_check_line(check, compared),
     ]
     return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
@@ -107,26 +110,26 @@ def _introduction(record: Record, decoding: DecodeSummary, *, has_rows: bool) ->
 def _step_table(
     steps: Sequence[CacheStep], shown: Selection, sequences: tuple[int, ...], screen: Screen
 ) -> RenderableType:
-    """A line for each step: the tokens that come in, how many keys they meet, and what that reads and adds."""
-    wanted = [name for name in STEP_COLUMNS if screen.width >= _STEP_WIDTHS.get(name, 0)]
+    """A line per step: the new tokens, the number of keys, and the bytes read and added."""
+    columns = [name for name in STEP_COLUMNS if screen.width >= _STEP_WIDTHS.get(name, 0)]
     table = plain_table(gap=2)
-    for name in wanted:
+    for name in columns:
         is_word = name in ("phase", "tokens")
         table.add_column(STEP_COLUMNS[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens")
     for place, number in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
-            table.add_row(*("⋮" if name == "number" else "" for name in wanted))
+            table.add_row(*("⋮" if name == "number" else "" for name in columns))
         row = _step_words(number, steps[number], sequences)
-        table.add_row(*(row[name] for name in wanted))
+        table.add_row(*(row[name] for name in columns))
     caption = ["sees: keys that the last new token attends to", "appends, reads: bytes of keys and values"]
-    caption += ["difference: from a full computation"] if "difference" in wanted else []
+    caption += ["difference: from a full computation"] if "difference" in columns else []
     caption += [f"⋮ {count_of(shown.hidden, 'step')} more (--all)"] if shown.hidden else []
     caption.append("--verbose prints shapes, weights, FLOPs and time of each step")
     return Group(table, Text("\n".join(filled(caption, screen.width)), style="dim"))
 
 
 def _step_words(number: int, cache: CacheStep, sequences: tuple[int, ...]) -> dict[str, str]:
-    """A step's row by column; a dash where nothing is kept."""
+    """The row of a step by column; a dash without a cache."""
     names = " | ".join(new_tokens_text(cache.tokens[b], _KEYS_SHOWN) for b in sequences if b < len(cache.tokens))
     return {
         "number": str(number),
@@ -166,7 +169,7 @@ def _step(
 
 
 def _shapes(cache: CacheStep) -> list[str]:
-    """The new tensors, and those that the queries meet: all keys so far."""
+    """The shapes of the new tensors, and of all keys so far."""
     new = [
         f"{name} {list(shape)}" for name, shape in (("q", cache.q_shape), ("k", cache.k_shape), ("v", cache.v_shape))
     ]
@@ -196,13 +199,13 @@ def _pattern_rows(
     options: ViewOptions,
     room: int,
 ) -> Iterator[RenderableType]:
-    """The newest query's row of each head and sequence: its keys in order, or the strongest of many."""
+    """The newest query's row in each head and sequence: all keys in order, or the top ones of many."""
     if "pattern" not in record.arrays:
         return
     for b in sequences:
         first = record.first_query(b)
         query = min(span[1], first + len(record.sequences[b].tokens)) - 1 - first
-        if query < max(0, span[0] - first):  # nothing but padding in this step
+        if query < max(0, span[0] - first):  # only padding in this step
             continue
         for h in heads:
             label = (f"sequence {b} · " if len(sequences) > 1 else "") + f"head {h}  "
@@ -229,33 +232,34 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
     return words or ["no visible key"]
 
 
-def _ways(ways: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
-    """Each length and way: time and bytes of a step, and of the whole sequence, relative to computing all again."""
+def _cache_table(timings: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
+    """Each length and kind of cache: time and bytes of a step and of the whole sequence, with the speed-up against no
+    cache."""
     wanted = [name for name in DECODE_COLUMNS if screen.width >= _LEAST_WIDTHS.get(name, 0)]
     columns = ((DECODE_COLUMNS[name].heading, name != "cache") for name in wanted)
     table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
-    again = {way.length: way.step.median_s for way in ways if way.cache == "none"}
+    again = {timing.length: timing.step.median_s for timing in timings if timing.cache == "none"}
     previous = None
-    for way in ways:
-        row = _way_words(way, again.get(way.length)) | ({"length": ""} if way.length == previous else {})
+    for timing in timings:
+        row = _cache_row(timing, again.get(timing.length)) | ({"length": ""} if timing.length == previous else {})
         table.add_row(*(row[name] for name in wanted))
-        previous = way.length
+        previous = timing.length
     caption = ["a step: the last one of the length", "speed-up: time of a step without a cache ÷ with this one"]
-    partly_timed = [way.n_timed for way in ways if way.n_timed < way.length]
+    partly_timed = [timing.n_timed for timing in timings if timing.n_timed < timing.length]
     if "total" in wanted:
         caption.append("all steps: from 1 token to the length")
         caption += [f"≈ {max(partly_timed)} steps timed, those between estimated"] if partly_timed else []
     caption += ["moved: keys and values read and written"] if "total_bytes" in wanted else []
-    rough = rough_note(way.step for way in ways)
+    rough = rough_note(timing.step for timing in timings)
     caption += [f"the times are {rough}"] if rough else []
     title = Text("three cache strategies, timed in turns over random rows", style="bold")
-    return Group(title, table, Text("\n".join(filled(caption, screen.width)), style="dim"), *_gain(ways))
+    return Group(title, table, Text("\n".join(filled(caption, screen.width)), style="dim"), *_gain(timings))
 
 
-def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
-    """How the quickest cache compares with none at the longest length; nothing where one is missing."""
-    length = max(way.length for way in ways)
-    steps = {way.cache: way.step for way in ways if way.length == length}
+def _gain(timings: tuple[CacheTiming, ...]) -> Iterator[Text]:
+    """The speed-up of the fastest cache at the longest length; empty if it cannot be computed."""
+    length = max(timing.length for timing in timings)
+    steps = {timing.cache: timing.step for timing in timings if timing.length == length}
     none = steps.pop("none", None)
     if none is None or not steps:
         return
@@ -276,24 +280,25 @@ def _gain(ways: tuple[CacheTiming, ...]) -> Iterator[Text]:
     yield Text(text, style="bold")
 
 
-def _way_words(way: CacheTiming, again_s: float | None) -> dict[str, str]:
-    """A way's row by column."""
-    faster = again_s / way.step.median_s if again_s and way.step.median_s and way.cache != "none" else None
+def _cache_row(timing: CacheTiming, again_s: float | None) -> dict[str, str]:
+    """The row of a cache by column."""
+    faster = again_s / timing.step.median_s if again_s and timing.step.median_s and timing.cache != "none" else None
     return {
-        "length": f"{way.length:,}",
-        "cache": visible(way.cache),
-        "step": seconds_text(way.step.median_s),
+        "length": f"{timing.length:,}",
+        "cache": visible(timing.cache),
+        "step": seconds_text(timing.step.median_s),
         "faster": "" if faster is None else f"{ratio_text(faster)} ×",
-        "flops": count_text(way.step_flops),
-        "step_bytes": bytes_text(way.step_bytes),
-        "total": ("≈ " if way.n_timed < way.length else "") + seconds_text(way.total_s),
-        "total_bytes": bytes_text(way.total_bytes),
-        "holds": bytes_text(way.cache_bytes),
+        "flops": count_text(timing.step_flops),
+        "step_bytes": bytes_text(timing.step_bytes),
+        "total": ("≈ " if timing.n_timed < timing.length else "") + seconds_text(timing.total_s),
+        "total_bytes": bytes_text(timing.total_bytes),
+        "holds": bytes_text(timing.cache_bytes),
     }
 
 
 def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
-    """FLOPs and bytes by formula, with the numbers of this layer, and where cache traffic overtakes weight traffic."""
+    """FLOPs and bytes by formula with this layer's numbers, and the length at which cache traffic exceeds weight
+    traffic."""
     c, batch = record.config, len(record.sequences)
     n_kv, widths = c.n_kv_heads or c.n_heads, (c.d_head or 0) + (c.d_v or 0)
     item = decoding.token_bytes // (n_kv * widths) if n_kv * widths else 0
@@ -321,7 +326,7 @@ def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
 
 
 def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableType:
-    """What the cache of a whole model takes, and where reading it is more than reading the weights."""
+    """The size of a model's cache, and the length at which reading it exceeds reading the weights."""
     n_layers = 0 if record.model is None else record.model.n_layers
     lines = [
         f"cache of all {count_of(n_layers, 'layer')}: {bytes_text(decoding.token_bytes)} for every token of every sequence",
@@ -335,7 +340,7 @@ def _formulas_of_model(record: Record, decoding: DecodeSummary) -> RenderableTyp
 
 
 def _weights_line(decoding: DecodeSummary, max_positions: int | None = None) -> str:
-    """From which length on the cache is the larger part, and whether the model has so many positions."""
+    """The length from which the cache is larger than the weights, and whether the model has that many positions."""
     is_beyond = max_positions is not None and decoding.crossing_len > max_positions
     return (
         f"weights: every step reads all {bytes_text(decoding.weight_bytes)}; beyond T = {_tokens(decoding.crossing_len)} tokens "

@@ -1,4 +1,4 @@
-"""A mask alone: its rules, a picture of what each query sees, and the same as JSON, schema `mha.mask/1`."""
+"""A mask alone: its rules, a picture of the visible keys of each query, and JSON of schema `mha.mask/1`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARTLY = "░▒▓"
 
 
 def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
-    """Rules, then a picture and the density for each sequence; long texts show blocks of cells."""
+    """The rules, then a picture and the density for each sequence. Long texts are pooled to blocks."""
     rules = [visible(rule) for rule in survey.rules] or ["every key is visible"]
     parts: list[RenderableType] = [Text("\n".join(filled(["mask", *rules], screen.width)), style="bold")]
     shown = balanced(len(survey.masks), MAX_SEQUENCES)
@@ -38,7 +38,7 @@ def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
 
 
 def mask_document(survey: MaskSummary, command: tuple[str, ...]) -> str:
-    """The survey as one JSON document, schema `mha.mask/1`."""
+    """The summary as one JSON document, schema `mha.mask/1`."""
     masks = [{"n_visible": mask.n_visible, "density": mask.density, **asdict(mask)} for mask in survey.masks]
     content = {
         "schema": MASK_SCHEMA,
@@ -73,7 +73,7 @@ def _one(survey: MaskSummary, index: int, screen: Screen) -> Iterator[Renderable
 
 
 def _named_cells(survey: MaskSummary, index: int, k_len: int, cell_width: int) -> Text:
-    """Every cell, with the tokens beside it; keys are numbered as tokens of their text, – is padding."""
+    """Every cell with token names. Keys are numbered as tokens of their text; – is padding."""
     mask, sequence = survey.masks[index], survey.sequences[index]
     first = survey.config.first_column(len(sequence.tokens), len(mask.visible_per_query))
     keys = (survey.context or survey.sequences)[index]
@@ -103,7 +103,7 @@ def _label(sequence: TokenSequence, index: int) -> Text:
 
 
 def _blocks(mask: SequenceMask, k_len: int, room: int) -> Text:
-    """Marks for blocks of cells, the more of a block is visible the fuller."""
+    """Marks for blocks of cells, fuller with more visible cells."""
     q_len = len(mask.visible_per_query)
     n_rows, n_columns = len(mask.block_counts), len(mask.block_counts[0])
     merge = max(1, -(-n_columns // room), -(-n_rows // _MAX_LINES))

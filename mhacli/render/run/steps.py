@@ -1,4 +1,4 @@
-"""The steps of a layer or of a user's file, one line each: the name, the axes and the formula."""
+"""The steps of a layer or of user code, one per line: name, axes and formula."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from mhacli.spec.variants import variants
 from mhacli.text.escape import visible
 
 _LEAST, _GAP = 16, "  "
-"""The least room for a formula."""
+"""The least width of a formula, and the gap before it."""
 _ELSEWHERE = "outside of your code:"
 _MORE = "--verbose prints memory, FLOPs, bytes, parameters and time of each step"
 
 
 def step_lines(record: Record, screen: Screen) -> RenderableType:
-    """What was computed, then a line for each step in the order of execution.
+    """The configuration, then a line per step in the order of execution.
 
-    A warning stands below its step, and a line of the user's file above the steps that it makes.
+    A warning follows its step, and a line of user code precedes its steps.
     """
     parts: list[RenderableType] = [*header(record, screen)]
     if record.module is None and record.model is None:
@@ -52,8 +52,7 @@ def step_lines(record: Record, screen: Screen) -> RenderableType:
 
 
 def _lines(record: Record, width: int) -> list[Text]:
-    """The heading of the columns, and a line for each step. Formulas go on below where they are longer than their column, and
-    are left out where there is no room for one."""
+    """The column headings, and a line per step. Long formulas wrap, and are left out if there is no room."""
     steps = record.trace
     columns: list[tuple[str, list[str], str]] = [
         ("", [str(number) for number in range(1, len(steps) + 1)], "dim"),
@@ -78,7 +77,7 @@ def _lines(record: Record, width: int) -> list[Text]:
 
 
 def _axes(step: Step, *, has_sizes: bool) -> str:
-    """The axes of a step; with their sizes, but without a batch of one sequence, or their names alone."""
+    """The axes of a step, with their sizes on request, but without a batch of one."""
     if not has_sizes:
         return visible(" ".join(step.axes))
     begin = int(len(step.axes) > 1 and (step.axes[0], step.shape[0]) == ("batch", 1))
@@ -86,13 +85,13 @@ def _axes(step: Step, *, has_sizes: bool) -> str:
 
 
 def _formula(step: Step) -> str:
-    """The formula of a step without the name that stands before it: `columns …` of `q[h] = columns …`."""
+    """The formula of a step without its own name: `columns …` for `q[h] = columns …`."""
     return visible(re.sub(rf"^{re.escape(step.site)}(\[\w+\])? = ", "", step.formula))
 
 
 def _sources(steps: Sequence[Step]) -> list[str]:
-    """Of each step `line 12: q = self.q(x)`, with the name of the file where there are several; nothing for steps before the
-    user's code."""
+    """The source line of each step, `line 12: q = self.q(x)`, with the file if there are several; empty before user
+    code."""
     files = {step.file for step in steps if step.file is not None}
     sources: list[str] = []
     for step in steps:
@@ -105,5 +104,5 @@ def _sources(steps: Sequence[Step]) -> list[str]:
 
 
 def _hanging(source: str, width: int) -> Text:
-    """A line of code, its rest indented."""
+    """A line of code with a hanging indent."""
     return Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")

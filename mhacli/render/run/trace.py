@@ -1,4 +1,4 @@
-"""The shape walkthrough of a layer or of a user's file: one block per site, a single cell, and whether the three routes agree."""
+"""The shape walkthrough of a layer or of user code: a block per site, a single cell, and whether the routes agree."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KINDS = {
     "softcap": "softcap",
     "given": "file",
 }
-"""Where a part of a score comes from, in words."""
+"""The origins of a score's parts in words."""
 _MORE = "--verbose prints the steps of the whole layer before it"
 _ALWAYS = ("content", "position")
 _OF_UNWATCHED = Comparison(
@@ -58,7 +58,7 @@ _OF_UNWATCHED = Comparison(
 
 
 def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
-    """The configuration, then one block for each site in the order of execution."""
+    """The configuration, then a block per site in the order of execution."""
     yield from header(record, screen)
     if record.module is None and record.model is None:
         yield from _variants(record)
@@ -72,7 +72,7 @@ def step_blocks(record: Record, screen: Screen) -> Iterator[RenderableType]:
 
 
 def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
-    """What was computed, and where."""
+    """The configuration and the environment."""
     if record.module is not None:
         yield module_header(record, record.module, screen)
     elif record.model is None:
@@ -82,7 +82,7 @@ def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
 
 
 def _variants(record: Record) -> Iterator[RenderableType]:
-    """What kind of attention it is: each variant in a line, why one would use it, and who described it."""
+    """A line per variant of attention with its purpose and source."""
     for variant in variants(record.facts):
         title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
         body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
@@ -90,7 +90,7 @@ def _variants(record: Record) -> Iterator[RenderableType]:
 
 
 def closing(record: Record, screen: Screen) -> RenderableType:
-    """What comes after the last site: totals, the cell's story, the routes, and the self-check."""
+    """The end of the walkthrough: totals, the cell, the routes, and the self-check."""
     sections: list[RenderableType] = [_totals(record)]
     if record.module is not None:
         return Group(*sections, Text(""), *module_closing(record, record.module))
@@ -102,7 +102,7 @@ def closing(record: Record, screen: Screen) -> RenderableType:
 
 
 def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
-    """What was computed, the story of the cell without the steps of the layer, and the self-check."""
+    """The configuration, the cell without the layer's steps, and the self-check."""
     story = _cell_story(record, cell, screen)
     return Group(
         *header(record, screen),
@@ -115,7 +115,7 @@ def cell_view(record: Record, cell: Cell, screen: Screen) -> RenderableType:
 
 
 def _block(number: int, step: Step, screen: Screen, *, before: Step | None, is_timed: bool) -> Group:
-    """A step with all that is known of it. Its line of code stands there unless the step before shows the same one."""
+    """A step with all its details. Its line of code is omitted if the previous step shows the same line."""
     title = Text(f"{number:2d} {visible(step.site)}", style="bold cyan")
     title.append("  " + axes_text(step.axes, step.shape), style="not cyan bold")
     title.append(repeats_text(step), style="not cyan bold")
@@ -159,7 +159,7 @@ def _values_line(step: Step, values: TensorSummary) -> Text:
 
 
 def _small_tensor(step: Step, values: TensorSummary, room: int) -> Text:
-    """The numbers themselves, rows of the last axis on lines, as many columns as fit."""
+    """The numbers of a small tensor, with rows of the last axis as lines, as far as columns fit."""
     width = max(1, step.shape[-1] if step.shape else 1)
     fit = max(1, room // _NUMBER_WIDTH)
     numbers, missing = values.numbers or (), "−∞" if is_masked(step) else "not fin."
@@ -201,14 +201,14 @@ def _totals(record: Record) -> Text:
 
 
 def _cell_story(record: Record, cell: Cell, screen: Screen) -> Iterator[RenderableType]:
-    """How one query of one head came to give one key its attention weight, number by number."""
+    """The computation of one attention weight, number by number."""
     record = record if record.model is None else record.of_layer(0)
     query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
     key = token_at(token_text(record.keys[cell.sequence], cell.key), cell.key)
     yield title_rule(f"cell: head {cell.head}, query {query}, key {key}")
-    turned = "_rot" if record.config.positions in ROPE and record.model is None else ""
-    yield _vector(f"q{turned}[{cell.query}]", cell.q, screen)
-    yield _vector(f"k{turned}[{cell.key}]", cell.k, screen)
+    suffix = "_rot" if record.config.positions in ROPE and record.model is None else ""
+    yield _vector(f"q{suffix}[{cell.query}]", cell.q, screen)
+    yield _vector(f"k{suffix}[{cell.key}]", cell.k, screen)
     products = [a * b for a, b in zip(cell.q, cell.k, strict=False) if a is not None and b is not None]
     shown = " + ".join(f"({number_text(x)})" if x < 0 else number_text(x) for x in products[:4])
     more = f" + … {len(products) - 4} more" if len(products) > 4 else ""
@@ -236,7 +236,7 @@ def _is_masked_by_bias(cell: Cell) -> bool:
 
 
 def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
-    """How much of the score is what the tokens are, and how much is where they stand."""
+    """The parts of the score by content and position."""
     table = plain_table()
     table.add_column("of the score", no_wrap=screen.width >= _WIDE)
     table.add_column("comes from", no_wrap=True)
@@ -254,7 +254,8 @@ def _parts_table(cell: Cell, screen: Screen) -> RenderableType:
 
 
 def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
-    """The softmax over the query's row: exp of each score less the largest, over their sum. The cell's own is marked."""
+    """The softmax over the query's row: exp of each score minus the largest, divided by their sum. The cell's key is
+    marked."""
     largest = max((score for score in cell.scores_row if score is not None), default=0.0)
     listed, everywhere = _nearby(cell), range(len(cell.scores_row))
     hidden = sorted(set(everywhere) - set(listed))
@@ -276,13 +277,13 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
 
 
 def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
-    """Of a key: its score, the exponential of it, and its attention weight."""
+    """A key's score, its exponential, and its attention weight."""
     score, weight = cell.scores_row[key], number_text(cell.pattern_row[key])
     return ("−∞", "0", weight) if score is None else (number_text(score), number_text(exp(score - largest)), weight)
 
 
 def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
-    """Over some keys, the sum of the exponentials and of the pattern."""
+    """Sums over some keys of the exponentials and of the pattern."""
     scores = [(cell.scores_row[j], cell.pattern_row[j] or 0.0) for j in keys]
     return number_text(sum(exp(x - largest) for x, _ in scores if x is not None)), number_text(
         sum(p for _, p in scores)
@@ -290,7 +291,7 @@ def _sums(cell: Cell, keys: Iterable[int], largest: float) -> tuple[str, str]:
 
 
 def _nearby(cell: Cell) -> list[int]:
-    """The keys to list: all of a short row; of a long one the cell itself and the strongest."""
+    """The keys to list: all of a short row, otherwise the cell's own and the top keys."""
     order = sorted(range(len(cell.pattern_row)), key=lambda j: (-(cell.pattern_row[j] or 0.0), j))
     return list(range(len(order))) if len(order) <= 16 else sorted({cell.key, *order[:11]})
 
@@ -319,14 +320,14 @@ def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Tex
 
 
 def _routes(routes: tuple[RouteCheck, ...]) -> RenderableType:
-    """The three ways to write it, the sites each passes that another does not, and how far apart their outputs are."""
+    """The three routes with their distinct sites, and the differences of their outputs."""
     shared = set.intersection(*(set(route.sites) for route in routes))
     table = plain_table()
     for name in ("route", "its own steps", "largest difference"):
         table.add_column(name, no_wrap=name != "its own steps")
     for route in routes:
-        own = " ".join(site for site in route.sites if site not in shared)
-        table.add_row(visible(route.route), Text(visible(own)), number_text(route.max_abs_difference))
+        distinct = " ".join(site for site in route.sites if site not in shared)
+        table.add_row(visible(route.route), Text(visible(distinct)), number_text(route.max_abs_difference))
     agree = all(route.ok for route in routes)
     verdict = Text(
         "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"
@@ -341,7 +342,7 @@ _MAX_PRINTED = 3
 
 
 def module_header(record: Record, module: UserModule, screen: Screen) -> RenderableType:
-    """The target, what it was built with and what of that was guessed, how it is called, and the sizes of the walk."""
+    """The target, its arguments with guesses marked, the call, and the sizes of the trace."""
     environment, names = record.environment, [argument.name for argument in module.arguments]
     arguments = [
         argument for argument in module.arguments if not any(name.startswith(f"{argument.name}.") for name in names)
@@ -372,7 +373,7 @@ def _how(module: UserModule) -> str:
 
 
 def _printed(module: UserModule) -> Iterator[Text]:
-    """What the author's code printed meanwhile, its first lines."""
+    """The first lines printed by user code."""
     printed = [line for line in module.printed.splitlines() if line.strip()]
     if printed:
         more = f" … {len(printed) - _MAX_PRINTED} more" if len(printed) > _MAX_PRINTED else ""
@@ -381,7 +382,7 @@ def _printed(module: UserModule) -> Iterator[Text]:
 
 
 def source_line(step: Step) -> list[Text]:
-    """The line of theirs that asked for a step, with its place; nothing where it was not their code."""
+    """The line of user code behind a step with its location; empty for other steps."""
     if step.file is None or step.line is None:
         return []
     place = Text(f"{visible(PurePath(step.file).name)}:{step.line}  ", style="dim")
@@ -389,14 +390,14 @@ def source_line(step: Step) -> list[Text]:
 
 
 def repeats_text(step: Step) -> str:
-    """` × 3`, and what for, of a step that stands for several."""
+    """` × 3` and the reason, for a step that stands for several."""
     if step.repeats == 1:
         return ""
     return f"  × {step.repeats}" + (f" ({visible(step.repeats_of)})" if step.repeats_of else "")
 
 
 def module_closing(record: Record, module: UserModule) -> Sequence[RenderableType]:
-    """Whether the result has the shape that attention gives; and whether watching left it as it is."""
+    """Whether the result has the shape of attention's output, and whether observation changed it."""
     axes = ["batch", *(["head"] if len(module.expected) == 4 else []), "query", "width"]
     shape_text = f"[{', '.join(axes)}]"
     if module.result == module.expected:

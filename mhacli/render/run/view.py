@@ -1,4 +1,4 @@
-"""The terminal view of a run: patterns, a table of heads, the self-check; with options also tokens, shapes and timings."""
+"""The terminal view of a run: patterns, a table of heads, the self-check; on request tokens, shapes and timings."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
 PATTERN_LINES = 22
-"""About as many lines as all patterns may take; of more heads than that allows, the first and last ones are drawn."""
+"""About the most lines for all patterns. Of more heads, the first and last are drawn."""
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
 
 
 def run_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
-    """What `mha run` and `mha show` print. Raises `UsageError` for a head or sequence that does not exist."""
+    """The output of `mha run` and `mha show`. Raises `UsageError` for a head or sequence out of range."""
     sequences = chosen(options.sequences, len(record.sequences), MAX_SEQUENCES, options.everything, "sequence")
     heads = chosen(options.heads, record.config.n_heads, MAX_HEADS, options.everything, "head")
-    known = {head.head: head for head in record.heads}
-    listed = [known[head] for head in heads.shown if head in known]
+    statistics_of = {head.head: head for head in record.heads}
+    listed = [statistics_of[head] for head in heads.shown if head in statistics_of]
     table = overview(record, listed, options, screen, gap=(heads.before, heads.hidden))
     if options.brief:
         return Group(table, Text(""), self_check_line(record.self_check))
@@ -78,7 +78,7 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
 
 
 class Comparison(NamedTuple):
-    """What a self-check compares, in words: what holds if it is right, and what is wrong where no difference can be computed."""
+    """What a self-check compares, in words: the claim if it passes, and the fault if no difference can be computed."""
 
     agrees: str
     has_none: str
@@ -90,7 +90,7 @@ OF_PATTERN = Comparison(
 
 
 def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text:
-    """One line: whether the output follows from the pattern that is shown, or from what else it was `compared` with."""
+    """One line: whether the output follows from the pattern shown, or from what it was `compared` with."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
     if check.max_abs_error is None:
         return verdict.append(f": {compared.has_none}", style="not bold default")
@@ -121,7 +121,7 @@ def _random_rows(record: Record) -> Iterator[RenderableType]:
 
 
 def shape_trace(record: Record, screen: Screen) -> Text:
-    """Each site that was passed: its axes by name and size, and its formula where there is room beside them."""
+    """Each site with named and sized axes, and its formula if there is room."""
     rows = [(visible(step.site), axes_text(step.axes, step.shape), visible(step.formula)) for step in record.trace]
     name_width = max((cell_len(name) for name, _, _ in rows), default=0)
     axes_width = max((cell_len(axes) for _, axes, _ in rows), default=0)
@@ -140,7 +140,7 @@ def shape_trace(record: Record, screen: Screen) -> Text:
 
 
 def groups_table(record: Record) -> Iterator[RenderableType]:
-    """Which query heads share a kv head, and what sharing saves; nothing where every query head has its own."""
+    """The query heads of each kv head, and the saved bytes; empty without shared kv heads."""
     c = record.config
     n_kv_heads, group = c.n_kv_heads or c.n_heads, c.heads_per_kv_head
     if group == 1:
@@ -154,10 +154,10 @@ def groups_table(record: Record) -> Iterator[RenderableType]:
         table.add_row(str(kv_head), listed)
     if n_kv_heads > MAX_GROUPS:
         table.add_row("⋮", Text(f"{n_kv_heads - MAX_GROUPS} more, {group} query heads each", style="dim"))
-    own, shared = bytes_text(token_bytes(c, c.n_heads)), bytes_text(token_bytes(c))
-    one = f"keys and values of one token take {shared} instead of {own}"
+    unshared, shared = bytes_text(token_bytes(c, c.n_heads)), bytes_text(token_bytes(c))
+    sentence = f"keys and values of one token take {shared} instead of {unshared}"
     yield Group(
-        Text("shared keys and values", style="bold"), table, Text(f"{one}: 1/{group} of the cache", style="dim")
+        Text("shared keys and values", style="bold"), table, Text(f"{sentence}: 1/{group} of the cache", style="dim")
     )
 
 
@@ -203,7 +203,7 @@ def _heads(
 
 
 def _are_short(groups: Sequence[PatternGroup], options: ViewOptions, screen: Screen) -> bool:
-    """Whether the patterns leave room for what stands below them, or all are to be drawn."""
+    """Whether the patterns leave room below them, or all were requested."""
     is_chosen = options.heads is not None or options.everything or options.verbose
     return is_chosen or sum(n_lines(group, options, screen) for group in groups) <= PATTERN_LINES
 
@@ -227,7 +227,7 @@ def _of_head(head: HeadPattern) -> Iterator[TitledPattern]:
 
 
 def _dropout_caption(record: Record, sequences: Selection) -> Text:
-    """What dropout did to the rows that are drawn: why they no longer sum to 1, and by how much."""
+    """Why rows no longer sum to 1 after dropout, and the range of their sums."""
     p = record.config.dropout
     allowed, before, after = (record.arrays[name] for name in ("allowed", "pattern", "dropped"))
     rows = np.concatenate(
@@ -247,7 +247,7 @@ def _dropout_caption(record: Record, sequences: Selection) -> Text:
 
 
 def timing_table(record: Record, screen: Screen) -> Table:
-    """Median, spread and share of every stage; the first run apart; tokens per second in total."""
+    """Median, spread and percentage of every stage, with the first run separate, and tokens per second in total."""
     total = record.timings.get("total")
     is_wide = screen.width >= _WIDE
     columns = ("first run" if is_wide else "first", "median", "IQR", "share")
@@ -255,10 +255,12 @@ def timing_table(record: Record, screen: Screen) -> Table:
     if total is None:
         return table
     for site, timing in record.timings.items():
-        share = "" if site == "total" else f"{100 * timing.median_s / total.median_s:.0f} %" if total.median_s else "–"
+        percentage = (
+            "" if site == "total" else f"{100 * timing.median_s / total.median_s:.0f} %" if total.median_s else "–"
+        )
         style = "bold" if site == "total" else ""
         times = [seconds_text(s) for s in (timing.first_s, timing.median_s, timing.iqr_s)]
-        table.add_row(visible(site), *times, share, style=style)
+        table.add_row(visible(site), *times, percentage, style=style)
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
     caption = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
