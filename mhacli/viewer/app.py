@@ -1,4 +1,4 @@
-"""The viewer's app: its screens, and how it begins and ends on the terminal."""
+"""The viewer's app: its screens, and its start and end on the terminal."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from mhacli.viewer.session import Session, ViewerOptions
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _LOOKING_MS = 1000
-"""How often it is seen whether the viewer is over; a terminal that is gone is seen at once."""
+"""The interval of checks whether the viewer has ended. A vanished terminal is noticed at once."""
 _RESTORING_S = 5.0
-"""How long the terminal may take to be given back after a signal."""
+"""Seconds for restoring the terminal after a signal."""
 
 
 @contextmanager
 def _colour_in_environment(has_colour: bool) -> Iterator[None]:
-    """While it lasts the environment says what Textual asks it, and nobody else: whether there is colour."""
+    """Sets the environment variables from which Textual decides about colour, within the context."""
     before = os.environ.pop("NO_COLOR", None)
     if not has_colour:
         os.environ["NO_COLOR"] = "1"
@@ -82,13 +82,13 @@ class Viewer(App[None]):
         self.fault: Exception | None = None
 
     def get_default_screen(self) -> Screen[None]:
-        """The first screen: all heads, or the walkthrough of a record that has no heads."""
+        """The first screen: all heads, or the walkthrough of a record without heads."""
         return Overview(self.session) if self.session.head_table.places else self._walk()
 
     def on_mount(self) -> None:
-        """Opens the head that was asked for."""
+        """Opens the requested head."""
         self._running_loop = asyncio.get_running_loop()
-        if self.ended_by is not None:  # before there was a loop to tell
+        if self.ended_by is not None:  # a signal before the event loop started
             self.exit()
         elif self._is_open and self.session.head_table.places and self.session.head().drawable is not None:
             from mhacli.viewer.head import HeadScreen
@@ -98,42 +98,40 @@ class Viewer(App[None]):
     # ---------------------------------------------------------------------------------------------------------------- screens
 
     def on_key(self, event: events.Key) -> None:
-        """Keys that came while the line of a search was opening, still on their way through the part that had the focus, belong
-        to it."""
+        """Passes keys to the search line that arrived while it was opening."""
         if isinstance(self.screen, ViewerScreen) and self.screen.take(event):
             event.prevent_default()
 
     async def action_back(self) -> None:
-        """The screen before; from the first, the end."""
+        """Returns to the previous screen; ends the app on the first."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
         else:
             self.exit()
 
     def end_by(self, number: int) -> None:
-        """Ends the app for a signal, from its handler."""
+        """Ends the app from the handler of a signal."""
         self.ended_by = number
         if self._running_loop is not None:
             self._running_loop.call_soon_threadsafe(self.exit)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Keeps what went wrong for whoever started the viewer, who tells it in our words, instead of a traceback."""
+        """Keeps the exception for the caller of the viewer, which reports it, instead of showing a traceback."""
         self.fault = self.fault or error
         super()._handle_exception(error)
         self._exit_renderables.clear()
 
     def panic(self, *renderables: RenderableType) -> None:
-        """Ends the app for a fault outside of its own messages, such as a terminal that can no longer be read; the traceback that
-        Textual would show is not drawn."""
+        """Ends the app, without a traceback, for a fault outside of its messages, such as an unreadable terminal."""
         self.fault = self.fault or MhaError("the terminal can no longer be read", code="no-terminal")
         self._close_messages_no_wait()
 
     def _fatal_error(self) -> None:
-        """Ends the app without drawing Textual's traceback, which takes seconds where a record is among its locals."""
+        """Ends the app without Textual's traceback, which takes seconds if a record is among the locals."""
         self._close_messages_no_wait()
 
     def action_walk(self) -> None:
-        """The walkthrough."""
+        """Opens the walkthrough."""
         self.push_screen(self._walk())
 
     def _walk(self) -> Screen[None]:
@@ -142,7 +140,7 @@ class Viewer(App[None]):
         return TextScreen("walkthrough", walk_page(self.session.record, colour=self.session.colour))
 
     def action_effects(self) -> None:
-        """What removals change."""
+        """Opens the effects of removals."""
         if self.session.record.effect is not None:
             from mhacli.viewer.effects import EffectsScreen
 
@@ -151,13 +149,13 @@ class Viewer(App[None]):
             self.screen.say("the record has no effects: mha effect … --save makes one that has")
 
     def action_help(self) -> None:
-        """All keys."""
+        """Opens the list of keys."""
         from mhacli.viewer.text import TextScreen, help_page
 
         self.push_screen(TextScreen("keys", help_page()))
 
     def action_origin(self) -> None:
-        """Where the numbers come from, and what is drawn of them."""
+        """Opens the provenance of the record and the settings of the picture."""
         from mhacli.viewer.text import TextScreen, origin_page
 
         self.push_screen(
@@ -167,8 +165,8 @@ class Viewer(App[None]):
 
 @contextmanager
 def _ending_with_terminal() -> Iterator[None]:
-    """While it lasts, a terminal that goes away ends the process as a hang-up does. Not every terminal sends that signal, and
-    Textual would read the end of its input for ever."""
+    """Ends the process if the terminal vanishes, within the context. Not every terminal sends SIGHUP, and Textual would
+    read the end of its input forever."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -176,7 +174,7 @@ def _ending_with_terminal() -> Iterator[None]:
         poller.register(sys.stdin.fileno(), 0)
         while not is_over.is_set():
             if any(event & select.POLLHUP for _, event in poller.poll(_LOOKING_MS)):
-                os._exit(128 + signal.SIGHUP)  # nothing is left to restore, and nobody to tell
+                os._exit(128 + signal.SIGHUP)  # no terminal is left to restore
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -187,8 +185,8 @@ def _ending_with_terminal() -> Iterator[None]:
 
 
 def run_viewer(record: Record, options: ViewerOptions) -> None:
-    """Shows the viewer on the terminal until the reader leaves it. Raises what went wrong in it, and `KeyboardInterrupt` or
-    `Terminated` where a signal ended it, when the terminal is as it was."""
+    """Shows the viewer until the user quits. Raises the viewer's exception, and `KeyboardInterrupt` or `Terminated`
+    after a signal, once the terminal is restored."""
     viewer = Viewer(record, options)
     before = {number: signal.getsignal(number) for number in _ENDING}
 
@@ -214,21 +212,21 @@ def run_viewer(record: Record, options: ViewerOptions) -> None:
 
 
 def _forgiving_decoder(encoding: str) -> Callable[[], IncrementalDecoder]:
-    """A decoder that makes a replacement character of each byte that the encoding does not have."""
+    """A decoder that replaces invalid bytes."""
     return partial(getincrementaldecoder(encoding), errors="replace")
 
 
 class ForgivingDriver(linux_driver.LinuxDriver):
-    """Textual's driver, that passes over bytes that are no UTF-8 and sequences that are no keys.
+    """Textual's driver that skips bytes that are no UTF-8 and invalid escape sequences.
 
-    A paste in Latin-1, or noise on a serial line, would end its thread, and the app with it.
+    Otherwise a paste in Latin-1, or noise on a serial line, would end its thread and the app.
     """
 
     def run_input_thread(self) -> None:
-        """Reads until the app ends, and goes on behind what cannot be understood."""
+        """Reads until the app ends, and continues after invalid input."""
         linux_driver.getincrementaldecoder = _forgiving_decoder  # type: ignore[assignment, attr-defined]
         while not self.exit_event.is_set():
             try:
                 super().run_input_thread()
-            except (ValueError, OverflowError):  # of the numbers in a sequence
+            except (ValueError, OverflowError):  # numbers in an escape sequence
                 continue

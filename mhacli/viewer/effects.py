@@ -1,4 +1,4 @@
-"""The screen of effects: heads in a grid or the texts that they read, in colours, and the numbers of the one under the cursor."""
+"""The screen of effects: heads in a grid or the texts they read, in colours, and the numbers of the selected removal."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ from mhacli.viewer.session import Session
 from mhacli.viewer.text import drawn_lines
 
 _SMALL = 16
-"""The lines of a screen below which words give way to the removals."""
+"""The least height of a screen for the legend."""
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What is drawn of a removal; None stands for a head that was not removed. The last column is a gap."""
+    """The cell of a removal; None for a head that was not removed. The last column is a gap."""
 
     effect: Effect | None
     text: StyledText
 
     @property
     def width(self) -> int:
-        """The columns that it takes."""
+        """The width in columns."""
         return cell_len(self.text[0])
 
 
 @dataclass(frozen=True)
 class _EffectLine:
-    """A line of removals beside each other, behind what they have in common."""
+    """Removals on one line, with their common name."""
 
     name: str
     cells: tuple[_Cell, ...]
 
 
 class EffectGrid(Pane, can_focus=True):
-    """The removals. It posts `Chosen` where the mouse chooses one."""
+    """The grid of removals. Posts `Chosen` on a click."""
 
     class Chosen(Message):
-        """A removal was chosen."""
+        """A removal was selected."""
 
         def __init__(self, effect: Effect) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ class EffectGrid(Pane, can_focus=True):
         self._top = 0
 
     def show(self, effect: Effect) -> None:
-        """Puts the cursor on a removal."""
+        """Selects a removal."""
         self.effect = effect
         self.repaint()
 
@@ -83,24 +83,24 @@ class EffectGrid(Pane, can_focus=True):
 
     @property
     def _label(self) -> int:
-        """The columns of the names of lines."""
+        """The width of line names."""
         names = ("layer", *(row.name for row in self.shown.rows), *(read.name for read in self.shown.texts))
         return max(map(cell_len, names)) + 2
 
     @property
     def _above(self) -> int:
-        """The lines above the removals: the title, and the numbers of heads."""
+        """The number of lines above the removals: the title, and the head numbers."""
         return 2 if self.shown.rows else 1
 
     def _cell_width(self, width: int) -> int:
         return NUMBER if self._label + self.shown.n_columns * NUMBER <= width else MARK
 
     def has_signs(self, width: int) -> bool:
-        """Whether signs stand for changes where there is no colour: not where each removal is a cell with its number."""
+        """Whether changes have signs instead of colours, unless cells have numbers."""
         return self._cell_width(width) == MARK or any(effect.removed != "head" for effect in self.shown.record.effects)
 
     def lines(self, width: int) -> list[_EffectLine]:
-        """The removals in lines of that width: heads by layers, edges by texts, then what was removed together."""
+        """The removals in lines of this width: heads by layer, edges by text, then joint removals."""
         shown, room = self.shown, width - self._label
         size = self._cell_width(width)
         lines: list[_EffectLine] = []
@@ -123,25 +123,25 @@ class EffectGrid(Pane, can_focus=True):
         sign, style = cell(self.shown.level(effect), 1, colour=self.colour, ramp=CHANGES)
         return _Cell(effect, (f"{word} " if self.colour else f"{sign}{word} ", style))
 
-    def moved(self, way: str) -> Effect:
-        """The removal beside, above or below that of the cursor, or the largest or smallest."""
-        if way in ("home", "end"):
-            return self.ranked[0 if way == "home" else -1]
+    def moved(self, direction: str) -> Effect:
+        """The removal next to the selected one in a direction, or the first or last in rank."""
+        if direction in ("home", "end"):
+            return self.ranked[0 if direction == "home" else -1]
         places = [[*_places(line)] for line in self.lines(self.size.width)]
         row = next(i for i, line in enumerate(places) if any(effect is self.effect for _, effect in line))
-        if way in ("left", "right"):
-            own = [effect for line in places for _, effect in line]
-            at = next(i for i, effect in enumerate(own) if effect is self.effect)
-            return own[max(0, min(len(own) - 1, at + (1 if way == "right" else -1)))]
+        if direction in ("left", "right"):
+            in_order = [effect for line in places for _, effect in line]
+            at = next(i for i, effect in enumerate(in_order) if effect is self.effect)
+            return in_order[max(0, min(len(in_order) - 1, at + (1 if direction == "right" else -1)))]
         x = next(x for x, effect in places[row] if effect is self.effect)
-        others = places[row + 1 :] if way == "down" else places[:row][::-1]
+        others = places[row + 1 :] if direction == "down" else places[:row][::-1]
         line = next((line for line in others if line), places[row])
         return min(line, key=lambda place: abs(place[0] - x))[1]
 
     # --------------------------------------------------------------------------------------------------- on the screen
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The title, the numbers of the heads, and as many lines as fit, that of the cursor among them."""
+        """The title, the head numbers, and as many lines as fit, including the selected one."""
         lines = self.lines(width)
         room = max(1, height - self._above)
         row = next(i for i, line in enumerate(lines) if any(effect is self.effect for _, effect in _places(line)))
@@ -155,46 +155,46 @@ class EffectGrid(Pane, can_focus=True):
 
     def _painted(self, line: _EffectLine) -> Line:
         pieces: list[StyledText] = [(f"{line.name:>{self._label - 2}}  ", BOLD)]
-        for one in line.cells:
-            text, style = one.text
-            style = CURSOR if one.effect is not None and one.effect is self.effect else style
+        for removal in line.cells:
+            text, style = removal.text
+            style = CURSOR if removal.effect is not None and removal.effect is self.effect else style
             pieces += [(text[:-1], style), (" ", PLAIN)]
         return segments(pieces)
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the removal under the mouse."""
+        """Selects the removal under the mouse."""
         lines, row = self.lines(self.size.width), self._top + event.y - self._above
         if event.y < self._above or row >= len(lines):
             return
         x = self._label
-        for one in lines[row].cells:
-            if x <= event.x < x + one.width and one.effect is not None:
-                self.post_message(self.Chosen(one.effect))
-            x += one.width
+        for removal in lines[row].cells:
+            if x <= event.x < x + removal.width and removal.effect is not None:
+                self.post_message(self.Chosen(removal.effect))
+            x += removal.width
 
 
 def _wrapped(name: str, cells: Sequence[_Cell], room: int) -> Iterator[_EffectLine]:
-    """The cells in lines that are no wider than there is room; the first has the name."""
+    """The cells in lines that fit. The first line has the name."""
     line: list[_Cell] = []
-    for one in cells:
-        if line and sum(other.width for other in line) + one.width > room:
+    for removal in cells:
+        if line and sum(placed.width for placed in line) + removal.width > room:
             yield _EffectLine(name, tuple(line))
             name, line = "", []
-        line.append(one)
+        line.append(removal)
     yield _EffectLine(name, tuple(line))
 
 
 def _places(line: _EffectLine) -> Iterator[tuple[int, Effect]]:
-    """The removals of a line, each with the column at which it begins."""
+    """The removals of a line with their first columns."""
     x = 0
-    for one in line.cells:
-        if one.effect is not None:
-            yield x, one.effect
-        x += one.width
+    for removal in line.cells:
+        if removal.effect is not None:
+            yield x, removal.effect
+        x += removal.width
 
 
 class EffectsScreen(HeadsScreen):
-    """What removals change, of a record of `mha effect`."""
+    """The effects in a record of `mha effect`."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(EFFECT_KEYS)
 
@@ -207,7 +207,7 @@ class EffectsScreen(HeadsScreen):
             self.grid = EffectGrid(self.shown, colour=session.colour)
 
     def compose(self) -> ComposeResult:
-        """The parts, from the top."""
+        """The panes from the top."""
         yield self.question
         if self.grid is not None:
             yield self.grid
@@ -215,20 +215,20 @@ class EffectsScreen(HeadsScreen):
         yield self.last
 
     def on_mount(self) -> None:
-        """Keys go to the removals."""
+        """Focuses the removals."""
         if self.grid is not None:
             self.grid.focus()
 
     def on_resize(self) -> None:
-        """Everything may lie elsewhere."""
+        """Redraws for the new size."""
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
-        """Draws again what another screen hid."""
+        """Redraws after another screen."""
         self.draw()
 
     def draw(self) -> None:
-        """Shows everything anew."""
+        """Redraws the screen."""
         width = self.size.width
         if not self.is_mounted or width == 0:
             return
@@ -250,7 +250,7 @@ class EffectsScreen(HeadsScreen):
         self.last.show(lambda width: [keys_line(EFFECT_KEYS, width, message=self._message)])
 
     def _numbers(self, effect: Effect, width: int) -> list[Line]:
-        """Every number of a removal, below what was removed."""
+        """The name and all numbers of a removal."""
         names = numbers_of(self.session.record.effects)
         parts: list[list[StyledText]] = [
             [
@@ -261,13 +261,13 @@ class EffectsScreen(HeadsScreen):
         ]
         return [ruled(removal_words(effect, self.session.record), width, focused=False), *flowed(parts, width, "  ")]
 
-    def action_move(self, way: str) -> None:
-        """Another removal."""
+    def action_move(self, direction: str) -> None:
+        """Selects another removal."""
         if self.grid is not None:
-            self._choose(self.grid.moved(way))
+            self._choose(self.grid.moved(direction))
 
     def on_effect_grid_chosen(self, message: EffectGrid.Chosen) -> None:
-        """A removal was chosen by the mouse."""
+        """Shows the removal selected by mouse."""
         self._choose(message.effect)
 
     def _choose(self, effect: Effect) -> None:
@@ -277,7 +277,7 @@ class EffectsScreen(HeadsScreen):
             self.draw()
 
     def action_open(self) -> None:
-        """Looks into the head that was removed."""
+        """Opens the removed head."""
         place = None if self.grid is None else self._place_of(self.grid.effect)
         if place is None:
             self.say("no single head was removed here")
@@ -292,7 +292,7 @@ class EffectsScreen(HeadsScreen):
         self.app.push_screen(HeadScreen(self.session))
 
     def _place_of(self, effect: Effect) -> tuple[int, int] | None:
-        """Where the head of a removal stands among all heads."""
+        """The row and column of a removed head in the table of heads."""
         for place in self.session.head_table.places:
             head = self.session.head_table.head_at(*place)
             if head is not None and head.head == effect.head:

@@ -1,4 +1,4 @@
-"""The screen of one head: its matrix, the strongest keys of a query, and the text on both sides, with one cursor in all."""
+"""The screen of one head: its matrix, a query's top keys, and the texts, with a common cursor."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from mhacli.viewer.session import Session
 
 _WIDE = 120
 _LEGENDS = ((16, 3), (12, 2), (9, 1), (0, 0))
-"""How high the screen must be for so many lines of legend."""
+"""The least screen height for each number of legend lines."""
 _MOST = (3, 5, 8, 12, 20, 50, 100, 1000)
-"""How many of the strongest keys may be listed."""
+"""The most top keys to list."""
 _CLIPBOARD = 74_000
-"""Bytes beyond which many terminals drop what is copied by OSC 52. Source: the 100 000 bytes of hterm's osc52.sh, of which
-base64 leaves three quarters."""
+"""The most bytes that terminals copy by OSC 52. Source: the 100 000 bytes of hterm's osc52.sh, of which base64 leaves
+three quarters."""
 
 
 class HeadScreen(HeadsScreen):
-    """One head, with the cursor on a query and a key of it."""
+    """One head with the cursor on a query and a key."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings(HEAD_KEYS)
 
@@ -59,7 +59,7 @@ class HeadScreen(HeadsScreen):
         self.prompt = Prompt(id="prompt")
 
     def compose(self) -> ComposeResult:
-        """The parts, from the top."""
+        """The panes from the top."""
         yield self.top_line
         with Container(id="body"):
             yield self.matrix
@@ -72,13 +72,13 @@ class HeadScreen(HeadsScreen):
         yield self.last
 
     def on_mount(self) -> None:
-        """Keys go to the matrix."""
+        """Focuses the matrix."""
         self.prompt.display = False
         self.matrix.focus()
         self.enter()
 
     def on_resize(self) -> None:
-        """A wide screen has the texts beside the matrix, another below it, a tiny one none."""
+        """Places the texts beside the matrix on a wide screen, below it on others, and hides them on a tiny one."""
         width, height = self.size
         self.set_class(width >= _WIDE, "wide")
         self.set_class(height < 22 or width < 72, "small")
@@ -86,7 +86,7 @@ class HeadScreen(HeadsScreen):
         self.call_after_refresh(self.draw)
 
     def enter(self) -> None:
-        """Draws the head that the app has come to, the cursor on the same tokens as before, if they are there."""
+        """Draws the session's head, with the cursor on the same tokens as before if possible."""
         places = None if self.picture is None else (self.query_place, self.key_place)
         self.picture = self.session.picture()
         if self.picture is not None:
@@ -104,16 +104,16 @@ class HeadScreen(HeadsScreen):
 
     @property
     def query_place(self) -> int:
-        """The place of the query under the cursor."""
+        """The position of the query under the cursor."""
         return 0 if self.picture is None else self.picture.base.query_places(self.row)[0]
 
     @property
     def key_place(self) -> int:
-        """The place of the key under the cursor."""
+        """The position of the key under the cursor."""
         return 0 if self.picture is None else self.picture.base.key_places(self.column)[0]
 
     def draw(self) -> None:
-        """Shows everything anew."""
+        """Redraws the screen."""
         if not self.is_mounted or self.size.width == 0:
             return
         entry, picture = self.session.head(), self.picture
@@ -141,7 +141,7 @@ class HeadScreen(HeadsScreen):
         return super().idle() if len(self.session.head_table.rows) > 1 else (*super().idle(), "layer")
 
     def _draw_texts(self, picture: Picture) -> None:
-        """The keys by what the query gives them, the queries by what they give the key, each up to the largest of these."""
+        """Draws the keys shaded by the query's weights, and the queries by the key's, each relative to the largest."""
         row, of_row = picture.row_levels(self.row)
         column, of_column = picture.column_levels(self.column)
         is_taken = bool(picture.is_taken[self.row, self.column])
@@ -164,7 +164,7 @@ class HeadScreen(HeadsScreen):
     # -------------------------------------------------------------------------------------------------------- cursor
 
     def go(self, row: int, column: int) -> None:
-        """The cursor on a cell of the finest map, as near as there is one."""
+        """Moves the cursor to a cell of the finest map, or the nearest one."""
         if self.picture is None:
             return
         self.row = min(self.picture.n_rows - 1, max(0, row))
@@ -172,23 +172,21 @@ class HeadScreen(HeadsScreen):
         self._message = ""
         self.draw()
 
-    def action_move(self, way: str) -> None:
-        """Moves the cursor in the part that has the focus."""
+    def action_move(self, direction: str) -> None:
+        """Moves the cursor in the focused pane."""
         if self.picture is None:
             return
-        if (
-            self.matrix.picture is None
-        ):  # a key that came before the screen was laid out: how far it goes is not known yet
-            self.call_after_refresh(self.action_move, way)
+        if self.matrix.picture is None:  # a key pressed before the layout, when step sizes are unknown
+            self.call_after_refresh(self.action_move, direction)
             return
-        if self.focused in (self.keys_pane, self.queries_pane) and way in ("up", "down", "left", "right"):
-            self._move_in_text(way)
-        elif self.focused is self.top_keys and way in ("up", "down"):
-            self._move_in_list(1 if way == "down" else -1)
+        if self.focused in (self.keys_pane, self.queries_pane) and direction in ("up", "down", "left", "right"):
+            self._move_in_text(direction)
+        elif self.focused is self.top_keys and direction in ("up", "down"):
+            self._move_in_list(1 if direction == "down" else -1)
         else:
-            self._move_in_matrix(way)
+            self._move_in_matrix(direction)
 
-    def _move_in_matrix(self, way: str) -> None:
+    def _move_in_matrix(self, direction: str) -> None:
         assert self.picture is not None
         factor, page = self.matrix.zoom().factor, self.matrix.page()
         row, column = self.row // factor * factor, self.column // factor * factor
@@ -201,26 +199,26 @@ class HeadScreen(HeadsScreen):
             "home": (self.row, 0), "end": (self.row, self._last_open()),
             "top": (0, self.column), "bottom": (last[0], self.column),
         }  # fmt: skip
-        to = places[way]
-        beyond = to[0] > last[0] and way == "down", to[1] > last[1] and way == "right"
+        to = places[direction]
+        beyond = to[0] > last[0] and direction == "down", to[1] > last[1] and direction == "right"
         self.go(self.row if beyond[0] else to[0], self.column if beyond[1] else to[1])
 
     def _last_open(self) -> int:
-        """The last key that the query may attend to."""
+        """The last visible key of the query."""
         assert self.picture is not None
         seen = np.flatnonzero(self.picture.base.is_open[self.row])
         return int(seen[-1]) if len(seen) else 0
 
-    def _move_in_text(self, way: str) -> None:
+    def _move_in_text(self, direction: str) -> None:
         assert self.picture is not None
         is_keys = self.focused is self.keys_pane
         pane = self.keys_pane if is_keys else self.queries_pane
-        place = pane.chosen[0] if way in ("left", "up") else pane.chosen[1]
+        place = pane.chosen[0] if direction in ("left", "up") else pane.chosen[1]
         n_tokens = len(pane.text.tokens) if pane.text is not None else 1
-        if way in ("left", "right"):
-            place = min(n_tokens - 1, max(0, place + (1 if way == "right" else -1)))
+        if direction in ("left", "right"):
+            place = min(n_tokens - 1, max(0, place + (1 if direction == "right" else -1)))
         else:
-            place = pane.flow().below(place, 1 if way == "down" else -1)
+            place = pane.flow().below(place, 1 if direction == "down" else -1)
         self._to_place("key" if is_keys else "query", place)
 
     def _move_in_list(self, step: int) -> None:
@@ -238,32 +236,32 @@ class HeadScreen(HeadsScreen):
             self.go(self.picture.row_of(place), self.column)
 
     def on_matrix_moved(self, message: Matrix.Moved) -> None:
-        """A cell was chosen by the mouse."""
+        """Follows a click on a cell."""
         self.go(message.row, message.column)
 
     def on_tokens_chosen(self, message: Tokens.Chosen) -> None:
-        """A token was."""
+        """Follows a click on a token."""
         self._to_place("key" if message.pane is self.keys_pane else "query", message.place)
 
     def on_top_keys_chosen(self, message: TopKeys.Chosen) -> None:
-        """A key of the list was."""
+        """Follows a click on a top key."""
         self.go(self.row, message.column)
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
     def action_head(self, step: int) -> None:
-        """Another head."""
+        """Shows another head."""
         self.session.to_head(step)
         self.enter()
 
     def action_layer(self, step: int) -> None:
-        """The same head of another layer."""
+        """Shows the same head of another layer."""
         self.say("" if self.session.to_layer(step) else "no layer there has this head")
         self.enter()
 
     def action_zoom(self, step: int) -> None:
-        """Larger or smaller cells; 0: so that all fit."""
-        if self.picture is not None and self.matrix.picture is None:  # not laid out yet, as in `action_move`
+        """Shows larger or smaller cells; 0 fits the whole map."""
+        if self.picture is not None and self.matrix.picture is None:  # before the layout, as in `action_move`
             self.call_after_refresh(self.action_zoom, step)
             return
         if step == 0:
@@ -274,14 +272,14 @@ class HeadScreen(HeadsScreen):
         self.draw()
 
     def action_most(self, step: int) -> None:
-        """More or fewer of the strongest keys."""
+        """Lists more or fewer top keys."""
         now = len(self.top_keys.shown_keys)
         more, fewer = [n for n in _MOST if n > now], [n for n in _MOST if n < now]
         self.most = (more or _MOST[-1:])[0] if step > 0 else (fewer or _MOST[:1])[-1]
         self.draw()
 
     def action_copy(self) -> None:
-        """The row as JSON, to the clipboard of the terminal."""
+        """Copies the row as JSON to the terminal's clipboard."""
         if self.picture is None:
             return
         text = json.dumps(self.picture.row_document(self.row), allow_nan=False)
@@ -293,7 +291,7 @@ class HeadScreen(HeadsScreen):
     # ------------------------------------------------------------------------------------------------------------ jumping
 
     def action_jump(self) -> None:
-        """Asks for a token or a place, of the keys where those have the focus, else of the queries."""
+        """Opens the search for a token or a position, among the keys if they are focused, else among the queries."""
         if self.picture is None:
             return
         self._before = self.row, self.column
@@ -315,26 +313,26 @@ class HeadScreen(HeadsScreen):
         return searched(text, axis, typed, self.key_place if axis == "key" else self.query_place)
 
     def take(self, event: events.Key) -> bool:
-        """Keys that come while the line of a search is open belong to it."""
+        """Passes keys to the open search line."""
         if not self.prompt.display:
             return False
         self.prompt.take(event)
         return True
 
     def on_prompt_typed(self, message: Prompt.Typed) -> None:
-        """Goes to the first match of what is typed, or back where there is none."""
+        """Goes to the first match, or back if there is none."""
         if self.search is not None:
             self._show_search(self._searched(self.search.axis, message.typed))
             self.draw()
 
     def on_prompt_turned(self) -> None:
-        """The same on the other axis."""
+        """Searches the other axis."""
         if self.search is not None:
             self._show_search(self._searched("query" if self.search.axis == "key" else "key", self.search.typed))
             self.draw()
 
     def on_prompt_ended(self, message: Prompt.Ended) -> None:
-        """Stays at what was found, or goes back to where it began."""
+        """Stays at the match, or returns to the beginning of the search."""
         self.prompt.display, self.last.display = False, True
         (self.keys_pane if self.search is not None and self.search.axis == "key" else self.matrix).focus()
         if not message.taken:
@@ -344,7 +342,7 @@ class HeadScreen(HeadsScreen):
             self.say(f"no {self.search.axis} matches {visible(self.search.typed)}")
 
     def action_match(self, step: int) -> None:
-        """The next or previous match."""
+        """Goes to the next or previous match."""
         if self.search is None or not self.search.places:
             self.say("no search yet: press /")
             return
@@ -355,7 +353,7 @@ class HeadScreen(HeadsScreen):
 
 
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
-    """What the cursor is on: query, key and attention weight; then the row's entropy, what sinks take of it, and its sum."""
+    """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
     row, column = cell
     weight = _share(picture, cell)
     room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   weight ")) // 2)
@@ -398,7 +396,7 @@ def _titles(name: str, weights: str) -> tuple[str, ...]:
 
 
 def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[Line]:
-    """What the shades mean, what was taken out, and what is not drawn: as many lines as that takes."""
+    """The legend: the meaning of shades, and what was removed or not drawn."""
     shades = picture.at(zoom.factor)
     parts: list[list[StyledText]] = [
         [(f"scale {picture.scale}, {scale_range(shades, picture.scale)} ", PLAIN), *WEIGHTS.swatches(8, colour=colour)]

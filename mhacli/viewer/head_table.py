@@ -1,4 +1,4 @@
-"""The heads of a record as the viewer lays them out: a row for each layer, a column for each head."""
+"""The heads of a record as a table: a row for each layer, a column for each head."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
-if TYPE_CHECKING:  # loaded where a record has them
+if TYPE_CHECKING:  # imported only for records with arrays
     from mhacli.results.record.record import InspectedLayer, LayerChoice, NonAttentionLayer
 
 
 @dataclass(frozen=True, eq=False)
 class TableHead:
-    """A head with its statistics and what can be drawn of it, each None where the record has nothing. `record` is its layer's."""
+    """A head with its statistics and its drawable map, each None if the record lacks it. `record` is its layer's."""
 
     record: Record
     head: int
@@ -30,7 +30,7 @@ class TableHead:
     layer: InspectedLayer | None = None
 
     def is_of(self, layers: Sequence[LayerChoice]) -> bool:
-        """Whether it belongs to one of the layers, each of a kind (None: any) and a number."""
+        """Whether the head is in one of the layers, each given by kind (None: any) and number."""
         if self.layer is None:
             return False
         return any(self.layer.layer == n and kind in (None, self.layer.kind) for kind, n in layers)
@@ -38,8 +38,10 @@ class TableHead:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer: its short name, and its heads in the table's columns, None where one was not inspected. `instead` says what a
-    layer has that has no attention."""
+    """A layer: its short name, and its heads by column, None for heads that were not inspected.
+
+    `instead` is the type of a layer without attention.
+    """
 
     name: str
     heads: tuple[TableHead | None, ...] = ()
@@ -48,24 +50,27 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class HeadTable:
-    """All heads: rows of layers in the order in which they run, and the numbers of the heads in its columns."""
+    """All heads: rows are layers in the order of execution, and columns are head numbers."""
 
     rows: tuple[LayerRow, ...]
     columns: tuple[int, ...]
 
     def head_at(self, row: int, column: int) -> TableHead | None:
-        """The head at a place, None where there is none."""
+        """The head at a row and column, or None."""
         heads = self.rows[row].heads
         return heads[column] if 0 <= column < len(heads) else None
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Row and column of every head, in the order of execution."""
+        """The row and column of every head, in the order of execution."""
         return tuple((r, c) for r, row in enumerate(self.rows) for c, head in enumerate(row.heads) if head is not None)
 
     def place_of(self, head: int | None, layers: Sequence[LayerChoice] | None) -> tuple[int, int] | None:
-        """The place of the first head with this number (None: any) in one of the layers (None: any); None where nothing is asked
-        for. Raises `UsageError` for one that is not there."""
+        """The row and column of the first head with this number (None: any) in one of the layers (None: any); None
+        without a request.
+
+        Raises `UsageError` for a head that does not exist.
+        """
         if head is None and layers is None:
             return None
         for place in self.places:
@@ -77,12 +82,12 @@ class HeadTable:
         raise UsageError(f"--head {head} is not in the record, which has {listed_numbers(self.columns)}")
 
     def beside(self, place: tuple[int, int], step: int) -> tuple[int, int]:
-        """The next or previous head, over the ends of layers, and again from the other end."""
+        """The next or previous head, across layers and around the ends."""
         places = self.places
         return places[(places.index(place) + step) % len(places)]
 
     def above(self, place: tuple[int, int], step: int) -> tuple[int, int]:
-        """The same head of the next or previous layer that has one; the place itself where there is none."""
+        """The same head of the next or previous layer that has one; unchanged without one."""
         row, column = place[0] + step, place[1]
         while 0 <= row < len(self.rows):
             if self.head_at(row, column) is not None:
@@ -92,13 +97,13 @@ class HeadTable:
 
 
 def head_table(record: Record) -> HeadTable:
-    """Every head that a record says something of, or holds a pattern or a map of."""
+    """Every head with statistics, a pattern or a map in the record."""
     drawable = drawable_heads(record, ViewOptions())
     if record.model is None:
         return _laid_out(record, [("", None, record, drawable)])
     layers = []
     for index, layer in enumerate(record.layers):
-        heads_of_layer = [one for one in drawable if one.layer is layer]
+        heads_of_layer = [head for head in drawable if head.layer is layer]
         view = heads_of_layer[0].record if heads_of_layer else record.of_layer(index)
         layers.append((short_name(layer, record.layers), layer, view, heads_of_layer))
     laid = _laid_out(record, layers)
@@ -131,7 +136,7 @@ def _typed(head: int | None, layers: Sequence[LayerChoice]) -> str:
 
 
 def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLayer]) -> str:
-    """The layer and the head, with the name of its module where the layer has several attentions of one kind."""
+    """The layer and the head, with the module's name if the layer has several attentions of one kind."""
     if layer is None:
         return f"head {head}"
     has_twin = sum(other.label == layer.label for other in layers) > 1
@@ -139,7 +144,7 @@ def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLa
 
 
 def _with_missing(rows: Sequence[LayerRow], record: Record) -> tuple[LayerRow, ...]:
-    """The rows with those of layers that have no attention, where they stand in the stack."""
+    """The rows with those of layers without attention inserted."""
     assert record.model is not None
     missing = list(record.model.without)
     with_missing: list[LayerRow] = []

@@ -1,4 +1,4 @@
-"""Lines of the viewer: pieces of text in their styles, how heads are named in them, and the widgets that paint them."""
+"""Lines of the viewer: styled segments, names of heads, and widgets that paint lines."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Line = Sequence[Segment]
 PLAIN, DIM, BOLD = Style.null(), Style(dim=True), Style(bold=True)
 ACCENT, WARNING = Style(color="cyan", bold=True), Style(color="yellow", bold=True)
 CURSOR, BROKEN = Style(reverse=True), Style(color="yellow")
-"""Of cells, which are never bold: the one that is chosen, and those that are no numbers."""
+"""The styles, never bold, of the cell under the cursor and of NaN cells."""
 
 RULE_WIDTH = 3
-"""What a rule takes of a line besides its title."""
+"""The width of a rule without its title."""
 
 
 def segment(text: str, style: Style = PLAIN) -> Segment:
-    """A piece of a line. `text` must be harmless already."""
+    """A segment of a line. `text` must be escaped."""
     return Segment(text, style)
 
 
 def segments(parts: Iterable[tuple[str, Style]]) -> Line:
-    """A line of pieces in their styles."""
+    """A line of styled segments."""
     return [Segment(text, style) for text, style in parts]
 
 
 def ruled(title: str, width: int, *, focused: bool) -> Line:
-    """The line above a part of the screen: its title, and a rule to the end; the part that keys go to stands out."""
+    """The title line of a pane with a rule to the end, highlighted if focused."""
     text = fitted(title, max(0, width - RULE_WIDTH))
     rule = "â”€" * max(0, width - cell_len(text) - RULE_WIDTH)
     return segments(
@@ -59,17 +59,17 @@ StyledText = tuple[str, Style]
 
 
 def kind_sign(statistics: HeadStatistics | None) -> StyledText:
-    """The sign of a head's kind, in its colour; a question mark where it has no statistics."""
+    """The sign of a head's type in its colour; a question mark without statistics."""
     return ("?", EMPTY) if statistics is None else type_sign(statistics.kind)
 
 
 def kind_words(statistics: HeadStatistics | None) -> str:
-    """The type of a head, with its excess."""
+    """The type of a head with its excess."""
     return "no statistics" if statistics is None else type_text(statistics)
 
 
 def heading(head: TableHead, sequence: int, *, failed: bool, doubtful: bool = False) -> Line:
-    """The first line: which head of which sequence, and its type."""
+    """The first line: the head, its sequence and its type."""
     parts: list[StyledText] = [
         (head.label, ACCENT),
         ("  ", PLAIN),
@@ -110,7 +110,7 @@ def flowed(parts: Sequence[Sequence[StyledText]], width: int, between: str = " Â
 
 
 class Pane(Widget, can_focus=False):
-    """A part of a screen that paints lines; they are painted once, until `repaint` says that they are stale."""
+    """A part of a screen that paints lines. They are cached until `repaint`."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -119,15 +119,15 @@ class Pane(Widget, can_focus=False):
 
     @abstractmethod
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The lines from the top, at most `height` of them; each is cut at `width`."""
+        """The lines from the top, at most `height`; each is cut at `width`."""
 
     def repaint(self) -> None:
-        """Paints anew, soon."""
+        """Discards the cached lines."""
         self._lines = None
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """A line for the screen."""
+        """One line for the screen."""
         size = self.size
         if self._lines is None or size != self._painted_for:
             self._lines, self._painted_for = self.paint(size.width, size.height), size
@@ -135,16 +135,16 @@ class Pane(Widget, can_focus=False):
         return Strip(line).adjust_cell_length(size.width)
 
     def on_focus(self) -> None:
-        """Shows that keys go here."""
+        """Shows the focus."""
         self.repaint()
 
     def on_blur(self) -> None:
-        """Shows that they no longer do."""
+        """Shows the loss of focus."""
         self.repaint()
 
 
 class ScrolledPane(Pane, can_focus=True):
-    """A pane that shows lines from `top` on, which the wheel moves by `wheel_lines`."""
+    """A pane that shows lines from `top` on. The wheel scrolls by `wheel_lines`."""
 
     wheel_lines = 1
 
@@ -153,31 +153,31 @@ class ScrolledPane(Pane, can_focus=True):
         self.top = 0
 
     def scroll_lines(self, step: int) -> None:
-        """Moves by so many lines."""
+        """Scrolls by `step` lines."""
         self.top += step
         self.repaint()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Shows later lines."""
+        """Scrolls down."""
         self.scroll_lines(self.wheel_lines)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Shows earlier lines."""
+        """Scrolls up."""
         self.scroll_lines(-self.wheel_lines)
 
 
 class Lines(Pane):
-    """A few lines of text that the screen sets."""
+    """A few lines of text set by the screen."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
         self._draw: Callable[[int], Sequence[Line]] = lambda width: ()
 
     def show(self, draw: Callable[[int], Sequence[Line]]) -> None:
-        """Shows other lines: `draw` is asked for them when they are painted, and how wide they may be is known."""
+        """Shows the lines that `draw` returns for the available width."""
         self._draw = draw
         self.repaint()
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The lines, as many as there is room for."""
+        """The lines that fit."""
         return self._draw(width)[:height]

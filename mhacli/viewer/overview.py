@@ -1,4 +1,4 @@
-"""The first screen: all heads, and the numbers of the one under the cursor."""
+"""The first screen: all heads, and the statistics of the head under the cursor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mhacli.viewer.session import Session
 
 _WIDE, _TOKEN, _MOST_CELLS = 110, 12, 5
 _NUMBERS_WIDTH, _NUMBERS_LINES, _OTHER_LINES = 50, 5, 4
-"""What the numbers take of a wide screen beside the grid or below it, and the lines above and below both."""
+"""The width of the statistics beside the grid, their height below it, and the other lines of the screen."""
 
 
 class Overview(HeadsScreen):
@@ -54,7 +54,7 @@ class Overview(HeadsScreen):
         self.heads = HeadGrid(session.head_table, session.new_picture_of, colour=session.colour)
 
     def compose(self) -> ComposeResult:
-        """The parts, from the top."""
+        """The panes from the top."""
         yield self.top_line
         with Container(id="body"):
             yield self.heads
@@ -63,23 +63,23 @@ class Overview(HeadsScreen):
         yield self.last
 
     def on_mount(self) -> None:
-        """Keys go to the grid."""
+        """Focuses the grid."""
         self.heads.focus()
 
     def on_resize(self) -> None:
-        """Everything may lie elsewhere."""
+        """Redraws for the new size."""
         self._arrange()
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
-        """The head may be another by now."""
+        """Redraws for the head selected on another screen."""
         self._arrange()
         self._message = ""
         self.draw()
 
     def _arrange(self) -> None:
-        """A wide screen has the numbers beside the grid, unless small pictures fit above them alone; another below it, a tiny one
-        none."""
+        """Places the statistics beside the grid on a wide screen unless thumbnails need the width, below it on others,
+        and hides them on a tiny one."""
         width, height = self.size.width, self.size.height - _OTHER_LINES
         beside, above = (width - _NUMBERS_WIDTH, height), (width, height - _NUMBERS_LINES)
         fits_beside, fits_above = (self.heads.layout_for(*room).thumbnail is not None for room in (beside, above))
@@ -89,7 +89,7 @@ class Overview(HeadsScreen):
         self.set_class(not is_wide and self.size.height < 12, "tiny")
 
     def draw(self) -> None:
-        """Shows everything anew."""
+        """Redraws the screen."""
         if not self.is_mounted or self.size.width == 0:
             return
         head, record, sequence = self.session.head(), self.session.record, self.session.sequence
@@ -111,7 +111,7 @@ class Overview(HeadsScreen):
         return [keys_line(OVERVIEW_KEYS, width, message=self._message, without=without)]
 
     def _legend(self, width: int) -> list[Line]:
-        """How the small pictures are shaded; and what the signs mean, of the types that occur, unless the pictures name them."""
+        """The shading of thumbnails, and the signs of the types that occur unless thumbnails name them."""
         layout = self.heads.layout_for(self.heads.size.width, self.heads.size.height)
         shading: list[list[StyledText]] = [[(self.session.scale_words(), DIM)]] if self._has_pictures() else []
         if layout.thumbnail is not None and layout.width > self.heads.widest_title:
@@ -128,28 +128,28 @@ class Overview(HeadsScreen):
         head = next(self.head_table.head_at(*place) for place in self.head_table.places if self._is_kind(place, kind))
         return None if head is None else head.statistics
 
-    def action_move(self, way: str) -> None:
-        """Another head."""
+    def action_move(self, direction: str) -> None:
+        """Selects another head."""
         row, column = self.session.place
         places = self.head_table.places
-        own = [c for r, c in places if r == row]
+        row_columns = [c for r, c in places if r == row]
         to = {
-            "left": (row, max((c for c in own if c < column), default=column)),
-            "right": (row, min((c for c in own if c > column), default=column)),
-            "home": (row, own[0]), "end": (row, own[-1]), "top": places[0], "bottom": places[-1],
+            "left": (row, max((c for c in row_columns if c < column), default=column)),
+            "right": (row, min((c for c in row_columns if c > column), default=column)),
+            "home": (row, row_columns[0]), "end": (row, row_columns[-1]), "top": places[0], "bottom": places[-1],
             "up": self.heads.beneath((row, column), -1), "down": self.heads.beneath((row, column), 1),
         }  # fmt: skip
-        if way in ("pageup", "pagedown"):
+        if direction in ("pageup", "pagedown"):
             page = max(1, self.heads.size.height - 3)
             column_places = [place for place in places if place[1] == column]
-            at = column_places.index((row, column)) + (page if way == "pagedown" else -page)
-            to[way] = column_places[min(len(column_places) - 1, max(0, at))]
+            at = column_places.index((row, column)) + (page if direction == "pagedown" else -page)
+            to[direction] = column_places[min(len(column_places) - 1, max(0, at))]
         self._message = ""
-        self.session.place = to.get(way, (row, column))
+        self.session.place = to.get(direction, (row, column))
         self.draw()
 
     def action_open(self) -> None:
-        """Looks into the head under the cursor."""
+        """Opens the head under the cursor."""
         if self.session.head().drawable is None:
             self.say(self.session.why_nothing())
         else:
@@ -158,14 +158,14 @@ class Overview(HeadsScreen):
             self.app.push_screen(HeadScreen(self.session))
 
     def on_head_grid_moved(self, message: HeadGrid.Moved) -> None:
-        """A head was chosen by the mouse; twice opens it."""
+        """Selects the clicked head; a second click opens it."""
         self.session.place = message.place
         self._message = ""
         self.action_open() if message.again else self.draw()
 
 
 def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -> Line:
-    """What was looked at, in one line: the checkpoint or the layer, the texts, and whether the self-check holds."""
+    """One line: the checkpoint or layer, the texts, and the self-check."""
     c = record.config
     if record.model is not None:
         name = f"{visible(record.model.path.rstrip('/').rpartition('/')[2])} · {visible(record.model.family)}"
@@ -185,16 +185,16 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
 
 
 def _numbers_below(head: TableHead, width: int) -> list[Line]:
-    """The numbers of a head, one after the other, what uniform attention would give in brackets."""
+    """The statistics of a head in a row, with uniform attention in parentheses."""
     parts: list[list[StyledText]] = []
-    for name, own, uniform in _statistic_rows(head):
-        parts.append([(f"{name} ", DIM), (own, BOLD), (f" ({uniform})" if uniform else "", DIM)])
+    for name, value, uniform in _statistic_rows(head):
+        parts.append([(f"{name} ", DIM), (value, BOLD), (f" ({uniform})" if uniform else "", DIM)])
     title = ruled(f"{head.label} · numbers (if uniform)", width, focused=False)
     return [title, *flowed(parts, width, "  ")]
 
 
 def _numbers_beside(head: TableHead, width: int) -> list[Line]:
-    """The numbers of a head in columns, and the cells that stand out."""
+    """The statistics of a head in columns, and the cells with the largest ratio to uniform."""
     title = ruled(head.label, width, focused=False)
     is_verified = head.layer is None or head.layer.verified
     doubt = segments([] if is_verified else [("not verified", WARNING)])
@@ -204,8 +204,8 @@ def _numbers_beside(head: TableHead, width: int) -> list[Line]:
         doubt,
     ]
     lines.append(segments([(f"{'':<25}{'this head':>10}{'uniform':>10}", DIM)]))
-    for name, own, uniform in _statistic_rows(head):
-        lines.append(segments([(f"{name:<25}", PLAIN), (f"{own:>10}", BOLD), (f"{uniform:>10}", DIM)]))
+    for name, value, uniform in _statistic_rows(head):
+        lines.append(segments([(f"{name:<25}", PLAIN), (f"{value:>10}", BOLD), (f"{uniform:>10}", DIM)]))
     cells = list(_standing_out(head, width))
     if cells:
         lines += [[], segments([("stands out: query → key, weight, × uniform", DIM)]), *cells]
@@ -217,10 +217,10 @@ def _statistic_rows(head: TableHead) -> Iterator[tuple[str, str, str]]:
     if statistics is None:
         return
     for statistic in STATISTICS:
-        own = getattr(statistics, statistic.field)
-        if statistic.is_main and own is not None:
+        value = getattr(statistics, statistic.field)
+        if statistic.is_main and value is not None:
             uniform = getattr(statistics.uniform, statistic.field, None)
-            yield statistic.name, _in_words(statistic, own), "" if uniform is None else _in_words(statistic, uniform)
+            yield statistic.name, _in_words(statistic, value), "" if uniform is None else _in_words(statistic, uniform)
 
 
 def _in_words(statistic: Statistic, number: float) -> str:

@@ -1,4 +1,4 @@
-"""A head as the viewer draws it: its map on a scale, with or without sinks, at any zoom; and a row of it as JSON."""
+"""A head's picture: its map on a scale, with or without sinks, at any zoom; and a row of it as JSON."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from mhacli.viewer.lines import BROKEN, segment
 
 ROW_SCHEMA = "mha.row/1"
 TAKEN_SIGN = "–"
-"""In place of the attention weight of a sink that was taken out: `.00` would be a small weight."""
+"""The sign of a removed sink's weight. `.00` would be a small weight."""
 _MOST_NUMBER = 8
-"""Columns of a cell with a number in a small picture."""
+"""The most columns of a numbered cell in a thumbnail."""
 _MOST_SINKS = 6
-"""How many sinks a caption names."""
+"""The most sinks that a caption names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shades:
-    """A map, its cells as levels of 0 … 255 on a scale (negative as `levels` says; what was taken out as what is masked),
-    the top of the scale, and whether there are cells with more than it."""
+    """A map with its cells as levels of 0 … 255 on a scale, the scale's top, and whether cells exceed it.
+
+    Negative levels are the codes of `levels`. Removed cells look masked.
+    """
 
     map: HeadMap
     cells: Array
@@ -45,7 +47,7 @@ class Shades:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A head of a sequence. `base` is the map at its finest; `scale` and whether sinks are taken out hold at every zoom."""
+    """A head of a sequence. `base` is its finest map. Scale and hidden sinks apply at every zoom."""
 
     head: TableHead
     drawable: DrawableHead
@@ -55,17 +57,17 @@ class Picture:
 
     @cached_property
     def whole(self) -> HeadMap:
-        """The finest map that the record holds, sinks and all."""
+        """The finest map in the record, with sinks."""
         return head_map(self.drawable, self.sequence)
 
     @cached_property
     def base(self) -> HeadMap:
-        """The finest map, without sinks where those are hidden."""
+        """The finest map, without hidden sinks."""
         return self.whole.without_sinks() if self.hides_sinks else self.whole
 
     @cached_property
     def is_taken(self) -> Array:
-        """The cells of the finest map that were taken out: those of sinks. A block is never taken out as a whole."""
+        """The removed cells of the finest map: hidden sinks. Blocks are never removed whole."""
         is_taken = np.zeros(self.base.weights.shape, dtype=bool)
         if self.hides_sinks and self.base.block == 1:
             columns = [place - self.base.first[1] for place in self.base.sinks]
@@ -74,7 +76,7 @@ class Picture:
 
     @cached_property
     def _shown(self) -> Array:
-        """The finest map, what was taken out like what is masked."""
+        """The finest map with removed cells masked."""
         return np.where(self.is_taken, FORBIDDEN, self.base.weights) if self.hides_sinks else self.base.weights
 
     @cached_property
@@ -82,7 +84,7 @@ class Picture:
         return {}
 
     def at(self, factor: int) -> Shades:
-        """The map in blocks of `factor` × `factor` cells, shaded."""
+        """The shaded map in blocks of `factor` × `factor` cells."""
         if factor not in self._made:
             pooled = self.base.pooled(factor)
             weights = self._shown if factor == 1 else pooled.weights
@@ -94,40 +96,39 @@ class Picture:
 
     @property
     def n_rows(self) -> int:
-        """How many rows the finest map has."""
+        """The rows of the finest map."""
         return int(self.base.weights.shape[0])
 
     @property
     def n_columns(self) -> int:
-        """How many columns it has."""
+        """The columns of the finest map."""
         return int(self.base.weights.shape[1])
 
     def row_of(self, place: int) -> int:
-        """The row of a query's place."""
+        """The row of a query's position."""
         return min(self.n_rows - 1, max(0, (place - self.base.first[0]) // self.base.block))
 
     def column_of(self, place: int) -> int:
-        """The column of a key's place."""
+        """The column of a key's position."""
         return min(self.n_columns - 1, max(0, (place - self.base.first[1]) // self.base.block))
 
     def query_name(self, row: int) -> str:
-        """A query as sentences name it: `2 sat`, or `32–63`."""
+        """A query in a sentence: `2 sat`, or `32–63`."""
         return _name(self.base, self.base.queries, self.base.query_places(row))
 
     def key_name(self, column: int) -> str:
-        """A key as sentences name it."""
+        """A key in a sentence."""
         return _name(self.base, self.base.keys, self.base.key_places(column))
 
     def top_keys(self, row: int) -> tuple[tuple[int, float], ...]:
-        """The columns that a row may attend to and that were not taken out, with their attention weights, the largest first,
-        NaN last; equal ones as they stand."""
+        """The visible columns of a row that were not removed, with their weights, in descending order with NaN last."""
         weights = self._shown[row]
         seen = np.flatnonzero(weights != FORBIDDEN)
         order = np.argsort(-np.nan_to_num(weights[seen], nan=-1.0), kind="stable")
         return tuple((int(seen[i]), float(weights[seen[i]])) for i in order)
 
     def entropy(self, row: int) -> float | None:
-        """Nats of a row as it was computed, sinks and all; the mean over the queries of a block. None where none sees a key."""
+        """The entropy of a row in nats, with sinks, averaged over a block's queries; None without visible keys."""
         view, (first, last) = self.drawable.record, self.base.query_places(row)
         begin = view.first_query(self.sequence)
         nats = view.arrays["entropy"][self.sequence, self.drawable.place, begin + first : begin + last + 1]
@@ -136,21 +137,20 @@ class Picture:
         return float(nats.mean()) if self.base.block == 1 else float(np.nanmean(nats))
 
     def row_levels(self, row: int) -> tuple[list[int], float]:
-        """What a query gives to each column, as levels up to the largest of them; and that."""
+        """A query's weights as levels relative to the largest, and the largest."""
         return _own_levels(self._shown[row], self.scale)
 
     def column_levels(self, column: int) -> tuple[list[int], float]:
-        """What each row gives to a key, as levels up to the largest of them; and that."""
+        """A key's weights as levels relative to the largest, and the largest."""
         return _own_levels(self._shown[:, column], self.scale)
 
     def row_sum(self, row: int) -> float:
-        """What all keys together get of a row, as it is drawn."""
+        """The sum of a row as drawn."""
         weights = self.base.weights[row]
         return float(weights[weights != FORBIDDEN].sum())
 
     def row_document(self, row: int) -> Mapping[str, Any]:
-        """The row as JSON values, schema `mha.row/1`: exact numbers, null where one is not finite; without keys that were taken
-        out."""
+        """The row as JSON values, schema `mha.row/1`: exact numbers without removed keys; null if not finite."""
         keys = [
             {
                 **_json_place(self.base, self.base.keys, self.base.key_places(column)),
@@ -179,7 +179,7 @@ class Picture:
         }
 
     def _exact(self, weight: float) -> float:
-        """An attention weight with the digits that the record's own numbers have: as few as tell it from its neighbours."""
+        """An attention weight with as few digits as its dtype needs."""
         if self.hides_sinks or "pattern" not in self.drawable.record.arrays:
             return weight
         return float(str(self.drawable.record.arrays["pattern"].dtype.type(weight)))
@@ -206,12 +206,12 @@ def _json_place(base: HeadMap, text: TokenSequence, places: tuple[int, int]) -> 
 
 
 def scale_range(shades: Shades, scale: Scale) -> str:
-    """From where to where a scale goes."""
+    """The range of a scale."""
     return range_text(scale, shades.largest, int((shades.cells >= 0).sum()), is_exceeded=shades.is_exceeded)
 
 
 def sink_words(picture: Picture) -> str:
-    """Which keys are sinks, their attention weight, and whether they are taken out."""
+    """The sink keys, their weight, and whether they are hidden."""
     base, places = picture.base, list(map(str, picture.base.sinks))
     listed = first_names(places, _MOST_SINKS)
     if not places and base.learned_mass is None:
@@ -226,7 +226,7 @@ def sink_words(picture: Picture) -> str:
 
 
 def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> list[list[Segment]]:
-    """The lines of a small picture, `height` of them, each `width` columns wide; with numbers where every cell has room."""
+    """The lines of a thumbnail of this size, with numbers if every cell has room."""
     columns = min(_MOST_NUMBER, width // picture.n_columns)
     if columns >= TIGHT and picture.n_rows <= height and picture.base.block == 1:
         return _numbered(picture, columns, (width, height), colour=colour)
@@ -247,31 +247,31 @@ def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> lis
 
 
 def _numbered(picture: Picture, columns: int, size: tuple[int, int], *, colour: bool) -> list[list[Segment]]:
-    """The lines of a small picture of a width and height, each cell `columns` wide with its attention weight in the middle."""
+    """The lines of a thumbnail with each cell `columns` wide and its weight in the middle."""
     shades, (width, height) = picture.at(1), size
     n_lines = min(columns // 2, height // picture.n_rows)
     rest = segment(" " * (width - columns * picture.n_columns))
-    drawn: list[list[Segment]] = []
+    lines: list[list[Segment]] = []
     for row, weights in zip(shades.cells.tolist(), shades.map.weights.tolist(), strict=True):
         pairs = zip(row, weights, strict=True)
         numbers = [weight_text(weight, 2).center(columns) if level >= 0 else "" for level, weight in pairs]
         for line in range(n_lines):
             words = numbers if line == (n_lines - 1) // 2 else [""] * len(row)
             cells = (cell(level, columns, colour=colour, word=word) for level, word in zip(row, words, strict=True))
-            drawn.append([*(segment(*painted) for painted in cells), rest])
-    return drawn + [[segment(" " * width)] for _ in range(height - len(drawn))]
+            lines.append([*(segment(*painted) for painted in cells), rest])
+    return lines + [[segment(" " * width)] for _ in range(height - len(lines))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- zoom
 
 
 SHADED, SQUARE, TIGHT, NUMBERS, DECIMALS = 1, 2, 4, 6, 8
-"""Columns of a cell: shaded alone, as wide as high, with two decimals and no more, with two, with four."""
+"""The columns of a cell: shade alone, square, tight with two decimals, with two, with four."""
 
 
 @dataclass(frozen=True)
 class Zoom:
-    """Blocks of `factor` × `factor` cells of the map, `width` columns each; `halves`: two rows share a line."""
+    """Blocks of `factor` × `factor` cells, `width` columns each. `halves`: two rows share a line."""
 
     factor: int = 1
     width: int = SHADED
@@ -279,16 +279,16 @@ class Zoom:
 
     @property
     def decimals(self) -> int:
-        """How many decimals of an attention weight stand in a cell; 0 for a shade alone."""
+        """The decimals of weights in cells; 0 for shades alone."""
         return {TIGHT: 2, NUMBERS: 2, DECIMALS: 4}.get(self.width, 0)
 
     def lines(self, n_rows: int) -> int:
-        """How many lines so many rows of the map take."""
+        """The screen lines of rows of the map."""
         blocks = -(-n_rows // self.factor)
         return -(-blocks // 2) if self.halves else blocks
 
     def columns(self, n_columns: int) -> int:
-        """How many columns of the screen so many columns of the map take."""
+        """The screen columns of columns of the map."""
         return -(-n_columns // self.factor) * self.width
 
     def fits(self, shape: tuple[int, int], room: tuple[int, int]) -> bool:
@@ -297,9 +297,11 @@ class Zoom:
 
 
 def zoom_levels(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> tuple[Zoom, ...]:
-    """Every zoom of a map, the smallest picture first: blocks that all fit, then half as large ones, then single cells,
-    wider and wider. With colour, cells that are one column wide share lines; without, blocks are two columns wide where
-    those fit."""
+    """Every zoom of a map from the smallest picture on: fitting blocks, blocks half as large, then cells of growing
+    width.
+
+    With colour, cells of one column are half blocks. Without, blocks are two columns wide if they fit.
+    """
     smallest = max(1, -(-shape[0] // max(1, room[0] * (2 if colour else 1))), -(-shape[1] // max(1, room[1])))
     factors, factor = [smallest], 1 << (smallest.bit_length() - 1)
     while factor >= 1:
@@ -308,7 +310,10 @@ def zoom_levels(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) 
     blocks = [Zoom(factor, SHADED, colour) for factor in factors]
     if not colour:
         wide = [replace(zoom, width=SQUARE) for zoom in blocks]
-        blocks = [two if two.columns(shape[1]) <= room[1] else one for one, two in zip(blocks, wide, strict=True)]
+        blocks = [
+            wide_block if wide_block.columns(shape[1]) <= room[1] else narrow
+            for narrow, wide_block in zip(blocks, wide, strict=True)
+        ]
     return (
         *(zoom for zoom in blocks if zoom != Zoom(1, SQUARE)),
         *(Zoom(1, width) for width in (SQUARE, TIGHT, NUMBERS, DECIMALS)),
@@ -316,11 +321,11 @@ def zoom_levels(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) 
 
 
 def fitting(shape: tuple[int, int], room: tuple[int, int], *, colour: bool) -> Zoom:
-    """The largest zoom at which all of a map fits."""
+    """The largest zoom at which the whole map fits."""
     steps = zoom_levels(shape, room, colour=colour)
     return next((zoom for zoom in reversed(steps) if zoom.fits(shape, room)), steps[0])
 
 
 def nearest(zoom: Zoom, steps: tuple[Zoom, ...]) -> int:
-    """Where a zoom stands among the steps, or that which is most like it."""
+    """The index of a zoom among the steps, or of the most similar one."""
     return min(range(len(steps)), key=lambda i: (abs(steps[i].factor - zoom.factor), abs(steps[i].width - zoom.width)))

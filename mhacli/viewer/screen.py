@@ -1,4 +1,4 @@
-"""What all screens of the viewer share: the table of keys, and the last line, which names the main ones."""
+"""The base classes of screens, with the table of keys and the line that names the main ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from mhacli.viewer.session import Session
 
 @dataclass(frozen=True)
 class KeyBinding:
-    """Keys that do one thing: as Textual calls them, what is done, how a reader sees them, and what it says of them. `short` is
-    its word in the last line of a screen, empty for keys that only the help tells; `last` how they stand there, if otherwise."""
+    """Keys for one action: Textual's names, the action, their display, and a description.
+
+    `short` is the word in a screen's last line, empty for keys that only the help lists; `last` is their display there,
+    if different.
+    """
 
     names: str
     action: str
@@ -29,7 +32,7 @@ class KeyBinding:
 
 
 EFFECTS = "effects"
-"""The word of the key that only a record with effects offers."""
+"""The word of the key for records with effects."""
 _CURSOR = (
     KeyBinding("up", "move('up')", "↑ ↓ ← →", "move the cursor; in a text, from token to token", "move", "↑↓←→"),
     KeyBinding("down", "move('down')", "", ""),
@@ -110,7 +113,7 @@ TEXT_KEYS = (
 
 
 def bindings(keys: tuple[KeyBinding, ...]) -> list[BindingType]:
-    """The keys as Textual takes them."""
+    """The keys as Textual's bindings."""
     return [Binding(key.names, key.action, key.words, show=False) for key in keys]
 
 
@@ -122,7 +125,7 @@ _USES = (
 
 
 def last_line(keys: tuple[KeyBinding, ...], *, without: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """What the last line of a screen tells: keys, and a word for each."""
+    """The keys of a screen's last line, with a word for each."""
     return [(key.last or key.shown, key.short) for key in keys if key.short and key.short not in without]
 
 
@@ -135,16 +138,17 @@ class ViewerScreen(Screen[None]):
     ALLOW_SELECT = False
 
     def _screen_resized(self, size: Size) -> None:
-        """Lies as large as the terminal is by now. Of two sizes in short order Textual answers each with the other, for ever."""
+        """Takes the terminal's current size. Otherwise Textual alternates forever between two sizes in quick
+        succession."""
         super()._screen_resized(self.app.size)
 
     def take(self, event: events.Key) -> bool:
-        """Takes a key that no part of the screen took; False where it means nothing here."""
+        """Handles a key that no pane took; False if it means nothing here."""
         return False
 
 
 class HeadsScreen(ViewerScreen):
-    """A screen that draws heads of the session, with a message in its last line until the next key."""
+    """A screen that draws the session's heads, with a message in its last line until the next key."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -153,14 +157,14 @@ class HeadsScreen(ViewerScreen):
 
     @abstractmethod
     def draw(self) -> None:
-        """Shows everything anew."""
+        """Redraws the screen."""
 
     def enter(self) -> None:
-        """Draws what the session has come to."""
+        """Draws the session's current state."""
         self.draw()
 
     def say(self, message: str) -> None:
-        """A message in place of the keys, until the next key."""
+        """Shows a message in place of the keys until the next key."""
         self._message = message
         self.draw()
 
@@ -170,27 +174,27 @@ class HeadsScreen(ViewerScreen):
         return (EFFECTS,) * (not has_effects) + ("sinks",) * (not self.session.has_sinks)
 
     def on_key(self) -> None:
-        """A message stays until a key is pressed."""
+        """Clears the message."""
         self._message = ""
 
     def action_sequence(self, step: int) -> None:
-        """Another sequence."""
+        """Shows another sequence."""
         self.say("" if self.session.to_sequence(step) else "the record has no other sequence")
         self.enter()
 
     def action_scale(self) -> None:
-        """Another scale."""
+        """Switches to another scale."""
         self.session.to_next_scale()
         self.enter()
 
     def action_sinks(self) -> None:
-        """Sinks out of the pictures, or back."""
+        """Hides or shows sinks."""
         self.say("" if self.session.toggle_sinks() else "no head of this record has a sink to take out")
         self.enter()
 
 
 def keys_line(keys: tuple[KeyBinding, ...], width: int, *, message: str = "", without: tuple[str, ...] = ()) -> Line:
-    """The last line of a screen: a message where there is one, else the most useful keys that fit, `?` first of all."""
+    """The last line of a screen: a message, or the most useful keys that fit, beginning with `?`."""
     if message:
         return segments([(message, WARNING)])
     shown = last_line(keys, without=without)

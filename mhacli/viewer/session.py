@@ -1,4 +1,4 @@
-"""What the viewer shows now, for all of its screens: the record, the head under the cursor, and how pictures are drawn."""
+"""The viewer's state for all screens: the record, the head under the cursor, and the settings of pictures."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.head_table import HeadTable, TableHead, head_table
 
-if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+if TYPE_CHECKING:  # numpy is imported after the first screen is visible
     from mhacli.viewer.picture import Picture
 
 _SCALES: tuple[Scale, ...] = get_args(Scale)
 _KEPT_PICTURES = 64
-"""Pictures that are kept to come back to; of large maps only the last, for one may take hundreds of megabytes."""
+"""The most pictures in the cache. Of large maps, which may take hundreds of megabytes, only the last is kept."""
 _LARGE = 1_000_000
 
 
 @dataclass(frozen=True)
 class ViewerOptions:
-    """How the viewer begins. `place` is a layer's row and a head's column in the table of heads, None for the first; `is_open`
-    opens that head at once; `scale` None: linear for short texts, log for long ones and blocks."""
+    """The initial state of the viewer.
+
+    `place` is a row and column in the table of heads, None for the first; `is_open` opens that head at once. `scale`
+    None: linear for short texts, log for long ones and blocks.
+    """
 
     colour: bool = True
     scale: Scale | None = None
@@ -37,8 +40,7 @@ class ViewerOptions:
 
 
 class Session:
-    """The state of the viewer, which screens read and change. `has_sinks`: whether any head has a key that is a sink, or a sink
-    logit."""
+    """The state of the viewer. `has_sinks`: whether any head has a sink key or a sink logit."""
 
     def __init__(self, record: Record, options: ViewerOptions) -> None:
         self.record, self.colour = record, options.colour
@@ -51,11 +53,11 @@ class Session:
         self._contradicts: dict[bool, bool] = {}
 
     def contradicts_itself(self) -> bool:
-        """Whether something does not add up in the record, as far as it is read."""
-        known = are_read(self.record.arrays)
-        if known not in self._contradicts:
-            self._contradicts[known] = bool(contradictions(self.record))
-        return self._contradicts[known]
+        """Whether the record, as far as it is read, contains contradictions."""
+        are_arrays_read = are_read(self.record.arrays)
+        if are_arrays_read not in self._contradicts:
+            self._contradicts[are_arrays_read] = bool(contradictions(self.record))
+        return self._contradicts[are_arrays_read]
 
     def head(self) -> TableHead:
         """The head under the cursor."""
@@ -64,24 +66,24 @@ class Session:
         return head
 
     def picture(self) -> Picture | None:
-        """Its picture; None where the record holds nothing to draw."""
+        """The picture of the head; None if it cannot be drawn."""
         return self.picture_of(self.head())
 
     def picture_of(self, head: TableHead) -> Picture | None:
-        """The picture of a head; the last ones are kept."""
+        """The cached picture of a head."""
         key = (head, self.sequence, self.scale, self.hides_sinks)
         if key not in self._pictures:
-            made = self.new_picture_of(head)
-            if made is None:
+            picture = self.new_picture_of(head)
+            if picture is None:
                 return None
-            is_large = made.n_rows * made.n_columns > _LARGE
+            is_large = picture.n_rows * picture.n_columns > _LARGE
             while self._pictures and (is_large or len(self._pictures) >= _KEPT_PICTURES):
                 self._pictures.pop(next(iter(self._pictures)))
-            self._pictures[key] = made
+            self._pictures[key] = picture
         return self._pictures[key]
 
     def new_picture_of(self, head: TableHead) -> Picture | None:
-        """The picture of a head, which is not kept."""
+        """The picture of a head, not cached."""
         from mhacli.viewer.picture import Picture
 
         if head.drawable is None:
@@ -89,23 +91,23 @@ class Session:
         return Picture(head, head.drawable, self.sequence, self.scale_for(head), self.hides_sinks)
 
     def scale_for(self, head: TableHead) -> Scale:
-        """The scale of a head's picture: the one that was chosen, or that which fits it."""
+        """The scale of a head's picture: the chosen one, or its default."""
         return scale_of(ViewOptions(map_scale=self.scale), [] if head.drawable is None else [head.drawable])
 
     def why_nothing(self) -> str:
-        """Why a head cannot be drawn, and what helps."""
+        """Why a head cannot be drawn, and how to keep its pattern."""
         if self.record.survey is None and self.record.model is None:
             return "the record holds no pattern: mha run … --keep pattern keeps it"
         return "the record holds neither a pattern nor a map of this head"
 
     def scale_words(self) -> str:
-        """How small pictures are shaded."""
+        """The shading of thumbnails in words."""
         shown = "sinks shown" if self.has_sinks else "no sinks"
         sinks = "sinks taken out, rows renormalised" if self.hides_sinks else shown
         return f"pictures: {self.scale_for(self.head())}, each up to its own maximum · {sinks}"
 
     def picture_facts(self) -> Sequence[tuple[str, str]]:
-        """What is drawn now, as lines for the page of origins."""
+        """The settings of the picture, as lines for the provenance page."""
         from mhacli.viewer.picture import scale_range, sink_words
 
         shown = self.picture() if self.head_table.places else None
@@ -122,25 +124,25 @@ class Session:
     # ---------------------------------------------------------------------------------------------------------- what changes
 
     def to_head(self, step: int) -> None:
-        """The next or previous head."""
+        """Selects the next or previous head."""
         self.place = self.head_table.beside(self.place, step)
 
     def to_layer(self, step: int) -> bool:
-        """The same head of another layer; False where there is none."""
+        """Selects the same head of another layer; False if there is none."""
         before, self.place = self.place, self.head_table.above(self.place, step)
         return self.place != before
 
     def to_sequence(self, step: int) -> bool:
-        """Another sequence, around the ends; False where there is but one."""
+        """Selects another sequence, around the ends; False if there is only one."""
         self.sequence = (self.sequence + step) % len(self.record.sequences)
         return len(self.record.sequences) > 1
 
     def to_next_scale(self) -> None:
-        """Linear, log, rank, and again."""
+        """Cycles through linear, log and rank."""
         now = self.scale_for(self.head())
         self.scale = _SCALES[(_SCALES.index(now) + 1) % len(_SCALES)]
 
     def toggle_sinks(self) -> bool:
-        """Sinks out of the pictures, or back; False where no head has one."""
+        """Hides or shows sinks; False if no head has one."""
         self.hides_sinks = self.has_sinks and not self.hides_sinks
         return self.has_sinks

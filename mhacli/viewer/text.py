@@ -1,4 +1,4 @@
-"""Screens to read: the walkthrough, where the numbers come from, all keys."""
+"""Text screens: the walkthrough, the provenance, and the keys."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mhacli.viewer.lines import Line, Lines, ScrolledPane, ruled
 from mhacli.viewer.screen import EFFECT_KEYS, GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 
 PageContent = Callable[[int], Sequence[RenderableType]]
-"""What is read, for a width."""
+"""The lines of a page at a width."""
 
 
 class Page(ScrolledPane):
-    """A long text, of which a part is on the screen."""
+    """A long text that scrolls."""
 
     wheel_lines = 3
 
@@ -33,13 +33,13 @@ class Page(ScrolledPane):
         self._whole: tuple[int, list[Line]] = (0, [])
 
     def whole(self, width: int) -> list[Line]:
-        """All lines, drawn once for a width."""
+        """All lines, drawn once per width."""
         if self._whole[0] != width:
             self._whole = width, drawn_lines(self._draw(width), width)
         return self._whole[1]
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The title and a screenful."""
+        """The title and the visible lines."""
         lines, room = self.whole(width), max(1, height - 1)
         self.top = max(0, min(self.top, len(lines) - room))
         shown = lines[self.top : self.top + room]
@@ -60,30 +60,30 @@ class TextScreen(ViewerScreen):
         self._last = Lines(id="last")
 
     def compose(self) -> ComposeResult:
-        """The page, and its keys below."""
+        """The page, with its keys below."""
         yield self._page
         yield self._last
 
     def on_mount(self) -> None:
-        """Keys go to the page; below stand as many of them as fit."""
+        """Focuses the page, and shows the keys that fit."""
         self._page.focus()
         self._last.show(lambda width: [keys_line(TEXT_KEYS, width)])
 
     def action_read(self, step: int) -> None:
-        """Some lines."""
+        """Scrolls by some lines."""
         self._page.scroll_lines(step)
 
     def action_page(self, step: int) -> None:
-        """A screenful."""
+        """Scrolls by a screenful."""
         self._page.scroll_lines(step * max(1, self._page.size.height - 2))
 
     def action_edge(self, end: int) -> None:
-        """The begin or the end."""
+        """Goes to the beginning or the end."""
         self._page.scroll_lines((1 if end else -1) * len(self._page.whole(self._page.size.width)))
 
 
 def drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
-    """What rich makes of renderables, line by line; no markup is read from any text."""
+    """The lines that rich renders. No markup is parsed from any text."""
     console = Console(
         width=width, markup=False, emoji=False, highlight=False, legacy_windows=False, force_terminal=True
     )
@@ -92,7 +92,7 @@ def drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
 
 
 def walk_page(record: Record, *, colour: bool) -> PageContent:
-    """The walkthrough of a record; of a decoding its steps."""
+    """The walkthrough of a record; for decoding its steps."""
 
     def draw(width: int) -> Sequence[RenderableType]:
         paper = Paper(width, colour)
@@ -111,14 +111,14 @@ def walk_page(record: Record, *, colour: bool) -> PageContent:
     return draw
 
 
-def origin_page(record: Record, drawn: Sequence[tuple[str, str]]) -> PageContent:
-    """What made the record, and what is drawn of it now: its scale, and what was taken out."""
+def origin_page(record: Record, picture_facts: Sequence[tuple[str, str]]) -> PageContent:
+    """The provenance of the record, and the settings of the picture: its scale, and what was hidden."""
 
     def draw(width: int) -> Sequence[RenderableType]:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for word, line in (*provenance(record), *drawn):
+        for word, line in (*provenance(record), *picture_facts):
             table.add_row(Text(word), Text(line))
         return [table]
 
@@ -144,7 +144,7 @@ _EXPLAINED = (
 
 
 def help_page() -> PageContent:
-    """All keys, and what the mouse does."""
+    """All keys, and the use of the mouse."""
 
     def draw(width: int) -> Sequence[RenderableType]:
         blocks: list[RenderableType] = []

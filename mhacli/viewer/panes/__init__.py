@@ -1,1 +1,1 @@
-"""The panes that a screen is made of."""
+"""The panes of the viewer's screens."""

@@ -1,5 +1,5 @@
-"""The grid of all heads: a row for each layer, a small picture of each head where there is room for all; else a sign of its type,
-and pictures of the layer that the cursor is in."""
+"""The grid of all heads: a row per layer, with thumbnails if all fit; otherwise signs of head types, and thumbnails of
+the selected layer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.viewer.head_table import HeadTable, TableHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 
-if TYPE_CHECKING:  # numpy is loaded when the first screen can be seen
+if TYPE_CHECKING:  # numpy is imported after the first screen is visible
     from mhacli.viewer.picture import Picture
 
 _MOST_WIDTH, _MOST_LABEL = 5, 12
 _CELLS_AT_ONCE, _PAUSE_S = 1_000_000, 0.01
-"""Cells that small pictures are made of before keys are heard again, and how long that is waited for."""
+"""Cells of thumbnails drawn at a time, and the pause in which keys are handled."""
 
 
 @dataclass(frozen=True)
 class GridLayout:
-    """How the grid lies: columns of the layers' names, of a head, lines of a head; and which rows and columns are shown, so many
-    columns side by side."""
+    """The layout of the grid: the widths of layer names and heads, the height of heads, and the visible rows and
+    columns.
+
+    `side_by_side` heads are on one line.
+    """
 
     label: int
     width: int
@@ -44,17 +47,17 @@ class GridLayout:
     thumbnail: ThumbnailSize | None = None
 
     def bands(self) -> list[tuple[int, range]]:
-        """A row and its columns for each line of heads, from the top."""
+        """The row and the columns of each line of heads, from the top."""
         starts = range(self.columns.start, self.columns.stop, self.side_by_side)
         parts = [range(start, min(self.columns.stop, start + self.side_by_side)) for start in starts]
         return [(row, part) for row in self.rows for part in parts]
 
 
 class HeadGrid(Pane, can_focus=True):
-    """The grid. It posts `Moved` and `Opened` where the mouse chooses a head."""
+    """The grid of heads. Posts `Moved` on a click."""
 
     class Moved(Message):
-        """A head was chosen, by its row and column; `again` where it was so already."""
+        """A head was selected by row and column; `again` if it was selected already."""
 
         def __init__(self, place: tuple[int, int], *, again: bool) -> None:
             super().__init__()
@@ -77,8 +80,7 @@ class HeadGrid(Pane, can_focus=True):
         self._coming: Timer | None = None
 
     def show(self, place: tuple[int, int], shown_as: tuple[object, ...]) -> None:
-        """Puts the cursor on a head. Where the same small pictures are `shown_as` before, only lines with the cursor go to the
-        terminal."""
+        """Selects a head. If thumbnails are `shown_as` before, only lines with the cursor are redrawn."""
         before, self.place = (self.place, self._shown_as), place
         self._shown_as = shown_as
         layout = self.layout_for(self.size.width, self.size.height)
@@ -95,7 +97,7 @@ class HeadGrid(Pane, can_focus=True):
         self.refresh(*(Region(0, line, self.size.width, 1) for line in lines))
 
     def layout_for(self, width: int, height: int) -> GridLayout:
-        """Small pictures where they fit, else signs, the cursor's among them."""
+        """The layout with thumbnails if they fit, else with signs; it includes the selected head."""
         label = max(cell_len(fitted(row.name, _MOST_LABEL)) for row in self.head_table.rows)
         label = max(label, len("layer")) + 1 if len(self.head_table.rows) > 1 else 0
         n_rows, n_columns = len(self.head_table.rows), len(self.head_table.columns)
@@ -114,8 +116,8 @@ class HeadGrid(Pane, can_focus=True):
         return GridLayout(label, cell, 1, rows, columns, shown)
 
     def tiles_for(self, width: int, height: int) -> tuple[int, GridLayout] | None:
-        """From which line on small pictures lie, and how: those of all heads, or of the cursor's layer below the signs of all.
-        None where there is no room."""
+        """The first line and the layout of thumbnails: of all heads, or of the selected layer below the signs. None if
+        they do not fit."""
         layout, row = self.layout_for(width, height), self.place[0]
         if layout.thumbnail is not None:
             return 1, layout
@@ -134,19 +136,19 @@ class HeadGrid(Pane, can_focus=True):
 
     @cached_property
     def widest_title(self) -> int:
-        """The columns of the longest number of a head with the sign and name of its type."""
+        """The width of the longest title of a thumbnail."""
         heads = (self.head_table.head_at(*place) for place in self.head_table.places)
         return max(len(f"{head.head} * {_type_name(head)}") for head in heads if head is not None)
 
     def beneath(self, place: tuple[int, int], step: int) -> tuple[int, int]:
-        """The head below or above another: the same one of another layer, or of a layer that takes several lines one of it."""
+        """The head below or above another: in another layer, or in another line of the same layer."""
         layout = self.layout_for(self.size.width, self.size.height)
         column = place[1] + step * layout.side_by_side
         is_there = layout.thumbnail is not None and self.head_table.head_at(place[0], column) is not None
         return (place[0], column) if is_there else self.head_table.above(place, step)
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The title, the heads' numbers, and the layers."""
+        """The title, the head numbers, and the layers."""
         n_heads, self._budget = len(self.head_table.places), _CELLS_AT_ONCE
         layout = self.layout_for(width, height)
         title = count_of(n_heads, "head")
@@ -176,7 +178,7 @@ class HeadGrid(Pane, can_focus=True):
         return lines[:height]
 
     def _numbers(self, layout: GridLayout) -> Line:
-        """The numbers of the heads, every so many where a column is narrower than a number."""
+        """The head numbers, not all if columns are narrow."""
         line = [" "] * (len(layout.columns) * layout.width + 4)
         widest = max(len(str(self.head_table.columns[c])) for c in layout.columns)
         every = 1 if widest < layout.width else 5
@@ -201,7 +203,7 @@ class HeadGrid(Pane, can_focus=True):
         return line
 
     def _thumbnails(self, row: int, columns: range, layout: GridLayout) -> list[Line]:
-        """A line of small pictures, each under its number and type; the first has the heading of the layers' column."""
+        """A line of thumbnails with titles. The first line has the heading of layer names."""
         size = layout.thumbnail
         assert size is not None, "a layout of small pictures"
         title: list[Segment] = []
@@ -218,12 +220,12 @@ class HeadGrid(Pane, can_focus=True):
                     line.append(segment(f"{name:>{layout.label - 1}} ", ACCENT))
             title += [*_thumbnail_title(head, size.tile[0] - 1, is_cursor), segment(" ")]
             small = blank(size) if head is None else self._small_of(head, size)
-            for line, own in zip(lines, small, strict=True):
-                line += [*own, segment(" " * gap)]
+            for line, thumbnail in zip(lines, small, strict=True):
+                line += [*thumbnail, segment(" " * gap)]
         return [title, *lines, *[[]] * (size.tile[1] - size.height - 1)]
 
     def _draw_more(self) -> None:
-        """Small pictures come when the rest can be seen, for they take numpy, which is long to load; and not all at once."""
+        """Draws thumbnails in parts after the rest, because importing numpy takes long."""
         self._coming = None
         if self._thumbnail is None:
             with uncollected():
@@ -233,21 +235,21 @@ class HeadGrid(Pane, can_focus=True):
         self.repaint()
 
     def _small_of(self, head: TableHead, size: ThumbnailSize) -> Sequence[Line]:
-        """A small picture, kept as long as nothing but the cursor changes; blank until there is time for it."""
-        if self._thumbnail is None or (drawn := self._picture_of(head)) is None:
+        """A thumbnail, cached until anything but the cursor changes; blank until it is drawn."""
+        if self._thumbnail is None or (picture := self._picture_of(head)) is None:
             return blank(size)
-        shown_as = (size, drawn.sequence, drawn.scale, drawn.hides_sinks)
+        shown_as = (size, picture.sequence, picture.scale, picture.hides_sinks)
         if shown_as != self._small_as:
             self._small, self._small_as = {}, shown_as
         if head not in self._small:
             if self._budget <= 0:
                 return blank(size)
-            self._small[head] = self._thumbnail(drawn, size.width, size.height, colour=self.colour)
-            self._budget -= drawn.n_rows * drawn.n_columns
+            self._small[head] = self._thumbnail(picture, size.width, size.height, colour=self.colour)
+            self._budget -= picture.n_rows * picture.n_columns
         return self._small[head]
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the head under the mouse."""
+        """Selects the head under the mouse."""
         top, layout = 2, self.layout_for(self.size.width, self.size.height)
         tiles = self.tiles_for(self.size.width, self.size.height)
         if tiles is not None and event.y >= tiles[0]:
@@ -261,16 +263,16 @@ class HeadGrid(Pane, can_focus=True):
             self.post_message(self.Moved((row, column), again=(row, column) == self.place))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """A layer further."""
+        """Selects the next layer."""
         self.post_message(self.Moved(self.beneath(self.place, 1), again=False))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """A layer back."""
+        """Selects the previous layer."""
         self.post_message(self.Moved(self.beneath(self.place, -1), again=False))
 
 
 def _thumbnail_title(head: TableHead | None, width: int, is_cursor: bool) -> list[Segment]:
-    """The number of a head, the sign of its type, and as many words of it as there is room for."""
+    """The head's number, the sign of its type, and as much of the type's name as fits."""
     if head is None:
         return [segment(" " * width)]
     (sign, style), number = kind_sign(head.statistics), f"{head.head} "
@@ -290,17 +292,16 @@ def _type_name(head: TableHead) -> str:
 
 
 _LEAST, _MOST_TILE, _ROOMY = (8, 3), (64, 32), (12, 8)
-"""Columns and lines of a small picture: the least, the most, and of a tile from which on a blank is left after it."""
+"""Columns and lines of a thumbnail: the least, the most, and the least size of a tile for a blank after it."""
 _MOST_CELL = 8
-"""Columns of a cell beyond which a picture gains nothing."""
+"""The most useful columns per cell of a thumbnail."""
 _MOST_CELLS = 64_000_000
-"""Cells of all heads together beyond which small pictures would keep one waiting."""
+"""The most cells of all heads for which thumbnails are fast enough."""
 
 
 @dataclass(frozen=True)
 class ThumbnailSize:
-    """Columns and lines of a small picture, and of its `tile` with the line of its title and the gaps; how many tiles stand side
-    by side."""
+    """The columns and lines of a thumbnail, and of its `tile` with title and gaps. `side_by_side` tiles fit on a line."""
 
     width: int
     height: int
@@ -309,20 +310,23 @@ class ThumbnailSize:
 
 
 def thumbnail_size(head_table: HeadTable, room: tuple[int, int]) -> ThumbnailSize | None:
-    """The largest tiles with which all heads fit into columns and lines; None where they would be too small, or too many cells
-    to look at."""
-    drawn = [head.drawable for row in head_table.rows for head in row.heads if head is not None]
-    if not drawn or any(one is None for one in drawn) or any(row.instead for row in head_table.rows):
+    """The largest tiles with which all heads fit; None if they would be too small, or have too many cells."""
+    drawables = [head.drawable for row in head_table.rows for head in row.heads if head is not None]
+    if not drawables or any(drawable is None for drawable in drawables) or any(row.instead for row in head_table.rows):
         return None
-    facts = [one.record.facts for one in drawn if one is not None]
+    facts = [drawable.record.facts for drawable in drawables if drawable is not None]
     if (
-        sum(f.q_len * f.k_len for f, one in zip(facts, drawn, strict=True) if one and "pattern" in one.record.arrays)
+        sum(
+            f.q_len * f.k_len
+            for f, drawable in zip(facts, drawables, strict=True)
+            if drawable and "pattern" in drawable.record.arrays
+        )
         > _MOST_CELLS
     ):
         return None
     steepest, longest = max(f.q_len / f.k_len for f in facts), max(max(f.q_len, f.k_len) for f in facts)
     n_rows, n_columns = len(head_table.rows), len(head_table.columns)
-    lines = range(1, n_columns + 1 if n_rows == 1 else 2)  # of a layer; those of several layers stand below each other
+    lines = range(1, n_columns + 1 if n_rows == 1 else 2)  # several layers are stacked
     sizes = [
         _tiled((room[0] // across, room[1] // (n_rows * n)), across, steepest)
         for n in lines
@@ -337,7 +341,7 @@ def thumbnail_size(head_table: HeadTable, room: tuple[int, int]) -> ThumbnailSiz
 
 
 def _tiled(tile: tuple[int, int], across: int, steepest: float) -> ThumbnailSize:
-    """The picture in a tile: no higher than a matrix so wide that has `steepest` as many queries as keys."""
+    """The thumbnail in a tile, no higher than its width times `steepest`, the largest ratio of queries to keys."""
     gap, below = (2 if tile[0] >= _ROOMY[0] else 1), (1 if tile[1] >= _ROOMY[1] else 0)
     width = min(_MOST_TILE[0], tile[0] - gap)
     height = min(_MOST_TILE[1], tile[1] - 1 - below, max(_LEAST[1], ceil(width * steepest / 2)))
@@ -345,5 +349,5 @@ def _tiled(tile: tuple[int, int], across: int, steepest: float) -> ThumbnailSize
 
 
 def blank(size: ThumbnailSize) -> Sequence[list[Segment]]:
-    """The lines of a small picture that is not there yet."""
+    """The lines of a thumbnail that is not drawn yet."""
     return [[segment(" " * size.width)] for _ in range(size.height)]

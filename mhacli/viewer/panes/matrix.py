@@ -19,12 +19,12 @@ from mhacli.viewer.picture import SHADED, TAKEN_SIGN, TIGHT, Picture, Shades, Zo
 
 _TOP_LINES, _MOST_LABEL, _LEAST_LABEL, _TICKS = 3, 14, 5, 10
 _CURSOR_COLOUR = picked((255, 64, 64), 203, 9)
-"""The cursor among half blocks: a colour that the ramp does not have."""
+"""The cursor's colour among half blocks, which is not in the ramp."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a map that is drawn: from a row and a column on, so many of each."""
+    """The visible part of a map: its first row and column, and its size."""
 
     top: int
     left: int
@@ -32,7 +32,7 @@ class Window:
     n_columns: int
 
     def holding(self, row: int, column: int, shape: tuple[int, int]) -> Window:
-        """The same window, moved no further than needed to hold a cell, and never beyond the map."""
+        """The window, moved as little as needed to contain a cell within the map."""
         return Window(
             _moved(self.top, self.n_rows, row, shape[0]),
             _moved(self.left, self.n_columns, column, shape[1]),
@@ -41,16 +41,16 @@ class Window:
         )
 
 
-def _moved(begin: int, size: int, wanted: int, length: int) -> int:
-    begin = min(begin, wanted) if wanted < begin else max(begin, wanted - size + 1)
+def _moved(begin: int, size: int, target: int, length: int) -> int:
+    begin = min(begin, target) if target < begin else max(begin, target - size + 1)
     return max(0, min(begin, length - size))
 
 
 class Matrix(Pane, can_focus=True):
-    """The matrix pane. It asks its screen for what is drawn, and posts `Moved` where the mouse chooses a cell."""
+    """The matrix pane. Posts `Moved` on a click."""
 
     class Moved(Message):
-        """A cell of the finest map was chosen."""
+        """A cell of the finest map was selected."""
 
         def __init__(self, row: int, column: int) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ class Matrix(Pane, can_focus=True):
         self.repaint()
 
     def zoom(self) -> Zoom:
-        """The zoom that is drawn: the one asked for, or the largest at which all fits."""
+        """The current zoom: the chosen one, or the largest at which the whole map fits."""
         assert self.picture is not None
         shape, room = (self.picture.n_rows, self.picture.n_columns), self._room()
         if self.chosen_zoom is None:
@@ -79,7 +79,7 @@ class Matrix(Pane, can_focus=True):
         return steps[nearest(self.chosen_zoom, steps)]
 
     def zoomed(self, step: int) -> bool:
-        """Draws one zoom larger or smaller; False where there is none."""
+        """Zooms in or out; False if that is not possible."""
         if self.picture is None:
             return False
         steps = zoom_levels((self.picture.n_rows, self.picture.n_columns), self._room(), colour=self.colour)
@@ -91,7 +91,7 @@ class Matrix(Pane, can_focus=True):
         return True
 
     def page(self) -> tuple[int, int]:
-        """How many rows and columns of the finest map a page holds, and a step: the block that one cell stands for."""
+        """Rows and columns of the finest map per page, and per step (the block of one cell)."""
         zoom = self.zoom() if self.picture is not None else Zoom()
         return max(1, self.window.n_rows - 1) * zoom.factor, max(1, self.window.n_columns - 1) * zoom.factor
 
@@ -106,13 +106,13 @@ class Matrix(Pane, can_focus=True):
         return max(1, self.size.height - self._n_above()), max(1, self.size.width - self._label_width() - 2)
 
     def _n_above(self) -> int:
-        """Lines above the cells: the title, and the keys where there is room for them and two lines of cells."""
+        """The lines above the cells: the title, and the keys if there is room."""
         return _TOP_LINES if self.size.height >= _TOP_LINES + 2 else 1
 
     # ------------------------------------------------------------------------------------------------------- painting
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """Title, the keys along the top, and a line for each row or two."""
+        """The title, the keys along the top, and the rows."""
         if self.picture is None:
             return [ruled("matrix", width, focused=self.has_focus)]
         zoom, label = self.zoom(), self._label_width()
@@ -146,7 +146,7 @@ class Matrix(Pane, can_focus=True):
         return title
 
     def _axis(self, shades: Shades, zoom: Zoom, window: Window, column: int, label: int) -> Line:
-        """The keys: their tokens where a cell has room for one, else every so many places."""
+        """The keys: tokens if they fit into cells, else some of the positions."""
         shown = range(window.left, window.left + window.n_columns)
         if zoom.width > TIGHT and shades.map.block == 1:
             names = [(set_cell_size(fitted(shades.map.key_name(c), zoom.width - 1), zoom.width - 1), c) for c in shown]
@@ -158,7 +158,7 @@ class Matrix(Pane, can_focus=True):
         return segments([(f"{'query':<{label + 2}}", DIM), (numbers, DIM)])
 
     def _mark(self, zoom: Zoom, window: Window, column: int, label: int) -> Line:
-        """A mark above the column of the cursor, and the key's name beside it."""
+        """A mark above the cursor's column, with the key's name beside it."""
         width, at = window.n_columns * zoom.width, (column - window.left) * zoom.width + (zoom.width - 1) // 2
         assert self.picture is not None
         room = max(width, self.size.width - label - 2)
@@ -169,7 +169,7 @@ class Matrix(Pane, can_focus=True):
         return segments([(" " * (label + 2 + begin), PLAIN), (mark, ACCENT)])
 
     def _line(self, shades: Shades, zoom: Zoom, window: Window, at: int, cursor: tuple[int, int], label: int) -> Line:
-        """A row, or two in halves, with the name of the row that has the cursor, or of the first."""
+        """One row, or two in half blocks, with the name of the cursor's row or of the first."""
         rows = (at, at + 1) if zoom.halves and at + 1 < window.top + window.n_rows else (at,)
         named = cursor[0] if cursor[0] in rows else at
         is_marked = cursor[0] in rows
@@ -181,29 +181,29 @@ class Matrix(Pane, can_focus=True):
         line = [segment(name, ACCENT if is_marked else DIM if shades.map.block > 1 else PLAIN)]
         line.append(segment(" ▸" if is_marked else "  ", ACCENT))
         columns = slice(window.left, window.left + window.n_columns)
-        own = cursor[1] - window.left if is_marked else -1
+        cursor_column = cursor[1] - window.left if is_marked else -1
         if zoom.halves:
             pair = [shades.cells[row, columns].tolist() for row in rows]
             upper, lower = pair[0], pair[1] if len(pair) > 1 else [FORBIDDEN] * len(pair[0])
-            return [*line, *_halves(upper, lower, own, is_lower=cursor[0] == at + 1)]
+            return [*line, *_halves(upper, lower, cursor_column, is_lower=cursor[0] == at + 1)]
         levels, weights = shades.cells[at, columns].tolist(), shades.map.weights[at, columns].tolist()
-        return [*line, *self._cells(levels, weights, zoom, own)]
+        return [*line, *self._cells(levels, weights, zoom, cursor_column)]
 
-    def _cells(self, levels: Sequence[int], weights: Sequence[float], zoom: Zoom, own: int) -> list[Segment]:
-        """A row of cells, each `zoom.width` columns wide, shaded by colour or signs, or numbers."""
+    def _cells(self, levels: Sequence[int], weights: Sequence[float], zoom: Zoom, cursor_column: int) -> list[Segment]:
+        """A row of cells, each `zoom.width` columns wide, with shades, signs or numbers."""
         cells = []
         for place, (level, weight) in enumerate(zip(levels, weights, strict=True)):
             cells.append(
-                _number_cell(level, weight, zoom, self.colour, place == own)
+                _number_cell(level, weight, zoom, self.colour, place == cursor_column)
                 if zoom.decimals
-                else _shade_cell(level, zoom, self.colour, place == own)
+                else _shade_cell(level, zoom, self.colour, place == cursor_column)
             )
         return cells
 
     # ---------------------------------------------------------------------------------------------------------- mouse
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the cell under the mouse."""
+        """Selects the cell under the mouse."""
         if self.picture is None or event.y < self._n_above():
             return
         zoom = self.zoom()
@@ -214,60 +214,64 @@ class Matrix(Pane, can_focus=True):
             self.post_message(self.Moved(row * zoom.factor, self.column if x < 0 else column * zoom.factor))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Moves on by a few rows, or columns with shift."""
+        """Moves down a few rows, or right with shift."""
         self._wheel(1, sideways=event.shift)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Moves back by a few."""
+        """Moves up a few rows, or left with shift."""
         self._wheel(-1, sideways=event.shift)
 
-    def _wheel(self, way: int, *, sideways: bool) -> None:
+    def _wheel(self, direction: int, *, sideways: bool) -> None:
         if self.picture is None:
             return
-        step = way * 3 * self.zoom().factor
+        step = direction * 3 * self.zoom().factor
         row, column = (self.row, self.column + step) if sideways else (self.row + step, self.column)
         last = self.picture.n_rows - 1, self.picture.n_columns - 1
         self.post_message(self.Moved(min(last[0], max(0, row)), min(last[1], max(0, column))))
 
 
 def _places_of_rows(shades: Shades, rows: Sequence[int]) -> str:
-    """The first and the last place that a line stands for."""
+    """The first and last position of a line."""
     return f"{shades.map.query_name(rows[0]).partition('–')[0]}–{shades.map.query_name(rows[-1]).partition('–')[2]}"
 
 
-def _halves(upper: Sequence[int], lower: Sequence[int], own: int, *, is_lower: bool) -> list[Segment]:
+def _halves(upper: Sequence[int], lower: Sequence[int], cursor_column: int, *, is_lower: bool) -> list[Segment]:
     cells = [segment(*painted) for painted in half_cells(upper, lower, broken=BROKEN)]
-    if own >= 0 and NOT_A_NUMBER in (upper[own], lower[own]):
-        cells[own] = segment(NAN_SIGN, CURSOR)
-    elif own >= 0:
-        rest = upper[own] if is_lower else lower[own]
+    if cursor_column >= 0 and NOT_A_NUMBER in (upper[cursor_column], lower[cursor_column]):
+        cells[cursor_column] = segment(NAN_SIGN, CURSOR)
+    elif cursor_column >= 0:
+        rest = upper[cursor_column] if is_lower else lower[cursor_column]
         ground = ramp_paint(rest) if rest >= 0 else None
-        cells[own] = segment("▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground))
+        cells[cursor_column] = segment("▄" if is_lower else "▀", Style(color=_CURSOR_COLOUR, bgcolor=ground))
     return cells
 
 
-def _shade_cell(level: int, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
+def _shade_cell(level: int, zoom: Zoom, colour: bool, is_cursor: bool) -> Segment:
     signs, style = cell(level, zoom.width, colour=colour)
     if level == NOT_A_NUMBER:
         style = BROKEN
-    if not is_own:
+    if not is_cursor:
         return segment(signs, style)
     if colour:
         return segment("[]" if zoom.width > SHADED else "▪", style)
     return segment(signs, CURSOR)
 
 
-def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_own: bool) -> Segment:
-    """An attention weight, with a sign of its shade where there is room and no colour; `0` where it is masked, `–` where it
-    was taken out. Brackets are the cursor, or where there is no room for them its style."""
+def _number_cell(level: int, weight: float, zoom: Zoom, colour: bool, is_cursor: bool) -> Segment:
+    """An attention weight, without colour with the sign of its shade if there is room; `0` if masked, `–` if removed.
+
+    The cursor has brackets, or its own style if they do not fit.
+    """
     nothing = "0" if weight == FORBIDDEN else TAKEN_SIGN
     number = nothing if level < 0 and level != NOT_A_NUMBER else weight_text(weight, zoom.decimals)
     style = EMPTY if level < 0 else shade(level) if colour else PLAIN
     if zoom.width == TIGHT:
-        return segment(f"{number[: TIGHT - 1]:>{TIGHT}}", CURSOR if is_own else style)  # 1.0: a blank between numbers
+        return segment(
+            f"{number[: TIGHT - 1]:>{TIGHT}}", CURSOR if is_cursor else style
+        )  # 1.0 leaves a blank between numbers
     sign = " " if colour or level < 0 else glyph(level)
     room = zoom.width - 2
-    text = f"{sign}{number:>{room - 1}}"[-room:]  # a weight of 1 has no room for its sign
-    if is_own:
+    text = f"{sign}{number:>{room - 1}}"[-room:]  # a weight of 1 leaves no room for its sign
+    if is_cursor:
         return segment(f"[{text}]", CURSOR if not colour or level < 0 else style)
     return segment(f" {text} ", style)

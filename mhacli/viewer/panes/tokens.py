@@ -1,4 +1,4 @@
-"""Panes of tokens: the text shaded by attention weights, the line of a search, and the top keys of a query."""
+"""Panes of tokens: the text shaded by attention weights, the search line, and a query's top keys."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from mhacli.viewer.lines import (
 from mhacli.viewer.picture import Picture
 
 _CHOSEN = "▸", ACCENT
-"""In front of a chosen token that is shaded."""
+"""The sign before a selected token that is shaded."""
 
 
 @dataclass(frozen=True)
 class TextFlow:
-    """Where each token of a text stands: its label, and the column it begins at; `starts` are the first tokens of lines.
+    """The layout of a text: each token's label and first column. `starts` are the first tokens of lines.
 
-    In front of each token one column is free, for a sign of its shade.
+    One column before each token is free for the sign of its shade.
     """
 
     labels: tuple[str, ...]
@@ -50,7 +50,7 @@ class TextFlow:
     starts: tuple[int, ...]
 
     def line_of(self, token: int) -> int:
-        """The line that a token stands on."""
+        """The line of a token."""
         return bisect_right(self.starts, token) - 1
 
     def tokens_of(self, line: int) -> range:
@@ -59,22 +59,22 @@ class TextFlow:
         return range(self.starts[line], end)
 
     def at(self, line: int, column: int) -> int | None:
-        """The token at a place, None where there is none."""
+        """The token at a line and column, or None."""
         if not 0 <= line < len(self.starts):
             return None
-        own = [
+        tokens = [
             i for i in self.tokens_of(line) if self.columns[i] <= column < self.columns[i] + cell_len(self.labels[i])
         ]
-        return own[0] if own else None
+        return tokens[0] if tokens else None
 
     def below(self, token: int, step: int) -> int:
-        """The token that stands below or above another, as near to its column as can be."""
+        """The token below or above another, nearest to its column."""
         line = min(len(self.starts) - 1, max(0, self.line_of(token) + step))
         return min(self.tokens_of(line), key=lambda i: abs(self.columns[i] - self.columns[token]))
 
 
 def flow(text: TokenSequence, width: int) -> TextFlow:
-    """The tokens wrapped into `width` columns, longer ones cut."""
+    """The tokens wrapped to `width` columns; longer tokens are cut."""
     labels, columns, starts, at = [], [], [], width
     for index in range(len(text.tokens)):
         label = fitted(token_text(text, index), max(1, width - 1))
@@ -89,10 +89,10 @@ def flow(text: TokenSequence, width: int) -> TextFlow:
 
 
 class Tokens(ScrolledPane):
-    """A text, one token of it chosen. It posts `Chosen` where the mouse chooses another."""
+    """A text with a selected token. Posts `Chosen` on a click."""
 
     class Chosen(Message):
-        """A token was chosen."""
+        """A token was selected."""
 
         def __init__(self, pane: Tokens, place: int) -> None:
             super().__init__()
@@ -111,8 +111,8 @@ class Tokens(ScrolledPane):
     def show(
         self, text: TokenSequence, chosen: tuple[int, int], level_of: Callable[[int], int], titles: Sequence[str]
     ) -> None:
-        """Draws a text with the places from the first to the last of `chosen` marked, each token at the level of its place; above
-        it the first of the titles that fits."""
+        """Draws a text with the range `chosen` marked and each token at its level, under the first of the titles that
+        fits."""
         self._follows = self._follows or chosen != self.chosen or text is not self.text
         self.text, self.chosen, self._level_of, self.titles = text, chosen, level_of, titles
         self.repaint()
@@ -126,7 +126,7 @@ class Tokens(ScrolledPane):
         return self._flow[2]
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The title and the lines around the chosen token, or where the wheel went."""
+        """The title and the lines around the selected token or the scroll position."""
         if self.text is None:
             return [ruled(self.titles[0], width, focused=self.has_focus)]
         wrapped, room = self.flow(), max(1, height - 1)
@@ -159,7 +159,7 @@ class Tokens(ScrolledPane):
         return pieces
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the token under the mouse."""
+        """Selects the token under the mouse."""
         if self.text is not None and event.y >= 1:
             place = self.flow().at(self.top + event.y - 1, event.x)
             if place is not None:
@@ -173,14 +173,14 @@ SearchAxis = Literal["query", "key"]
 
 
 def matches(text: TokenSequence, typed: str) -> tuple[int, ...]:
-    """The places of the tokens that hold what was typed, capital or not; of a number also the place of that number, first."""
+    """The positions of tokens that contain the typed text in any case; for a number, that position comes first."""
     if not typed:
         return ()
-    wanted = typed.casefold()
+    needle = typed.casefold()
     places = [
         place
         for place, token in enumerate(text.tokens)
-        if wanted in token.casefold() or wanted in token_text(text, place).casefold()
+        if needle in token.casefold() or needle in token_text(text, place).casefold()
     ]
     number = int(typed) if typed.isascii() and typed.isdigit() and len(typed) < 10 else -1
     if 0 <= number < len(text.tokens):
@@ -190,7 +190,7 @@ def matches(text: TokenSequence, typed: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Search:
-    """What was typed, on which axis, and which of the places that match is meant."""
+    """The typed text, the searched axis, the matching positions, and the current match."""
 
     axis: SearchAxis
     typed: str = ""
@@ -198,17 +198,17 @@ class Search:
     at: int = 0
 
     def step(self, by: int) -> Search:
-        """The next match, or another, around the ends."""
+        """The next match or a later one, around the ends."""
         return Search(self.axis, self.typed, self.places, (self.at + by) % len(self.places)) if self.places else self
 
     @property
     def place(self) -> int | None:
-        """The place that is meant, None where nothing matches."""
+        """The position of the current match; None without one."""
         return self.places[self.at] if self.places else None
 
 
 def searched(text: TokenSequence, axis: SearchAxis, typed: str, begin: int) -> Search:
-    """The matches of what was typed; meant is that number's place, or the first match from `begin` on."""
+    """The matches of the typed text. The current one is the typed position, or the first match from `begin` on."""
     places = matches(text, typed)
     if typed.isdigit() and places and places[0] == int(typed):
         return Search(axis, typed, places, 0)
@@ -216,24 +216,24 @@ def searched(text: TokenSequence, axis: SearchAxis, typed: str, begin: int) -> S
 
 
 class Prompt(Pane, can_focus=True):
-    """A line that takes every key while it has the focus, and tells what was typed."""
+    """The search line. It takes every key while focused, and posts the typed text."""
 
     class Typed(Message):
-        """What stands in the line now."""
+        """The typed text has changed."""
 
         def __init__(self, typed: str) -> None:
             super().__init__()
             self.typed = typed
 
     class Ended(Message):
-        """The line is done with: what was found is taken, or not."""
+        """The search has ended; its match was accepted or not."""
 
         def __init__(self, *, taken: bool) -> None:
             super().__init__()
             self.taken = taken
 
     class Turned(Message):
-        """The other axis is meant."""
+        """The search switched to the other axis."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id)
@@ -241,18 +241,18 @@ class Prompt(Pane, can_focus=True):
         self._typed = ""
 
     def open(self, search: Search) -> None:
-        """Begins anew."""
+        """Starts a new search."""
         self._typed = ""
         self.display = True
         self.show(search)
 
     def show(self, search: Search) -> None:
-        """Shows what is searched for, and how much was found."""
+        """Shows the search and its number of matches."""
         self.search = search
         self.repaint()
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """What was typed, and how many tokens match."""
+        """The typed text, and the number of matching tokens."""
         search = self.search
         count = (
             f"{search.at + 1} of {len(search.places)}"
@@ -274,13 +274,13 @@ class Prompt(Pane, can_focus=True):
         ]
 
     def on_key(self, event: events.Key) -> None:
-        """Takes every key: none of them means anything else now."""
+        """Takes every key."""
         event.stop()
         event.prevent_default()
         self.take(event)
 
     def take(self, event: events.Key) -> None:
-        """Takes a key. What was typed is kept here: the next key may come before the screen has looked for the last."""
+        """Handles a key. The typed text is kept here, because the next key may arrive before the screen has searched."""
         if event.key in ("enter", "escape"):
             self.post_message(self.Ended(taken=event.key == "enter"))
         elif event.key == "tab":
@@ -291,7 +291,7 @@ class Prompt(Pane, can_focus=True):
             self._type(self._typed + event.character)
 
     def on_paste(self, event: events.Paste) -> None:
-        """Takes what was pasted, its first line."""
+        """Takes the first line of pasted text."""
         event.stop()
         self._type(self._typed + event.text.split("\n")[0])
 
@@ -309,7 +309,7 @@ _MOST_NAME = 18
 
 
 def bar(part: float, width: int) -> str:
-    """A bar as long as a part of `width` columns, in eighths of one.
+    """A bar for a fraction of `width` columns, in eighths of a column.
 
     >>> bar(0.5, 3)
     '█▌'
@@ -319,10 +319,10 @@ def bar(part: float, width: int) -> str:
 
 
 class TopKeys(ScrolledPane):
-    """The strongest keys of a query. It posts `Chosen` where the mouse chooses one."""
+    """The top keys of a query. Posts `Chosen` on a click."""
 
     class Chosen(Message):
-        """A key was chosen, by its column in the finest map."""
+        """A key was selected by its column in the finest map."""
 
         def __init__(self, column: int) -> None:
             super().__init__()
@@ -336,7 +336,7 @@ class TopKeys(ScrolledPane):
         self._listed: tuple[tuple[int, float], ...] = ()
 
     def show(self, picture: Picture | None, row: int, column: int, *, most: int | None) -> None:
-        """Lists at most so many keys of a row (None: as many as fit), that of the cursor marked."""
+        """Lists at most `most` keys of a row (None: as many as fit), with the cursor's marked."""
         is_other = picture is not self.picture or (row, most) != (self.row, self.most)
         self.picture, self.row, self.column, self.most = picture, row, column, most
         if is_other:
@@ -345,17 +345,17 @@ class TopKeys(ScrolledPane):
 
     @property
     def shown_keys(self) -> tuple[tuple[int, float], ...]:
-        """The columns that are listed, with their attention weights."""
+        """The listed columns with their weights."""
         return self._listed[: self._room() if self.most is None else self.most]
 
     def _room(self) -> int:
-        """How many keys fit, with what is said below."""
+        """The number of keys that fit above the last lines."""
         n_lines = max(1, self.size.height - 1)
         has_learned = self.picture is not None and self.picture.base.learned is not None
         return max(1, n_lines - has_learned - (len(self._listed) > n_lines - has_learned))
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
-        """The title, the keys from the strongest down, and what the others get."""
+        """The title, the top keys in descending order, and the weight of the others."""
         if self.picture is None:
             return [ruled("strongest keys", width, focused=self.has_focus)]
         noun = "key" if self.picture.base.block == 1 else "block"
@@ -376,7 +376,7 @@ class TopKeys(ScrolledPane):
 
     @property
     def _largest(self) -> float:
-        """What the longest bar stands for: the strongest key's attention weight."""
+        """The weight of the longest bar."""
         strongest = self._listed[0][1] if self._listed else 0.0
         return strongest if strongest > 0 else 1.0
 
@@ -397,7 +397,7 @@ class TopKeys(ScrolledPane):
         )
 
     def _below(self) -> list[Line]:
-        """What keys get that are not listed, and what a sink logit takes."""
+        """The weights of unlisted keys and of a sink logit."""
         assert self.picture is not None
         rest, lines = self._listed[len(self.shown_keys) :], []
         if rest:
@@ -408,7 +408,7 @@ class TopKeys(ScrolledPane):
         return lines
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the key under the mouse."""
+        """Selects the key under the mouse."""
         place = self.top + event.y - 1
         if event.y >= 1 and place < len(self.shown_keys):
             self.post_message(self.Chosen(self.shown_keys[place][0]))
