@@ -229,7 +229,7 @@ def home_prefix(layout: Layout, stack: str | None, layer: int) -> str:
     return place.home + place.stems[-1 if not place.stems[-1] else 0].format(layer=layer)
 
 
-# ---------------------------------------------------------------------------------- what a config says of an attention
+# ------------------------------------------------------------------------------------------------- attention by config
 
 
 class Choices(NamedTuple):

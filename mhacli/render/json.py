@@ -49,9 +49,9 @@ def _arrays(record: Record) -> Iterator[str]:
         if name not in record.arrays:
             yield ",\n" + field(name, None)
             continue
-        values, meant = _values(record, name)
+        values, has_meaning = _values(record, name)
         yield f",\n{json.dumps(_RENAMED.get(name, name))}:"
-        yield from _nested(values, meant)
+        yield from _nested(values, has_meaning)
 
 
 def nonfinite(record: Record) -> dict[str, int]:
@@ -61,8 +61,8 @@ def nonfinite(record: Record) -> dict[str, int]:
         return {prefix + name: count for prefix, counts in by_layer.items() for name, count in counts.items()}
     counts = {}
     for name in sorted(record.arrays):  # the order in files is arbitrary
-        values, meant = _values(record, name)
-        counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & meant).sum())
+        values, has_meaning = _values(record, name)
+        counts[_RENAMED.get(name, name)] = int((~np.isfinite(values) & has_meaning).sum())
     return {name: count for name, count in counts.items() if count}
 
 
@@ -85,20 +85,20 @@ def _values(record: Record, name: str) -> tuple[Array, Array]:
     return array, ~np.isnan(array) if name == "corner" else np.broadcast_to(np.True_, array.shape)
 
 
-def _nested(values: Array, meant: Array) -> Iterator[str]:
+def _nested(values: Array, has_meaning: Array) -> Iterator[str]:
     """Nested lists, one row of the innermost axis at a time."""
     if values.ndim == 1:
-        yield "[" + ",".join(_numbers(values, meant)) + "]"
+        yield "[" + ",".join(_numbers(values, has_meaning)) + "]"
         return
     yield "["
     for i in range(len(values)):
         yield "," if i else ""
-        yield from _nested(values[i], meant[i])
+        yield from _nested(values[i], has_meaning[i])
     yield "]"
 
 
-def _numbers(values: Array, meant: Array) -> list[str]:
+def _numbers(values: Array, has_meaning: Array) -> list[str]:
     if values.dtype.kind != "f":
         return [json.dumps(value) for value in values.tolist()]
-    words: list[str] = np.where(np.isfinite(values) & meant, values.astype("U32"), "null").tolist()
+    words: list[str] = np.where(np.isfinite(values) & has_meaning, values.astype("U32"), "null").tolist()
     return words

@@ -24,9 +24,9 @@ _MAX_FILE_BYTES = 1 << 24
 
 def read_device_map(word: str) -> DeviceMap:
     """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError` for an invalid file."""
-    for known in get_args(Spreading):
-        if word == known:
-            return known  # type: ignore[no-any-return]
+    for spreading in get_args(Spreading):
+        if word == spreading:
+            return spreading  # type: ignore[no-any-return]
     if not os.path.lexists(word):
         raise UsageError(
             f"--device-map {shlex.quote(word[:200])} is neither {' nor '.join(get_args(Spreading))} nor a file",

@@ -85,7 +85,7 @@ class Facts:
         return self.batch * self.config.n_heads * self.q_len * self.k_len
 
 
-# ----------------------------------------------------------------------------------------- costs of a step of decoding
+# --------------------------------------------------------------------------------------------- cost of a decoding step
 
 
 CacheKind = Literal["none", "concat", "preallocated"]

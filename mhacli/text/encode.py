@@ -341,19 +341,19 @@ def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path:
 
 def _with_end(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Each chunk and whether it is the last. Chunks have at least two bytes, so that no byte order mark is cut."""
-    held = b""
+    buffer = b""
     for chunk in chunks:
-        held += chunk
-        if len(held) >= 2:
-            yield held, False
-            held = b""
-    yield held, True
+        buffer += chunk
+        if len(buffer) >= 2:
+            yield buffer, False
+            buffer = b""
+    yield buffer, True
 
 
 def _bad_bytes(
     fault: UnicodeDecodeError, seen: int, chunk_len: int, decoding: Decoding, name: str, path: str | None
 ) -> MhaError:
-    # the decoder's own buffer holds the tail of the chunk before, so offsets count from the end of this one
+    # the decoder buffers the tail of the previous chunk, so offsets count from the end of this chunk
     offset = seen + chunk_len - (len(fault.object) - fault.start)
     bad = "".join(f"\\x{byte:02x}" for byte in fault.object[fault.start : fault.start + 1])
     hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from functools import lru_cache
 
-# Characters that draw nothing although their category does not say so: joiners, fillers, variation selectors, blanks.
+# Invisible characters in visible categories: joiners, fillers, variation selectors, blanks.
 _INVISIBLE = frozenset(
     [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0]
     + [point for low, high in ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0)) for point in range(low, high)]

@@ -1,16 +1,16 @@
-"""What the tokenizer of a checkpoint makes of a text, told by what its tokens stand for: characters, bytes and words.
+"""Decodes the tokens of a checkpoint's tokenizer into the characters, bytes and words that they stand for.
 
-Tokenizers name tokens in spellings of their own: `ĠEiffel`, `▁Eiffel`, `##fel`, `<0xE6>`, `æĹ¥`. Here each token is its bytes,
-and the bytes of neighbours are read together as UTF-8, so that a character that is cut into tokens is still seen:
+Tokenizers spell tokens in various ways: `ĠEiffel`, `▁Eiffel`, `##fel`, `<0xE6>`, `æĹ¥`. Here each token becomes bytes,
+and the bytes of neighbours are decoded together as UTF-8, so that a character cut into several tokens is still visible:
 
-- a token is shown as the characters that it stands for: ` Eiffel`, with its space, and `fel` (`##fel` stays its name);
-- a character that is cut is marked behind itself, in each of its tokens, with which of how many tokens this is: `日⟨1/3⟩`,
-  `日⟨2/3⟩`, `日⟨3/3⟩`. A mark belongs to the one character before it: `日⟨2/2⟩本⟨1/2⟩` ends one character and begins another,
-  `日本⟨1/2⟩` is all of 日 and the beginning of 本;
-- a `⟨` of the text itself that would read as the beginning of a mark is marked as the whole that it is, `⟨⟨1/1⟩1/3⟩`, so
-  that no two tokens of different characters look alike;
-- a byte that never makes a character is the lone surrogate that Python carries it as, which `escape.visible` shows: `\xff`;
-- special tokens, and the one for what the tokenizer does not know, keep their names.
+- a token is shown as its characters: ` Eiffel`, with its space, and `fel` (`##fel` remains its name);
+- a cut character has a mark in each of its tokens, with the part and the number of parts: `日⟨1/3⟩`, `日⟨2/3⟩`, `日⟨3/3⟩`. The
+  mark belongs to the character before it: `日⟨2/2⟩本⟨1/2⟩` ends one character and begins another, `日本⟨1/2⟩` has all of 日 and
+  the beginning of 本;
+- a `⟨` of the text that looks like the beginning of a mark gets a mark itself, `⟨⟨1/1⟩1/3⟩`, so that tokens with different
+  characters never look alike;
+- a byte that belongs to no character becomes Python's lone surrogate, which `escape.visible` shows as an escape;
+- special tokens, and the token for unknown text, keep their names.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ def _space_mark(steps: Sequence[Mapping[str, Any]]) -> str:
 def _unknown(model: Mapping[str, Any], added: Mapping[Any, Any]) -> tuple[int | None, str]:
     vocabulary, name, number = model.get("vocab"), _text(model.get("unk_token")), model.get("unk_id")
     if name:
-        found = _mapping(vocabulary).get(name, added.get(name))
-        return (found, name) if isinstance(found, int) else (None, "")
+        token_id = _mapping(vocabulary).get(name, added.get(name))
+        return (token_id, name) if isinstance(token_id, int) else (None, "")
     if isinstance(vocabulary, list) and isinstance(number, int) and 0 <= number < len(vocabulary):
-        entry = vocabulary[number]  # of a unigram model: a pair of name and score
+        entry = vocabulary[number]  # a unigram model lists pairs of name and score
         return number, _text(entry[0]) if isinstance(entry, list) and entry else ""
     return None, ""
 
@@ -214,11 +214,12 @@ def pieces_of(text: str, encoding: Encoding, spelling: Spelling) -> TokenSequenc
     parts = _parts([None if token.is_special else token.bytes for token in tokens])
     words = _word_numbers(tokens, parts)
     pieces = [
-        Piece(token.name, token.bytes.hex(), token.is_special, word, *_place(held))
-        for token, held, word in zip(tokens, parts, words, strict=True)
+        Piece(token.name, token.bytes.hex(), token.is_special, word, *_place(token_parts))
+        for token, token_parts, word in zip(tokens, parts, words, strict=True)
     ]
     shown = tuple(
-        token.name if token.is_named or not held else _shown(held) for token, held in zip(tokens, parts, strict=True)
+        token.name if token.is_named or not token_parts else _shown(token_parts)
+        for token, token_parts in zip(tokens, parts, strict=True)
     )
     offsets = tuple((start, end) for start, end in encoding.offsets)
     return TokenSequence(text, shown, tuple(encoding.ids), offsets, pieces=tuple(pieces))
@@ -261,20 +262,20 @@ def _parts(chunks: Sequence[bytes | None]) -> list[list[_Part]]:
     return parts
 
 
-def _place(held: Sequence[_Part]) -> tuple[int, int]:
+def _place(parts: Sequence[_Part]) -> tuple[int, int]:
     """The part number and the number of parts of the first cut character in a token; (1, 1) without one."""
-    return next(((part.part, part.parts) for part in held if part.parts > 1), (1, 1))
+    return next(((part.part, part.parts) for part in parts if part.parts > 1), (1, 1))
 
 
 _LIKE_A_MARK = re.compile(r"⟨(?=[0-9]+/[0-9]+⟩)")
 
 
-def _shown(held: Sequence[_Part]) -> str:
-    bare = "".join(part.character for part in held)
+def _shown(parts: Sequence[_Part]) -> str:
+    bare = "".join(part.character for part in parts)
     marked = {match.start() for match in _LIKE_A_MARK.finditer(bare)}
     return "".join(
         f"{part.character}⟨{part.part}/{part.parts}⟩" if part.parts > 1 or i in marked else part.character
-        for i, part in enumerate(held)
+        for i, part in enumerate(parts)
     )
 
 
@@ -305,21 +306,21 @@ def _stream(tokens: Sequence[_NamedToken], parts: Sequence[Sequence[_Part]]) -> 
     """All characters, with a space for each gap and each special token, and the index at which each token begins."""
     stream: list[str] = []
     begins: list[int] = []
-    for token, held in zip(tokens, parts, strict=True):
+    for token, token_parts in zip(tokens, parts, strict=True):
         if token.after_gap or token.is_special:
             stream.append(" ")
         begins.append(len(stream))
-        stream.extend(part.character for part in held if part.part == 1)
+        stream.extend(part.character for part in token_parts if part.part == 1)
     return "".join(stream), begins
 
 
-def _belongs(held: Sequence[_Part], before: Sequence[_Part], stream: str, begin: int) -> bool:
+def _belongs(parts: Sequence[_Part], before: Sequence[_Part], stream: str, begin: int) -> bool:
     """Whether a token belongs to the word of the token before it."""
-    if not held or held[0].part > 1:
+    if not parts or parts[0].part > 1:
         return True
     blank = "".join(part.character for part in before)
-    if blank.isspace() and held[0].character.isspace():  # repeated white space such as empty lines
-        return {*blank} == {part.character for part in held}
+    if blank.isspace() and parts[0].character.isspace():  # repeated white space such as empty lines
+        return {*blank} == {part.character for part in parts}
     if blank and not blank.strip(" "):
         return True  # a lone space belongs to the next word, as in ` Eiffel`
     return continues(stream, begin)
@@ -360,7 +361,7 @@ def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: boo
     return ()
 
 
-# ----------------------------------------------------------------------------------------------------- where words end
+# --------------------------------------------------------------------------------------------------------- word breaks
 
 
 _JOINER: Final = "\u200d"

@@ -79,7 +79,7 @@ APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 class WordTokenizer:
-    """Words split at white space, in lower case, with punctuation dropped or kept as tokens of its own.
+    """Words split at white space, in lower case, with punctuation dropped or kept as separate tokens.
 
     With `inner_marks`, marks inside a word stay part of it; earlier versions treated them like other marks.
 

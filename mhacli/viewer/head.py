@@ -349,7 +349,7 @@ class HeadScreen(HeadsScreen):
         self._show_search(self.search.step(step))
 
 
-# --------------------------------------------------------------------------------------- what stands around the matrix
+# --------------------------------------------------------------------------------------------- texts around the matrix
 
 
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:

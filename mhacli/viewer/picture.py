@@ -222,7 +222,7 @@ def sink_words(picture: Picture) -> str:
     return f"{what}, taken out, rows renormalised" if picture.hides_sinks else f"{what} of a row on average"
 
 
-# ------------------------------------------------------------------------------------------------------ small pictures
+# ---------------------------------------------------------------------------------------------------------- thumbnails
 
 
 def thumbnail(picture: Picture, width: int, height: int, *, colour: bool) -> list[list[Segment]]:

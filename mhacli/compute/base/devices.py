@@ -66,7 +66,7 @@ def _require_cuda(name: str, index: int, option: str) -> None:
     raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device")
 
 
-def environment(device: torch.device, asked: str) -> Environment:
+def environment(device: torch.device, requested: str) -> Environment:
     """The environment of a run: versions, device and threads."""
     return Environment(
         mha=mhacli.__version__,
@@ -76,7 +76,7 @@ def environment(device: torch.device, asked: str) -> Environment:
         platform=f"{platform.system()} {platform.machine()}",
         device=str(device),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        device_asked=asked,
+        device_asked=requested,
         threads=torch.get_num_threads(),
     )
 

@@ -317,7 +317,7 @@ def _with_meaning(check: HealthCheck) -> HealthCheck:
     return replace(check, meaning=meaning, advice=check.advice or advice)
 
 
-# --------------------------------------------------------------------------------------------------------- what is read
+# ---------------------------------------------------------------------------------------------------------- input texts
 
 
 TEXTS = (
@@ -407,7 +407,7 @@ def _says_bidirectional(model: nn.Module) -> bool:
     return bool(flags) and not any(flags)
 
 
-# ------------------------------------------------------------------------------------- finite numbers, and sums of rows
+# ------------------------------------------------------------------------------------------ finite numbers and row sums
 
 
 def check_finite(model: nn.Module, seen: PassOutputs) -> HealthCheck:
@@ -444,17 +444,17 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
         if fault.code == "out-of-memory":
             raise
         return HealthCheck("row-sums", None, fault.message)
-    understood = [
+    verifiable = [
         done for done in run.results if not any("is not understood" in reason for reason in done.layer.unverified)
     ]
-    if not understood:
+    if not verifiable:
         return HealthCheck("row-sums", None, "mha does not know some keywords of these attention calls")
-    bad = [(done.layer, check) for done in understood for check in _checks(done) if not check.ok]
+    bad = [(done.layer, check) for done in verifiable for check in _checks(done) if not check.ok]
     if not bad:
-        sums = [check for done in understood for check in _checks(done) if check.name == ROW_SUMS]
+        sums = [check for done in verifiable for check in _checks(done) if check.name == ROW_SUMS]
         worst = max(sums, key=lambda check: check.severity)
-        said = f"the attention weights of {len(understood)} attentions sum to 1, and give the outputs"
-        return HealthCheck("row-sums", True, said, worst.error, worst.tolerance)
+        text = f"the attention weights of {len(verifiable)} attentions sum to 1, and give the outputs"
+        return HealthCheck("row-sums", True, text, worst.error, worst.tolerance)
     first, check = bad[0]
     of_sums, of_outputs = (
         ("sums of attention weights are NaN or Inf", "outputs are NaN or Inf")
@@ -473,7 +473,7 @@ def _checks(done: LayerResults) -> list[Check]:
     return [check for check in done.layer.survey.checks if check.name == ROW_SUMS or check.is_of_outputs]
 
 
-# ------------------------------------------------------------------------------------------- the token at the beginning
+# ---------------------------------------------------------------------------------------------- beginning-of-text token
 
 
 _WORD = "word"

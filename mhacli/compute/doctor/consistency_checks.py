@@ -271,14 +271,15 @@ class ConsistencyChecks:
             keywords = {"encoder_outputs": model.get_encoder()(input_ids=keywords["input_ids"])}
         n = ids.shape[1]
         for start, end in [(0, prompt_len), *((t, t + 1) for t in range(prompt_len, n))]:
-            given = {name: ids[:, start:end], **keywords, "use_cache": True, "past_key_values": past}
-            outputs, calls = self.passes.watched(lambda given=given: model(**given), 1)
+            step_inputs = {name: ids[:, start:end], **keywords, "use_cache": True, "past_key_values": past}
+            outputs, calls = self.passes.watched(lambda step_inputs=step_inputs: model(**step_inputs), 1)
             past = outputs.get("past_key_values")
             if past is None:
                 return None
             span = [(0, end - start)]
-            seen = [seen_of(call, span) for call, kind in calls if kind != "encoder"]
-            parts.append(PassOutputs(by_row(result_of(outputs), span), tuple(one for one in seen if one is not None)))
+            attentions = [seen_of(call, span) for call, kind in calls if kind != "encoder"]
+            seen = tuple(attention for attention in attentions if attention is not None)
+            parts.append(PassOutputs(by_row(result_of(outputs), span), seen))
         return end_to_end(parts)
 
 
@@ -483,7 +484,7 @@ def end_to_end(passes: Sequence[PassOutputs]) -> PassOutputs:
     return PassOutputs(joined([part.rows for part in passes]), attentions)
 
 
-# ------------------------------------------------------------------------------------------------------------ how far apart
+# ---------------------------------------------------------------------------------------------------------------- distances
 
 
 def distance(ours: TokenOutputs, theirs: TokenOutputs) -> float:
@@ -534,7 +535,7 @@ def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingT
     return None
 
 
-# ------------------------------------------------------------------------------------------------------------------ shaken
+# ------------------------------------------------------------------------------------------------ rounding by perturbation
 
 
 @contextmanager

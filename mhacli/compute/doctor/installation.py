@@ -216,9 +216,9 @@ def check_libraries(installed: tuple[Library, ...]) -> list[HealthCheck]:
 def check_threads(n_threads: int | None) -> HealthCheck:
     """Whether the number of threads suits the cores. Another number is slow, but not wrong."""
     cores = n_cpus()
-    given = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name)}
-    variables = ", ".join(f"{name}={value}" for name, value in given.items()) or "OMP_NUM_THREADS is not set"
-    odd = [name for name, value in given.items() if not re.fullmatch(r"\s*[1-9]\d*\s*", value)]
+    settings = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if os.environ.get(name)}
+    variables = ", ".join(f"{name}={value}" for name, value in settings.items()) or "OMP_NUM_THREADS is not set"
+    odd = [name for name, value in settings.items() if not re.fullmatch(r"\s*[1-9]\d*\s*", value)]
     n = "unknown" if n_threads is None else str(n_threads)
     message = f"{n} of {cores} cores ({variables})"
     if odd:
@@ -226,7 +226,7 @@ def check_threads(n_threads: int | None) -> HealthCheck:
         return HealthCheck(
             "threads", None, f"{odd[0]} is not a number of threads: {message}", is_caution=True, advice=advice
         )
-    most = max([n_threads or 0, *map(int, given.values())])
+    most = max([n_threads or 0, *map(int, settings.values())])
     if most > cores:
         advice = f"set OMP_NUM_THREADS={cores}, or leave it out"
         message_of_excess = f"more threads than cores, so they wait for each other: {message}"

@@ -213,11 +213,11 @@ def _precision() -> HealthCheck:
     precision = torch.get_float32_matmul_precision()
     if precision == _EXACT and not torch.backends.cuda.matmul.allow_tf32:
         return HealthCheck("precision", True, "products of float32 are computed in float32 (TF32 is off)")
-    given = [name for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE") if os.environ.get(name)]
+    overrides = [name for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE") if os.environ.get(name)]
     return HealthCheck(
         "precision", False, f"products of float32 may be rounded to TF32 or bfloat16: torch's precision is {precision!r}",
         meaning="Numbers in float32 are good to three digits instead of seven.",
-        advice=f"unset {given[0]}" if given else "torch.set_float32_matmul_precision('highest') where it was changed",
+        advice=f"unset {overrides[0]}" if overrides else "torch.set_float32_matmul_precision('highest') where it was changed",
     )  # fmt: skip
 
 
@@ -248,11 +248,11 @@ def _reducer(present: Sequence[Device]) -> HealthCheck:
     faults = {d.name: kernel_fault(torch.device(d.name), torch.float32) for d in present if d.name.startswith("cuda")}
     if not faults:
         return HealthCheck("reducer", None, "the Triton kernel for statistics of heads needs a CUDA device")
-    known = {name: fault for name, fault in faults.items() if fault is not None}
-    if not known:
+    reported = {name: fault for name, fault in faults.items() if fault is not None}
+    if not reported:
         return HealthCheck("reducer", True, "the Triton kernel for statistics of heads runs, and agrees with torch")
     return HealthCheck(
-        "reducer", None, "; ".join(f"{name}: {fault}" for name, fault in known.items()), is_caution=True,
+        "reducer", None, "; ".join(f"{name}: {fault}" for name, fault in reported.items()), is_caution=True,
         meaning="Statistics of heads are made by torch, which takes longer.",
         advice="install the Triton that this build of torch names, or ignore this",
     )  # fmt: skip

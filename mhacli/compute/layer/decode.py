@@ -106,8 +106,8 @@ class Decoder:
             return out[:, start:], None
         allowed = masks.shifted(self.setup.allowed or masks.causal(), start)
         bias = self._bias(start, end)
-        new, own = self.x[:, start:end], places[..., start:]
-        out, _, past = layer.decode(new, past, allowed=allowed, bias=bias, places=own, tap=tap)
+        new, new_places = self.x[:, start:end], places[..., start:]
+        out, _, past = layer.decode(new, past, allowed=allowed, bias=bias, places=new_places, tap=tap)
         return out, past
 
     def observe(self) -> Observed:
@@ -207,7 +207,7 @@ def _require_room(setup: Setup, length: int) -> None:
         ) from None
 
 
-# ------------------------------------------------------------------------------- steps of any decoding, a checkpoint's too
+# --------------------------------------------------------------------------------------------- steps, also for checkpoints
 
 
 def spans_of(prompt_len: int, length: int) -> list[tuple[int, int]]:
@@ -238,7 +238,7 @@ def largest_of(steps: Sequence[Step]) -> float:
     return max((math.inf if error is None else error for error in differences), default=0.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- one layer of ours
+# ------------------------------------------------------------------------------------------------------------ mha's own layer
 
 
 def _output_words(config: Config) -> str:
@@ -266,7 +266,7 @@ def _against_recomputation(record: Record) -> SelfCheck:
     return SelfCheck(worst, tolerance, worst <= tolerance)
 
 
-# ----------------------------------------------------------------------------------------------- the time of each cache
+# ----------------------------------------------------------------------------------------------------- timing of caches
 
 
 KINDS: tuple[CacheKind, ...] = get_args(CacheKind)
@@ -307,17 +307,17 @@ def _cache_timing(
     )
 
 
-def interpolated_sum(known: Mapping[int, float]) -> float:
+def interpolated_sum(timed: Mapping[int, float]) -> float:
     """The sum over all integers from the first to the last point, with linear interpolation between the points.
 
     >>> interpolated_sum({1: 1.0, 4: 4.0})  # 1 + 2 + 3 + 4
     10.0
     """
-    points = sorted(known)
-    total = known[points[0]]
+    points = sorted(timed)
+    total = timed[points[0]]
     for left, right in pairwise(points):
         n = right - left
-        total += n * known[left] + (known[right] - known[left]) * (n + 1) / 2
+        total += n * timed[left] + (timed[right] - timed[left]) * (n + 1) / 2
     return total
 
 

@@ -125,11 +125,11 @@ def _parts(setup: Setup, observed: Observed, place: CellIndex, at: tuple[int, in
     scaled = scale * float(q[i] @ k[j])
     if setup.config.positions in ROPE:
         plain_q, plain_k = (per_query_head(observed.tensor(n), setup.config.n_heads)[b, h].double() for n in ("q", "k"))
-        unturned = scale * float(plain_q[i] @ plain_k[j])
-        yield ScorePart("scale · q · k, before the rotation", "content", finite(unturned))
+        unrotated = scale * float(plain_q[i] @ plain_k[j])
+        yield ScorePart("scale · q · k, before the rotation", "content", finite(unrotated))
         places = setup.encoded.sequences[b].places
         distance = abs(places[place.query] - places[place.key])
-        yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unturned))
+        yield ScorePart(f"change by the rotation, distance {distance}", "position", finite(scaled - unrotated))
     elif setup.config.positions in ("sinusoidal", "learned"):
         yield from _products(setup, place, at, scale)
     else:
@@ -155,15 +155,15 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
     layer, context, b = setup.layer.attention, setup.context, place.sequence
     query_rows = setup.content(), setup.places
     key_rows = query_rows if context is None else (setup.context_content(context), context.places)
-    made = []
+    projected = []
     for (rows, places), projection, head, index in (
         (query_rows, layer.q_proj, place.head, at[0]),
         (key_rows, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
     ):
         added = setup.added(places)
         position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
-        made.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
-    (q_content, q_position), (k_content, k_position) = made
+        projected.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
+    (q_content, q_position), (k_content, k_position) = projected
     for name, kind, query_part, key_part in (
         ("content of the query · content of the key", "content", q_content, k_content),
         ("content of the query · position of the key", "both", q_content, k_position),

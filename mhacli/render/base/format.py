@@ -94,9 +94,9 @@ def percent_text(weight: float) -> str:
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
 
 
-def or_dash(number: float | None, tell: Callable[[float], str]) -> str:
-    """The number as text by `tell`, or a dash for None."""
-    return "–" if number is None else tell(number)
+def or_dash(number: float | None, to_text: Callable[[float], str]) -> str:
+    """The number as text by `to_text`, or a dash for None."""
+    return "–" if number is None else to_text(number)
 
 
 def short_text(number: float) -> str:

@@ -119,11 +119,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(part for run in parts for part in run)
 
 
-def by_layers(layers: Sequence[InspectedLayer], tell: Callable[[InspectedLayer], str]) -> list[str]:
+def by_layers(layers: Sequence[InspectedLayer], describe: Callable[[InspectedLayer], str]) -> list[str]:
     """Each distinct text about layers, with its layers unless it applies to all."""
     layers_of: dict[str, list[InspectedLayer]] = {}
     for layer in layers:
-        layers_of.setdefault(tell(layer), []).append(layer)
+        layers_of.setdefault(describe(layer), []).append(layer)
     if len(layers_of) == 1:
         return [word for word in layers_of if word]
     return [f"{word} ({_names_within(named, layers)})" for word, named in layers_of.items() if word]
@@ -145,7 +145,7 @@ def short_name(layer: InspectedLayer, layers: Sequence[InspectedLayer]) -> str:
     return name if layer.call == 1 else f"{name} call {layer.call}"
 
 
-# ----------------------------------------------------------------------------------------------- queries that are drawn
+# ----------------------------------------------------------------------------------------------------------- query rows
 
 
 def first_produced(kind: AttentionKind, generated: Generated | None, sequence: int) -> int | None:

@@ -26,7 +26,7 @@ class _TokenColumn:
     """A column beside the token: its heading, its text at an index, and the order in which it is dropped (0: never)."""
 
     name: str
-    tell: Callable[[int], Text]
+    text_at: Callable[[int], Text]
     justify: Literal["left", "right"] = "left"
     yields: int = 0
 
@@ -72,7 +72,7 @@ def token_table(
     for place, i in enumerate(indices):
         if rows.hidden and place == rows.before:
             table.add_row("⋮", *[""] * (at - 1), more)
-        table.add_row(*(column.tell(i) for column in columns))
+        table.add_row(*(column.text_at(i) for column in columns))
     return Group(_title(record, index, longest - len(sequence.tokens), of_context), table)
 
 
@@ -105,8 +105,8 @@ def _token(record: Record, sequence: TokenSequence, index: int, room: int) -> Te
 
 def _is_unknown(record: Record, token_id: int, token: str) -> bool:
     """Whether the token's id is that of `<unk>`."""
-    known = 0 <= token_id < len(record.vocabulary)
-    return known and record.vocabulary[token_id] == UNKNOWN != token
+    is_listed = 0 <= token_id < len(record.vocabulary)
+    return is_listed and record.vocabulary[token_id] == UNKNOWN != token
 
 
 # ------------------------------------------------------------------------------------------------------------ columns
@@ -116,9 +116,9 @@ def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -
     """The columns beside a token, the index first. Padding has only the index."""
     sequence = (record.keys if of_context else record.sequences)[index]
 
-    def of_token(name: str, tell: Callable[[int], str], **rest: object) -> _TokenColumn:
+    def of_token(name: str, label_at: Callable[[int], str], **rest: object) -> _TokenColumn:
         def cell(i: int) -> Text:
-            return Text(tell(i)) if 0 <= i < len(sequence.tokens) else Text("–", style="dim")
+            return Text(label_at(i)) if 0 <= i < len(sequence.tokens) else Text("–", style="dim")
 
         return _TokenColumn(name, cell, **rest)  # type: ignore[arg-type]
 
@@ -158,7 +158,7 @@ def _has_documents(record: Record) -> bool:
 
 def _taken(columns: list[_TokenColumn], indices: list[int]) -> int:
     """The width of the columns beside the token, gaps included."""
-    widths = (max([cell_len(column.name), *(column.tell(i).cell_len for i in indices)]) for column in columns)
+    widths = (max([cell_len(column.name), *(column.text_at(i).cell_len for i in indices)]) for column in columns)
     return sum(widths) + _GAP * len(columns)
 
 

@@ -46,10 +46,12 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
     parts: list[Text] = []
     for token, of_token in ordered[:MAX_SINKS]:
         most, place = max(of_token, key=lambda pair: pair[0])
-        share = percent_text(most / corpus.n_documents)
+        percentage = percent_text(most / corpus.n_documents)
         unit = "" if parts else "layer.head "  # explained once
         n_heads = count_of(len(of_token), "head")
-        parts.append(Text(f"“{token_label(token)}” in {n_heads}, in {share} of the documents at most ({unit}{place})"))
+        parts.append(
+            Text(f"“{token_label(token)}” in {n_heads}, in {percentage} of the documents at most ({unit}{place})")
+        )
     parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
     line = flowing([Text("sinks by token:"), *parts], screen.width)
     line.stylize("magenta")

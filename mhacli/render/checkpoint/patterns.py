@@ -125,7 +125,7 @@ def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOpt
         yield Text(WORDS_CAPTION, style="dim")
 
 
-# -------------------------------------------------------------------------------------------- the keys of chosen queries
+# ------------------------------------------------------------------------------------------------------ top keys of rows
 
 _MOST_NAME = 16
 
@@ -174,7 +174,7 @@ def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | No
     return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]
 
 
-# --------------------------------------------------------------------------------------------- words in place of tokens
+# ---------------------------------------------------------------------------------------------------------------- words
 
 WORDS_CAPTION = (
     "words: attention weights summed over the tokens of the attended word, averaged over those of the attending word; "

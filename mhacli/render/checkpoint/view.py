@@ -203,7 +203,7 @@ def _has_requested(layer: LayerView, sequence: int) -> bool:
     return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
 
 
-# ------------------------------------------------------------------------------------------------ all heads at a glance
+# -------------------------------------------------------------------------------------------------------- grid of heads
 
 _NOT_LOOKED_AT = " "
 _STEP, _FEW = 5, 3

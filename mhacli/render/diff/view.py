@@ -226,9 +226,9 @@ def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
 
 
 def _statistic(change: StatisticChange) -> str:
-    tell = _weight if UNIT_OF[change.name] in ("weight", "fraction") else _number
+    to_text = _weight if UNIT_OF[change.name] in ("weight", "fraction") else _number
     unit = " nats" if UNIT_OF[change.name] == "nats" else ""
-    name, a, b = NAMES[change.name], tell(change.a), tell(change.b)
+    name, a, b = NAMES[change.name], to_text(change.a), to_text(change.b)
     if a == b and change.a is not None and change.b is not None:  # too small a change for these decimals
         return f"{name} {a}{unit}, {'up' if change.b > change.a else 'down'} by {number_text(abs(change.b - change.a))}"
     return f"{name} {a} → {b}{unit}"

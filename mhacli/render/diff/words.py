@@ -69,7 +69,7 @@ def _agreement(differences: Differences) -> str:
     head = f"A and B agree in {count_of(len(compared), 'site')}{both}"
     if n_same == len(compared):
         return f"{head}, bit for bit"
-    label, worst = max(differences.compared, key=lambda one: one[1].relative or 0.0)
+    label, worst = max(differences.compared, key=lambda pair: pair[1].relative or 0.0)
     place = _sentence_name(label, worst)
     return (
         f"{head}, bit for bit in {n_same}; the largest relative difference is {number_text(worst.relative)} in {place} "

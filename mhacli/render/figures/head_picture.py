@@ -137,7 +137,7 @@ def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
     return replace(head.statistics, sinks=tuple(sinks))
 
 
-# ----------------------------------------------------------------------------- what was chosen for a picture, in words
+# ---------------------------------------------------------------------------------------------------- options in words
 
 
 def drawn_as(
@@ -194,7 +194,7 @@ def _text(begin: str, text: TokenSequence, picture: HeadPicture, cells: int) -> 
     return f"{count}: “{fitted(visible(words), room)}”" if words and room > 1 else count
 
 
-# ----------------------------------------------------------------------------------------- what stands below a picture
+# ------------------------------------------------------------------------------------------------------------ captions
 
 
 _WORDS = (

@@ -156,7 +156,7 @@ def _sink_ramp(precision: int) -> Piece:
     return _labelled(gradient + bar, _BAR / 2, f"sink: linear, 0 … {weight_text(1.0, precision)}")
 
 
-# -------------------------------------------------------------------------------------- names along the sides of a map
+# --------------------------------------------------------------------------------------------------------------- sides
 
 
 _LONGEST = 18

@@ -147,7 +147,7 @@ def wrapped(text: str, cells: int) -> list[str]:
     return [*lines, line] if line or not lines else lines
 
 
-# ------------------------------------------------------------------------- a finished picture, before it is a document
+# -------------------------------------------------------------------------------------------------------------- sheets
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Sheet:
     drawn_as: str
 
 
-# ------------------------------------------------------------------- maps of many cells as an image within the picture
+# -------------------------------------------------------------------------------------------------------------- images
 
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -142,7 +142,7 @@ def _cell(record: Record) -> str:
     return f"head {cell.head}: {query} → {key}: {score}, weight {number_text(cell.share)}"
 
 
-# ---------------------------- where the sites of our own layer stand in the diagram, and which of them each is made of
+# -------------------------------------------------------------------------------------- positions and sources of sites
 
 
 _DOWN_GAP, _LANE, _BETWEEN = 26.0, 300.0, 18.0
@@ -303,7 +303,7 @@ def _marker() -> str:
     return element("defs", marker)
 
 
-# ---------------------------------------------------------------------------------- a site of the walkthrough as a box
+# --------------------------------------------------------------------------------------------------------------- boxes
 
 
 SIZE, INSET = 10.0, 9.0
@@ -395,7 +395,7 @@ def _parameters(step: Step) -> str:
     return f"weights {named}{more}: {total:,} numbers"
 
 
-# --------------------------------------------------------------------------------------- a decoded sequence as a table
+# ------------------------------------------------------------------------------------------------------------ decoding
 
 
 _STEP_SIZE, _ROW, _MOST_STEPS, _APART, _TOKENS = 10.0, 17.0, 48, 2, 36

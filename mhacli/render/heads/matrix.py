@@ -144,7 +144,7 @@ def kv_head_of(record: Record, head: int) -> str:
     return f" · kv head {head // group}" if group > 1 else ""
 
 
-# ------------------------------------------------------------------------------------------------------ strongest keys
+# ------------------------------------------------------------------------------------------------------------ top keys
 
 
 def _top_keys(head: HeadPattern, options: ViewOptions) -> RenderableType:

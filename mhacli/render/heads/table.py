@@ -58,7 +58,7 @@ _TOO_SMALL = 5e-4
 class OverviewColumn:
     """A column of the overview: its heading, the type of its cells, its least width, and the meaning of its heading.
 
-    `explanation` has sentences for a page. `tell` formats a number, and `field` is its name in `HeadStatistics`, if
+    `explanation` has sentences for a page. `to_text` formats a number, and `field` is its name in `HeadStatistics`, if
     any. On narrow screens, columns with the largest `priority` are dropped first.
     """
 
@@ -66,7 +66,7 @@ class OverviewColumn:
     cells: Literal["name", "word", "number"] = "number"
     width: int = 0
     priority: int = 0
-    tell: Callable[[Averages], str] = lambda averages: ""
+    to_text: Callable[[Averages], str] = lambda averages: ""
     field: str = ""
     legend: str = ""
     explanation: str = ""
@@ -154,11 +154,11 @@ def overview_cells(
     heads, baselines = [], []
     for head in listed:
         layer = [names[head_key(head)[:2]]] if names else []
-        values = [Text(column.tell(head), style=_emphasis(head, column)) for column in numbers]
+        values = [Text(column.to_text(head), style=_emphasis(head, column)) for column in numbers]
         line = [Text(_sparks(record, "profile", places[head_key(head)]), style="cyan")] if has_profile else []
         heads.append((*layer, Text(str(head.head)), _type_text(head), *values, *line))
     for label, head in _baselines(record, listed):
-        values = [Text(column.tell(head.uniform or Averages()), style="dim") for column in numbers]
+        values = [Text(column.to_text(head.uniform or Averages()), style="dim") for column in numbers]
         line = [Text(_sparks(record, "uniform_profile", places[head_key(head)]), style="dim")] if has_profile else []
         baselines.append((*([Text()] if names else []), Text(), Text(label, style="dim"), *values, *line))
     return OverviewCells(columns, tuple(heads), tuple(baselines))
@@ -210,9 +210,11 @@ def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
             fields = [column.field for column in weights]
             weights.insert(fields.index(statistic.beside) + 1 if statistic.beside else len(fields), column)
     for index, pattern in enumerate(patterns):
-        tell = partial(_pattern_text, index, precision)
+        pattern_text = partial(_pattern_text, index, precision)
         weights.append(
-            OverviewColumn(f"p{index + 1}", width=precision + 2, tell=tell, legend=f"weight where {visible(pattern)}")
+            OverviewColumn(
+                f"p{index + 1}", width=precision + 2, to_text=pattern_text, legend=f"weight where {visible(pattern)}"
+            )
         )
     return [*weights, *scores]
 
@@ -231,7 +233,7 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         heading=heading,
         width=max(width, cell_len(heading)),
         priority=statistic.priority,
-        tell=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
+        to_text=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
         field=statistic.field,
         legend=(statistic.legend or statistic.name).format(sink_tokens=sink_tokens),
         explanation=statistic.explanation + (f" Formula: {statistic.formula}" if statistic.formula else ""),
@@ -314,7 +316,7 @@ def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:
     return sparkline([float(weight) if weight > _TOO_SMALL else 0.0 for weight in weights])
 
 
-# --------------------------------------------------------------------------------------------------------- layers and places
+# -------------------------------------------------------------------------------------------------------- layers and indices
 
 HeadKey = tuple[int, str, int]
 

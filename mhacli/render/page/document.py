@@ -243,7 +243,7 @@ def _provenance(record: Record) -> Html:
     return tag("section", tag("h2", text("provenance")), tag("div", whole, class_="scroll"), *words, id="provenance")
 
 
-# ------------------------------------------------------------------------------------------ how it was drawn, in words
+# --------------------------------------------------------------------------------------------------------------- notes
 
 
 _MOST_SINKS = 6
@@ -427,7 +427,7 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
         without = [layer.inspected for layer in layers if not layer.is_drawable]
         if without:
             yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
-        types = [f"layer {one.layer} ({visible(one.type)})" for one in record.model.without]
+        types = [f"layer {skipped.layer} ({visible(skipped.type)})" for skipped in record.model.without]
         if types:
             yield f"without an attention matrix: {', '.join(types)}"
     elif not view.heads:

@@ -89,7 +89,7 @@ def payload(view: PageView, maps: PageMaps) -> Html:
         "quantised": _quantised(view, maps),
     }
     head = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return script_safe(f'{head[:-1]},"maps":[{",".join(one.json for one in maps.maps)}]}}')
+    return script_safe(f'{head[:-1]},"maps":[{",".join(encoded.json for encoded in maps.maps)}]}}')
 
 
 def script_safe(text: str) -> Html:
@@ -184,7 +184,7 @@ def _quantised(view: PageView, maps: PageMaps) -> Mapping[str, Any] | None:
     return {"code": maps.encoding.code, "error": maps.error, "block": maps.encoding.factor, "text": view.quantised}
 
 
-# ----------------------------------------------------------------------------------------------------------- what fits
+# -------------------------------------------------------------------------------------------------------- fitting maps
 
 
 LIMIT_BYTES = 1 << 20

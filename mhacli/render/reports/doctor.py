@@ -44,16 +44,16 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
 def _machine(report: Report, on: Screen) -> list[RenderableType]:
     about = dict(report.environment)
     head = [f"mha {about['mha']} doctor", f"python {about['python']}", about["platform"]]
-    here = [one for one in report.libraries if one.version is not None and one.extra is None]
-    head += [f"{one.name} {one.version}" for one in here]
+    required = [library for library in report.libraries if library.version is not None and library.extra is None]
+    head += [f"{library.name} {library.version}" for library in required]
     lines: list[RenderableType] = [_joined(head, on, "bold")]
-    extras = [_extra(one) for one in report.libraries if one.extra is not None]
+    extras = [_extra(library) for library in report.libraries if library.extra is not None]
     lines.append(_joined(["extras: " + extras[0], *extras[1:]] if extras else [], on, ""))
     for device in report.devices:
-        said = [f"{device.name}: {device.what}"]
-        said += [] if device.total_bytes is None else [f"memory {format_size(device.total_bytes)}"]
-        said += [] if device.free_bytes is None else [f"{format_size(device.free_bytes)} free"]
-        lines.append(_joined(said, on, ""))
+        parts = [f"{device.name}: {device.what}"]
+        parts += [] if device.total_bytes is None else [f"memory {format_size(device.total_bytes)}"]
+        parts += [] if device.free_bytes is None else [f"{format_size(device.free_bytes)} free"]
+        lines.append(_joined(parts, on, ""))
     return [*lines, Text()]
 
 
@@ -100,13 +100,13 @@ def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
 def _kernels(kernels: Sequence[Kernel]) -> list[RenderableType]:
     """For each device a table of the largest errors, backends × dtypes, and why other backends are missing."""
     parts: list[RenderableType] = []
-    for device in dict.fromkeys(one.device for one in kernels):
-        of_device = [one for one in kernels if one.device == device]
-        dtypes = list(dict.fromkeys(one.dtype for one in of_device))
+    for device in dict.fromkeys(kernel.device for kernel in kernels):
+        of_device = [kernel for kernel in kernels if kernel.device == device]
+        dtypes = list(dict.fromkeys(kernel.dtype for kernel in of_device))
         table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
-        for backend in dict.fromkeys(one.backend for one in of_device):
-            cells = {one.dtype: _kernel_cell(one) for one in of_device if one.backend == backend}
-            if any(one.ok is not None for one in of_device if one.backend == backend):
+        for backend in dict.fromkeys(kernel.backend for kernel in of_device):
+            cells = {kernel.dtype: _kernel_cell(kernel) for kernel in of_device if kernel.backend == backend}
+            if any(kernel.ok is not None for kernel in of_device if kernel.backend == backend):
                 table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
         table.add_row(
             Text("at most", style="dim"), *(Text(_ceiling(of_device, dtype), style="dim") for dtype in dtypes)
@@ -130,8 +130,8 @@ def _kernel_cell(kernel: Kernel) -> Text:
 
 
 def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
-    known = [one.tolerance for one in kernels if one.dtype == dtype and one.tolerance is not None]
-    return _number(min(known)) if known else _NO_NUMBER
+    tolerances = [kernel.tolerance for kernel in kernels if kernel.dtype == dtype and kernel.tolerance is not None]
+    return _number(min(tolerances)) if tolerances else _NO_NUMBER
 
 
 def _reasons(kernels: Sequence[Kernel]) -> list[str]:
@@ -155,18 +155,18 @@ def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
         return []
     names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
     table = plain_table(("attend", False), *((DOCTOR_COLUMNS[name].heading, True) for name in names))
-    several = len({one.device for one in rows}) > 1
-    for one in rows:
-        name = f"{one.device} {one.dtype}" if several else one.dtype
+    several = len({row.device for row in rows}) > 1
+    for row in rows:
+        name = f"{row.device} {row.dtype}" if several else row.dtype
         table.add_row(
             Text(name),
-            _judged(one.max_error, one.max_error <= one.ceiling),
-            Text(_number(one.ceiling), style="dim"),
-            _judged(one.row_sum_error, one.row_sum_error <= one.row_sum_ceiling),
-            Text(_number(one.row_sum_ceiling), style="dim"),
-            _judged(one.forbidden, one.forbidden == 0),
-            _judged(one.empty, one.empty == 0),
-            Text("finite" if one.loud else "! not finite", style="" if one.loud else "bold red"),
+            _judged(row.max_error, row.max_error <= row.ceiling),
+            Text(_number(row.ceiling), style="dim"),
+            _judged(row.row_sum_error, row.row_sum_error <= row.row_sum_ceiling),
+            Text(_number(row.row_sum_ceiling), style="dim"),
+            _judged(row.forbidden, row.forbidden == 0),
+            _judged(row.empty, row.empty == 0),
+            Text("finite" if row.loud else "! not finite", style="" if row.loud else "bold red"),
         )
     title = Text(
         "the definition itself: error, row sums, weight of a masked cell, output without any key",

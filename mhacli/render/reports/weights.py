@@ -138,8 +138,8 @@ def _sizes(c: Mapping[str, Any]) -> list[str]:
     parts += ["causal"] if c["causal"] else []
     parts += [] if c["window"] is None else [f"window {c['window'][0]} left, {c['window'][1]} right"]
     parts += [] if c["softcap"] is None else [f"softcap {c['softcap']:g}"]
-    own = Config(scale=c["scale"], d_head=c["d_head"]).has_own_scale
-    return parts + ([f"scale {c['scale']:g}"] if own else []) + [c["dtype"]]
+    has_own_scale = Config(scale=c["scale"], d_head=c["d_head"]).has_own_scale
+    return parts + ([f"scale {c['scale']:g}"] if has_own_scale else []) + [c["dtype"]]
 
 
 # -------------------------------------------------------------------------------------------------------- vocabularies

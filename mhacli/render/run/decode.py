@@ -235,21 +235,21 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
 def _cache_table(timings: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     """Each length and kind of cache: time and bytes of a step and of the whole sequence, with the speed-up against no
     cache."""
-    wanted = [name for name in DECODE_COLUMNS if screen.width >= _LEAST_WIDTHS.get(name, 0)]
-    columns = ((DECODE_COLUMNS[name].heading, name != "cache") for name in wanted)
+    names = [name for name in DECODE_COLUMNS if screen.width >= _LEAST_WIDTHS.get(name, 0)]
+    columns = ((DECODE_COLUMNS[name].heading, name != "cache") for name in names)
     table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
     again = {timing.length: timing.step.median_s for timing in timings if timing.cache == "none"}
     previous = None
     for timing in timings:
         row = _cache_row(timing, again.get(timing.length)) | ({"length": ""} if timing.length == previous else {})
-        table.add_row(*(row[name] for name in wanted))
+        table.add_row(*(row[name] for name in names))
         previous = timing.length
     caption = ["a step: the last one of the length", "speed-up: time of a step without a cache ÷ with this one"]
     partly_timed = [timing.n_timed for timing in timings if timing.n_timed < timing.length]
-    if "total" in wanted:
+    if "total" in names:
         caption.append("all steps: from 1 token to the length")
         caption += [f"≈ {max(partly_timed)} steps timed, those between estimated"] if partly_timed else []
-    caption += ["moved: keys and values read and written"] if "total_bytes" in wanted else []
+    caption += ["moved: keys and values read and written"] if "total_bytes" in names else []
     rough = rough_note(timing.step for timing in timings)
     caption += [f"the times are {rough}"] if rough else []
     title = Text("three cache strategies, timed in turns over random rows", style="bold")

@@ -336,7 +336,7 @@ def _routes(routes: tuple[RouteCheck, ...]) -> RenderableType:
     return Group(table, verdict)
 
 
-# ------------------------------------------------------------------------------------------- attention of a user's file
+# ------------------------------------------------------------------------------------------------------------ user code
 
 _MAX_PRINTED = 3
 

@@ -125,7 +125,7 @@ def _clamped_sum(end: int, top: int) -> int:
     return ramp * (ramp - 1) // 2 + max(0, end - top - 1) * top
 
 
-# ------------------------------------------------------------------------------- which attentions `mha bench` measures
+# ------------------------------------------------------------------------------------------------- backends and sweeps
 
 
 MAX_WORKLOADS = 1000
@@ -275,7 +275,7 @@ def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
     return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
 
 
-# --------------------------------------------------------- what each backend is expected to do and to need, by formula
+# ------------------------------------------------------------------------------------------------------ predicted cost
 
 
 _PASSES = {"forward": 1, "backward": 1, "both": 2}

@@ -251,7 +251,7 @@ def _as_places(a: Array, b: Array, pair: Pair, sequence: int) -> tuple[Array, Ar
     return np.where(a < 0, -1, a - first_a), moved
 
 
-# ------------------------------------------------ which cells of an array of one record belong to which of the other's
+# ------------------------------------------------------------------------------------------------------- matching axes
 
 
 _PER_QUERY = ("batch", "head", "query")
@@ -466,7 +466,7 @@ def _same(axis: str, size: int) -> MatchedAxis:
     return MatchedAxis(axis, index, index, index, index)
 
 
-# ---------------------------------------------------------------------------------------------- whose tokens are whose
+# ----------------------------------------------------------------------------------------------------- matching tokens
 
 
 _MOST_STEPS = 20_000_000

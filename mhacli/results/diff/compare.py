@@ -189,7 +189,7 @@ def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) 
     yield from waiting.values()
 
 
-# -------------------------------------------------------------- what two records say differently of how they were made
+# ------------------------------------------------------------------------------------------------------------ settings
 
 
 _LAYER_FIELDS = (
@@ -305,7 +305,7 @@ def _word(value: object) -> str:
     return str(value)
 
 
-# --------------------------------------------------------------------------- what changes in what is said of each head
+# ----------------------------------------------------------------------------------------------------- head statistics
 
 
 _ORDER = {"weight": 0, "fraction": 1}
@@ -369,7 +369,7 @@ def _size(changes: Sequence[StatisticChange]) -> float | None:
     return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SIZES), default=0.0)
 
 
-# ---------------------------------------------------------------------------- what two walkthroughs say of their steps
+# --------------------------------------------------------------------------------------------------------------- steps
 
 
 _TOKEN_AXES = ("batch", "query", "key")

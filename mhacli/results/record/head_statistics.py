@@ -437,7 +437,7 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     return (*ordered, *(head for head in heads if getattr(head, name) is None))
 
 
-# --------------------------------------------------------------------- how heads were looked at without their matrices
+# ----------------------------------------------------------------------------------------- statistics without matrices
 
 
 ROW_SUMS = "every query's weights sum to 1"

@@ -288,7 +288,7 @@ def _type_name(head: TableHead) -> str:
     return "" if head.statistics is None else HEAD_TYPES[head.statistics.kind].name
 
 
-# ------------------------------------------------------------------------------------------------------ small pictures
+# ---------------------------------------------------------------------------------------------------------- thumbnails
 
 
 _LEAST, _MOST_TILE, _ROOMY = (8, 3), (64, 32), (12, 8)
