@@ -97,14 +97,14 @@ def _compiled(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
 
 def _sdpa(workload: Workload, heads: HeadTensors, seed: int, kernel: str | None = None) -> Prepared:
     if workload.is_masked and workload.offset:
-        raise UnsupportedError("scaled_dot_product_attention takes the first query for the first token")
+        raise UnsupportedError("scaled_dot_product_attention assumes that the first query is the first token")
     around = nullcontext if kernel is None else partial(only, kernel)
     return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
 
 
 def _tiled(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     if workload.direction != "forward":
-        raise UnsupportedError("our tiles write into buffers and have no backward pass")
+        raise UnsupportedError("tiled attention writes into buffers and has no backward pass")
     q, k, v = heads
     allowed = masks.causal(workload.offset) if workload.is_masked else None
     return Prepared(heads, lambda: tiled_attend(Scores(q, k, workload.d_head**-0.5, allowed=allowed), v).z)
@@ -136,7 +136,7 @@ def _torch_mha(workload: Workload, heads: HeadTensors, seed: int, *, weights: bo
     if workload.n_kv_heads != workload.n_heads:
         raise UnsupportedError("nn.MultiheadAttention has no shared kv heads")
     if workload.q_len != workload.k_len:
-        raise UnsupportedError("nn.MultiheadAttention keeps no past to decode with")
+        raise UnsupportedError("nn.MultiheadAttention has no cache to decode with")
     device, n_heads = heads[0].device, workload.n_heads
     generator = torch.Generator(device).manual_seed(seed)
     layer = _new_layer(workload, generator)

@@ -166,7 +166,7 @@ def _require_probe(found: WeightsProbe, stored: WeightsProbe, path: str) -> None
             weight = names.get(name, f"{name}_proj.weight")
             raise MhaError(
                 f"{path}: {weight} does not give the stored probe outputs: they differ by {difference:.3g}",
-                hint="the weights were changed after saving; a transposed square matrix shows like this",
+                hint="the weights were changed after saving; a transposed square matrix causes this",
                 code="probe-mismatch",
                 exit_code=EXIT_CHECK,
                 path=path,

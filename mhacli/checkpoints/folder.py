@@ -165,7 +165,7 @@ def read_bytes(tensor: StoredTensor) -> bytearray:
         ) from fault
     if len(data) < tensor.n_bytes:
         raise MhaError(
-            f"{tensor.file} was cut while it was read: tensor {shown_name(tensor.name)} has {len(data)} of its "
+            f"{tensor.file} was truncated while it was read: tensor {shown_name(tensor.name)} has {len(data)} of its "
             f"{tensor.n_bytes} bytes",
             code="bad-file",
             path=tensor.file,

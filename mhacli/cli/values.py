@@ -239,11 +239,11 @@ def require_words(word: str, *, has_file: bool = True, has_model: bool = True) -
     shown = shlex.quote(word)
     if not os.path.lexists(word):
         if _FILE_NAME.fullmatch(word):
-            raise UsageError(f"{word} does not exist", hint=f"--text {shown} takes the word itself", path=word)
+            raise UsageError(f"{word} does not exist", hint=f"--text {shown} inspects the word itself", path=word)
         return
     meant = _meant(word, shown, has_file=has_file, has_model=has_model)
     raise UsageError(
-        f"{word!r} is a {_kind(word)}, not a text", hint=f"{meant}--text {shown} takes the word itself", path=word
+        f"{word!r} is a {_kind(word)}, not a text", hint=f"{meant}--text {shown} inspects the word itself", path=word
     )
 
 

@@ -204,7 +204,7 @@ def _cut(tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: 
                 hint=f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit",
                 code="too-large",
             )
-        notes.append(f"{name} is cut to its first {limit} tokens (--max-tokens)")
+        notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
     return _Cut(tokens[:limit], documents[:limit] if config.documents is not None else [], notes)
 
 

@@ -330,7 +330,7 @@ def test_a_file_that_is_cut_while_in_use_is_told(folder):
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(MhaError) as caught:
         read_bytes(found)
-    assert caught.value.message == f"{path} was cut while it was read: tensor 'b' has 16 of its 20 bytes"
+    assert caught.value.message == f"{path} was truncated while it was read: tensor 'b' has 16 of its 20 bytes"
     path.unlink()
     with pytest.raises(MhaError, match="cannot be read: No such file"):
         read_bytes(found)

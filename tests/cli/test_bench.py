@@ -577,7 +577,7 @@ def test_a_rule_without_a_length_to_judge_is_refused_before_anything_is_measured
     assert done.stdout == ""
     assert done.error == {
         "code": "nothing-compared",
-        "message": "then.json has no row of the lengths that are measured now",
+        "message": "then.json has no row for the lengths of this run",
         "hint": f"lengths of then.json: {', '.join(map(str, LENGTHS))}; of this run: 64, 512",
         "path": None,
         "exit": 1,

@@ -556,7 +556,7 @@ def test_ctrl_c_while_a_long_text_is_looked_at_ends_it(checkpoints: Checkpoints,
     process = start(tmp_path, words, launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     told = process.stderr.readline().decode()
-    assert re.fullmatch(r"mha: 12,000 tokens, 3 layers: about .*B beside the weights\n", told)
+    assert re.fullmatch(r"mha: 12,000 tokens, 3 layers: about .*B in addition to the weights\n", told)
     time.sleep(0.3)
     found = ended(process)
     assert found == (130, "", "mha: interrupted: 0 of 3 layers are finished, and nothing was saved\n")

@@ -76,7 +76,7 @@ def test_the_message_says_what_is_there(folder: Path) -> None:
     outcome = attempt(folder, "run", "poem.txt", code=2)
     assert outcome.stderr == (
         "mha: error: 'poem.txt' is a file, not a text\n"
-        "hint: --file poem.txt reads it; --text poem.txt takes the word itself\n"
+        "hint: --file poem.txt reads it; --text poem.txt inspects the word itself\n"
     )
 
 

@@ -140,7 +140,7 @@ def test_other_words_with_a_colon_are_texts(tmp_path: Path, words: tuple[str, ..
          "--time-limit needs code to trace, "),
         (("my.py:Attention", "--arg", "d_model"), ""),
         (("my.py:Attention", "--arg", "d=1", "--arg", "d=2"), ""),
-        *((("my.py:Attention", *option), f"{option[0]} does not work with code of your own, which decides for itself")
+        *((("my.py:Attention", *option), f"{option[0]} does not work with your own code, which sets this itself")
           for option in (("--route", "fused"), ("--mask",), ("--heads", "4"), ("--file", "my.py"),
                          ("--dtype", "float16"), ("--context", "cat"), ("--keep", "z"), ("--save-weights", "w"))),
     ],

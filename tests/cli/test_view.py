@@ -275,7 +275,7 @@ def test_no_terminal_is_told_before_anything_else(saved: Path, tmp_path: Path) -
         (["--head", "7"], COLOUR, 2, "--head 7"),
         (["--layer", "3"], COLOUR, 2, "--layer 3"),
         (["--sequence", "2"], COLOUR, 2, "--sequence 2"),
-        (["a text"], COLOUR, 2, "is a record, but something else is given too"),
+        (["a text"], COLOUR, 2, "is a record, and mha view opens nothing else with it"),
     ],
     ids=str,
 )

@@ -104,7 +104,7 @@ def test_a_text_without_tokens_is_refused_by_name_and_reason(texts, context, mes
 def test_max_tokens_takes_the_first_and_says_so():
     encoded = encode(["a b c d", "a"], WORDS, limits=Limits(max_tokens=2))
     assert [sequence.tokens for sequence in encoded.sequences] == [("a", "b"), ("a",)]
-    assert encoded.notes == ("text 0 is cut to its first 2 tokens (--max-tokens)",)
+    assert encoded.notes == ("only the first 2 tokens of text 0 are used (--max-tokens)",)
     assert encoded.vocabulary.tokens == ("a", "b")
 
 

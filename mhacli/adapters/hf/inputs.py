@@ -185,7 +185,7 @@ def _refused(model: Any, fault: Exception, frames: list[FrameType]) -> MhaError:
     path = getattr(model, "name_or_path", None) or None
     return MhaError(
         f"the forward pass of the model raised {type(fault).__name__} in {part}: {said:.300}",
-        hint="sizes in its config.json may contradict each other, or it needs another input than text",
+        hint="sizes in its config.json may contradict each other, or it needs an input other than text",
         code="model-failed",
         path=path,
     )

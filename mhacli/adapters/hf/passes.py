@@ -128,7 +128,7 @@ class _Passes:
         if threading.get_ident() != self._thread:
             raise noted(
                 MhaError(
-                    f"{type(self._model).__name__} is called in another thread than the one that opened {self._by}",
+                    f"{type(self._model).__name__} is called in a different thread from the one that opened {self._by}",
                     hint=f"open {self._by} in the thread that calls the model",
                     code="other-thread",
                 )

@@ -71,7 +71,7 @@ def join_ranks() -> Ranks:
             distributed.init_process_group()
         except (ValueError, RuntimeError) as fault:
             raise MhaError(
-                f"--device-map tp: the processes do not find each other: {fault!s:.300}",
+                f"--device-map tp: the processes cannot reach each other: {fault!s:.300}",
                 hint="torchrun --nproc-per-node N -m mhacli … starts them",
                 code="no-ranks",
             ) from None

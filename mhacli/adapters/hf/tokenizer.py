@@ -149,7 +149,7 @@ _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiec
 
 def _missing(path: str) -> MhaError:
     return MhaError(
-        f"{path} has no tokenizer that can be used (tokenizer.json or the files of an older one)",
+        f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
         hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
         code="no-tokenizer",
         path=path,

@@ -226,7 +226,7 @@ def _returned_target(target: Target, returned: Any) -> Target:
             else f"a value of type {type(returned).__name__}"
         )
         raise MhaError(
-            f"{target.name} takes no token vectors, and what it returns is {description}, not a module",
+            f"{target.name} takes no token vectors and returns {description}, not a module",
             hint="name a class, a function that attends, or one that returns a module",
             code="no-target",
             path=target.file,

@@ -84,7 +84,7 @@ class _Watcher(TorchFunctionMode):
             return
         if len(self.operations) + len(outputs) > MAX_OPERATIONS:
             raise MhaError(
-                f"one call runs more than {MAX_OPERATIONS:,} operations, which is too many to watch",
+                f"one call runs more than {MAX_OPERATIONS:,} operations, too many to record",
                 hint="a loop over queries and keys runs fewer operations on a shorter text",
                 code="too-large",
             )

@@ -211,7 +211,7 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
         write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
     if limit is not None and comparison is not None and comparison.rule is None:
         _require_times(benchmark)
-        raise MhaError(f"{comparison.baseline} has no row that was measured now", code="nothing-compared")
+        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
     _print(benchmark, comparison, output)
     _draw(benchmark, output)
     _require_times(benchmark)
@@ -256,7 +256,7 @@ def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None
     if sweep.lengths and not set(lengths) & set(sweep.lengths):
         then, now = (", ".join(map(str, some)) for some in (lengths, sorted(sweep.lengths)))
         raise MhaError(
-            f"{path} has no row of the lengths that are measured now",
+            f"{path} has no row for the lengths of this run",
             hint=f"lengths of {path}: {then}; of this run: {now}",
             code="nothing-compared",
         )

@@ -131,7 +131,7 @@ def _view(report: Report, on: Screen) -> RenderableType:
 def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
     texts = _texts(patient)
     if texts:
-        raise UsageError(f"a text works only with --model, got {texts[0]!r:.80}", hint="add --model DIR")
+        raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
     require_without_model(revision=patient.revision, tokenizer=patient.tokenizer)
     leave_deleted_folder()
     with loading_torch():

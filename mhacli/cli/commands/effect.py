@@ -335,7 +335,7 @@ def _announce(cost: Cost) -> None:
     if cost.seconds > _WORTH_TELLING_S:
         note(
             f"{count_of(cost.n_removals, 'removal', grouped=True)}: about {seconds_text(cost.seconds)}, "
-            f"and at most {format_size(cost.peak_bytes)} beside the weights"
+            f"and at most {format_size(cost.peak_bytes)} in addition to the weights"
         )
 
 

@@ -318,7 +318,7 @@ def _announce(run: HeadsRun) -> None:
     if prediction.seconds > _WORTH_TELLING_S:
         note(
             f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: at most about {seconds_text(prediction.seconds)} and "
-            f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} beyond torch's own; "
+            f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} in addition to torch's own memory; "
             f"full attention matrices would take {format_size(prediction.full_bytes)}"
         )
 
@@ -348,7 +348,9 @@ def _of_checkpoint(given: ComputeRequest, asked: HeadsOptions, output: HeadsOutp
     kept = _kept_of_kinds(asked, run, request.layers, output.keep_z)
     run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
     if longest * run.n_layers > _WORTH_TELLING_TOKENS:
-        note(f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} beside the weights")
+        note(
+            f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} in addition to the weights"
+        )
     _watched(run, run.n_layers, "layers", options, output)
     leave_to_first_rank(request.device_map)
     record = run.record()

@@ -203,7 +203,7 @@ def scan(
     """A corpus in, the folder and the overview of its heads out."""
     output.formats.chosen()
     form, request = corpus.form(), _request(model, statistics, device, corpus.max_tokens)
-    out = _required(output.out, "--out", "a folder for the result, as --out heads.mha")
+    out = _required(output.out, "--out", "a folder for the result, such as --out heads.mha")
     sources = corpus.sources
     if not sources:
         raise UsageError("mha scan needs a corpus: text files, JSON lines, Parquet files or -", hint="mha scan --help")
@@ -257,7 +257,7 @@ def _request(
     from mhacli.text.spans import require_expressions
 
     statistics.require_range()
-    source = _required(model.model, "--model", "a checkpoint, as --model MiniLM")
+    source = _required(model.model, "--model", "a checkpoint, such as --model MiniLM")
     layers, heads = layer_list(model.layer), index_list(model.head, "head")
     checkpoint = local_checkpoint(model)
     if checkpoint is not None and layers is not None:

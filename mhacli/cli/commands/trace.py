@@ -361,7 +361,7 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
         for field in fields(group):  # type: ignore[arg-type]
             if field.name not in taken and getattr(group, field.name) != field.default:
                 raise UsageError(
-                    f"--{field.name.replace('_', '-')} does not work with code of your own, which decides for itself",
+                    f"--{field.name.replace('_', '-')} does not work with your own code, which sets this itself",
                     hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
                 )
 

@@ -161,7 +161,9 @@ def _record_path(source: SourceOptions) -> str | None:
     words = [] if are_literal() else list(source.typed or ())
     records = [word for word in words if _is_record(word)]
     if records and (len(words) > 1 or source.text or source.file):
-        raise UsageError(f"{records[0]} is a record, but something else is given too", hint="put -- before texts")
+        raise UsageError(
+            f"{records[0]} is a record, and mha view opens nothing else with it", hint="put -- before texts"
+        )
     return records[0] if records else None
 
 

@@ -423,7 +423,7 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
     if beyond:
         note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
     if unseen:
-        note(f"not kept, because the model does not show it: {', '.join(unseen)}")
+        note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
 
 
 def _excess(found: float | None, tolerance: float) -> str:

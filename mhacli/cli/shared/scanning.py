@@ -54,7 +54,7 @@ class ScanReport:
     @staticmethod
     def stopping() -> None:
         """Ctrl-C was pressed."""
-        note("finishing the documents that are begun; Ctrl-C again ends at once")
+        note("finishing the documents in progress; press Ctrl-C again to stop at once")
 
 
 def in_words(done: ScanProgress) -> str:

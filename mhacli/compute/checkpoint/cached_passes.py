@@ -98,7 +98,7 @@ def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
     if k_len > n_past + q_len:
         return "attention over more keys than there are tokens, and no mask hides the others"
     if sum(own.call.shape[2] for own in before) != n_past:
-        return "attention behind a cache that was filled out of sight: before, or by a call without use_cache=True"
+        return "attention with a cache that mha did not see being filled: earlier, or by a call without use_cache=True"
     known, cached = (_keys(before[-1].call) if before else None), _keys(call)
     if known is None or cached is None or k_len == q_len:
         return None

@@ -204,8 +204,8 @@ class Seen:
             )
         if not self._n_passes:
             return MhaError(
-                f"{name} was not called inside of mhacli.inspecting",
-                hint="call this very object between the lines of `with`; copies and wrappers of it are other objects",
+                f"{name} was not called within mhacli.inspecting",
+                hint="call this object inside the with block; copies and wrappers are different objects",
                 code="not-called",
             )
         if self._unfit:
@@ -231,14 +231,14 @@ class Seen:
         if not self._attentions:
             return MhaError(
                 f"no attention was seen in {name}, which is made of {', '.join(self._parts[:8])}",
-                hint="scaled_dot_product_attention is seen everywhere, a softmax of q kᵀ in a module whose class, or name in the "
-                "model, contains attn or atten",
+                hint="mha captures scaled_dot_product_attention everywhere, but a softmax of q kᵀ only in modules whose class or "
+                "name contains attn or atten",
                 code="no-attention",
             )
         return MhaError(
             f"no attention was seen in {name}, though it has {', '.join(self._attentions[:8])}",
-            hint="seen are scaled_dot_product_attention, and softmax(q kᵀ) v by torch's softmax and matmul; "
-            "flex_attention, compiled functions and kernels of other libraries compute out of sight",
+            hint="mha captures scaled_dot_product_attention, and softmax(q kᵀ) v written with torch's softmax and matmul, but "
+            "not flex_attention, compiled functions or kernels of other libraries",
             code="no-attention",
         )
 

@@ -147,7 +147,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
     notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
     notes += [
-        f"text {i} is cut to its first {limit} of {len(s.ids)} tokens (--max-tokens)"
+        f"only the first {limit:,} of the {len(s.ids):,} tokens of text {i} are used (--max-tokens)"
         for i, s in enumerate(sequences)
         if limit is not None and len(s.ids) > limit
     ]

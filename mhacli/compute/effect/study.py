@@ -119,8 +119,9 @@ class EffectStudy:
         if -1 in wanted:
             at = places.index(-1) if self.request.at is None else self.request.at
             raise UsageError(
-                f"{self._named('other')} cannot be aligned: no token of it corresponds to {mine.tokens[at]!r} at position {at}",
-                hint="a text of as many tokens corresponds by position; a position that corresponds works alone, by "
+                f"{self._named('other')} cannot be aligned: none of its tokens corresponds to {mine.tokens[at]!r} at "
+                f"position {at}",
+                hint="a text with the same number of tokens is aligned by position; or remove at one aligned position only, with "
                 + self._named("at"),
             )
         return places

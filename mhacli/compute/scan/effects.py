@@ -34,7 +34,7 @@ def effects_of_heads(
     study.run()
     if not study.effects.verified.ok:
         raise MhaError(
-            "removals of its heads that are computed in another way change the output by other amounts",
+            "a second computation of its removals gives different effects",
             code="self-check",
             exit_code=EXIT_CHECK,
         )

@@ -92,7 +92,7 @@ def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
         *texts_in_words(record),
         f"kernel {visible(survey.kernel)}",
         *([] if total is None else [f"took {seconds_text(total.median_s)}"]),
-        f"memory about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} beyond torch's own",
+        f"memory about {bytes_text(max(0, survey.peak_bytes - BASE_BYTES))} in addition to torch's own",
         f"full attention matrices would take {bytes_text(survey.full_bytes)}",
     ]
     return Text("\n".join(filled(parts, screen.width)), style="dim")

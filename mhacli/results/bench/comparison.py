@@ -279,8 +279,8 @@ def _rate(what: str, ratio: float, dtype: str) -> list[str]:
     if 1 / _SAME_RATE <= ratio <= _SAME_RATE:
         return []
     why = (
-        "the machine was busier then, or it is another one; take the baseline again"
+        "the machine was busier then, or it is a different machine; measure the baseline again"
         if ratio > 1
-        else "the machine is busier now, or it is another one"
+        else "the machine is busier now, or it is a different machine"
     )
-    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as then: {why}"]
+    return [f"the machine's own {dtype} {what} runs {ratio:.2f} times as fast as in the baseline: {why}"]

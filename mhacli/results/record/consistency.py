@@ -157,7 +157,7 @@ def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
         more = f"; and {len(faults) - _MOST_LISTED} more" if len(faults) > _MOST_LISTED else ""
         raise MhaError(
             f"the record contradicts itself: {'; '.join(faults[:_MOST_LISTED])}{more}",
-            hint="the file was changed or damaged after it was saved; do not trust what is shown of it",
+            hint="the file was changed or damaged after it was saved; do not trust its numbers",
             code="contradiction",
             exit_code=EXIT_CHECK,
         )

@@ -323,9 +323,7 @@ def test_a_checkpoint_without_a_tokenizer_says_what_to_take_instead(saved: Saved
     folder = saved()
     checkpoint, _ = find_checkpoint(folder)
     fault = refusal(lambda: load_tokenizer(checkpoint))
-    assert fault.message == (
-        f"{folder} has no tokenizer that can be used (tokenizer.json or the files of an older one)"
-    )
+    assert fault.message == (f"{folder} has no usable tokenizer (tokenizer.json, or the files of an older format)")
     assert fault.hint == (
         "--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids"
     )

@@ -566,7 +566,7 @@ def test_a_function_may_come_back_too() -> None:
 @pytest.mark.parametrize(("result", "got"), [(3, "a value of type int"), (Plain, "the class Plain")])
 def test_what_takes_no_rows_and_returns_no_module_is_refused(result: Any, got: str) -> None:
     message, hint = told(lambda: result)
-    assert message == f"mine.py:Attention takes no token vectors, and what it returns is {got}, not a module"
+    assert message == f"mine.py:Attention takes no token vectors and returns {got}, not a module"
     assert hint is not None
 
 

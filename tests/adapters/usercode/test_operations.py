@@ -163,7 +163,7 @@ def test_what_was_changed_to_see_inside_is_put_back_also_when_it_raises() -> Non
 
 def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MAX_OPERATIONS", 3)
-    with pytest.raises(MhaError, match=r"^one call runs more than 3 operations, which is too many to watch$"):
+    with pytest.raises(MhaError, match=r"^one call runs more than 3 operations, too many to record$"):
         watched(lambda: A + 1 + 1 + 1 + 1)
 
 

@@ -245,7 +245,7 @@ def test_our_tiles_are_within_rounding_of_the_exact_answer(dtype: Dtype, work: W
 def test_our_tiles_have_no_backward_pass(direction: Direction) -> None:
     with pytest.raises(UnsupportedError) as caught:
         made("tiled", replace(SIZE, direction=direction))
-    assert str(caught.value) == "our tiles write into buffers and have no backward pass"
+    assert str(caught.value) == "tiled attention writes into buffers and has no backward pass"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_our_tiles_have_no_backward_pass(direction: Direction) -> None:
         ("flex", {}, "FlexAttention is measured on CUDA, where it compiles to one kernel, not on cpu"),
         ("torch-mha", {"n_kv_heads": 3}, "nn.MultiheadAttention has no shared kv heads"),
         ("torch-mha-weights", {"n_kv_heads": 1}, "nn.MultiheadAttention has no shared kv heads"),
-        ("torch-mha", {"q_len": 1}, "nn.MultiheadAttention keeps no past to decode with"),
+        ("torch-mha", {"q_len": 1}, "nn.MultiheadAttention has no cache to decode with"),
     ],
 )
 def test_what_a_backend_cannot_do_is_said_before_it_runs(backend: str, change: dict[str, Any], reason: str) -> None:
@@ -373,7 +373,7 @@ def test_queries_that_are_the_last_of_the_tokens_are_no_work_for_torch_s_kernels
     work = replace(SIZE, q_len=5, k_len=7, causal=True)
     with pytest.raises(UnsupportedError) as caught:
         made(backend, work)
-    assert str(caught.value) == "scaled_dot_product_attention takes the first query for the first token"
+    assert str(caught.value) == "scaled_dot_product_attention assumes that the first query is the first token"
 
 
 def test_explicit_queries_stand_at_the_end_of_the_tokens() -> None:

@@ -176,7 +176,7 @@ def test_a_transposed_square_matrix_is_noticed(name, tmp_path):
     start, _, difference = fault.message.rpartition(" ")
     assert start == f"{path}: {name}.weight does not give the stored probe outputs: they differ by"
     assert 1e-3 < float(difference) < 100
-    assert fault.hint == "the weights were changed after saving; a transposed square matrix shows like this"
+    assert fault.hint == "the weights were changed after saving; a transposed square matrix causes this"
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "o_proj"])

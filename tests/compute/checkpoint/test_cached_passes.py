@@ -81,7 +81,7 @@ def test_a_cache_that_was_filled_before_is_named() -> None:
     past = model(ids[:, :4], use_cache=True).past_key_values
     with mhacli.inspecting(model) as seen:
         model(ids[:, 4:], past_key_values=past)
-    with pytest.raises(MhaError, match="filled out of sight"):
+    with pytest.raises(MhaError, match="did not see being filled"):
         _ = seen.record
 
 
@@ -144,7 +144,7 @@ def test_a_pass_without_a_record_is_named_beside_others() -> None:
     assert len(seen.passes) == 1
     (note,) = seen.notes
     assert note.startswith(
-        "a pass is in no record: layer 0 (self) has attention behind a cache that was filled out of sight"
+        "a pass is in no record: layer 0 (self) has attention with a cache that mha did not see being filled"
     )
 
 

@@ -475,7 +475,7 @@ def test_a_call_from_another_thread_is_refused() -> None:
         thread.join()
         model(ids_of(1, 7))
     assert [str(fault) for fault in faults] == [
-        "Written is called in another thread than the one that opened mhacli.inspecting"
+        "Written is called in a different thread from the one that opened mhacli.inspecting"
     ]
     assert len(seen.passes) == 1
 
@@ -724,7 +724,7 @@ def test_a_model_without_attention_names_its_classes_and_what_would_be_seen(
 def test_a_context_without_a_call_says_so() -> None:
     with mhacli.inspecting(written()) as seen:
         pass
-    with pytest.raises(MhaError, match=r"^Written was not called inside of mhacli\.inspecting\n"):
+    with pytest.raises(MhaError, match=r"^Written was not called within mhacli\.inspecting\n"):
         _ = seen.record
 
 

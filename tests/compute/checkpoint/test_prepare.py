@@ -245,7 +245,7 @@ def test_a_limit_takes_the_first_tokens_and_says_so(checkpoints: Checkpoints) ->
     ids = ids_of("gpt2", long)
     assert list(run.inputs.sequences[0].ids) == ids[:N_POSITIONS]
     assert list(run.inputs.sequences[1].ids) == ids_of("gpt2", ANSWER)
-    assert notes == (f"text 0 is cut to its first {N_POSITIONS} of {len(ids)} tokens (--max-tokens)",)
+    assert notes == (f"only the first {N_POSITIONS} of the {len(ids)} tokens of text 0 are used (--max-tokens)",)
 
 
 def test_an_id_beyond_the_vocabulary_is_refused_before_the_weights_are_read(

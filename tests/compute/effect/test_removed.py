@@ -367,7 +367,7 @@ def test_a_mean_over_vectors_is_that_over_their_ids() -> None:
 
 
 def test_a_model_that_is_not_called_is_an_error() -> None:
-    with pytest.raises(mhacli.MhaError, match="was not called inside of"), mhacli.removed(model_of("gpt2"), [(0, 0)]):
+    with pytest.raises(mhacli.MhaError, match="was not called within"), mhacli.removed(model_of("gpt2"), [(0, 0)]):
         pass
 
 
@@ -377,7 +377,7 @@ def test_the_pass_over_another_input_does_not_count_as_a_call() -> None:
     outer.__enter__()
     with pytest.raises(mhacli.MhaError), mhacli.removed(model, [(0, 1)], replace="resample", other=ids):
         pass
-    with pytest.raises(mhacli.MhaError, match="was not called inside of"):
+    with pytest.raises(mhacli.MhaError, match="was not called within"):
         outer.__exit__(None, None, None)
 
 

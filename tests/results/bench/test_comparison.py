@@ -165,8 +165,8 @@ def test_every_difference_of_the_machines_is_told() -> None:
     assert compare(made_benchmark(environment=unlike), made_benchmark(), "then.json").warnings == ()
 
 
-BUSIER_NOW = "the machine is busier now, or it is another one"
-BUSIER_THEN = "the machine was busier then, or it is another one; take the baseline again"
+BUSIER_NOW = "the machine is busier now, or it is a different machine"
+BUSIER_THEN = "the machine was busier then, or it is a different machine; measure the baseline again"
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,16 @@ BUSIER_THEN = "the machine was busier then, or it is another one; take the basel
     [
         ((1.0, 1.0), []),
         ((1.09, 0.92), []),
-        ((0.5, 1.0), [f"the machine's own float32 matrix product runs 0.50 times as fast as then: {BUSIER_NOW}"]),
-        ((1.0, 3.0), [f"the machine's own float32 copy runs 3.00 times as fast as then: {BUSIER_THEN}"]),
+        (
+            (0.5, 1.0),
+            [f"the machine's own float32 matrix product runs 0.50 times as fast as in the baseline: {BUSIER_NOW}"],
+        ),
+        ((1.0, 3.0), [f"the machine's own float32 copy runs 3.00 times as fast as in the baseline: {BUSIER_THEN}"]),
         (
             (1.11, 0.9),
             [
-                f"the machine's own float32 matrix product runs 1.11 times as fast as then: {BUSIER_THEN}",
-                f"the machine's own float32 copy runs 0.90 times as fast as then: {BUSIER_NOW}",
+                f"the machine's own float32 matrix product runs 1.11 times as fast as in the baseline: {BUSIER_THEN}",
+                f"the machine's own float32 copy runs 0.90 times as fast as in the baseline: {BUSIER_NOW}",
             ],
         ),
     ],

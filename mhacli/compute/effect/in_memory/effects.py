@@ -115,7 +115,7 @@ def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, oth
     if record.effect is None or not record.effect.verified.ok:
         raise MhaError(
             "the removals are not verified: a second computation disagrees",
-            hint="report the family of this model; its attention does more than is known here",
+            hint="please report the family of this model: its attention does something that mha does not know",
             code="not-verified",
         )
     return record
@@ -144,7 +144,7 @@ def _require_transformers(model: Any) -> None:
     if not hasattr(getattr(model, "config", None), "get_text_config") or not hasattr(model, "base_model"):
         raise UsageError(
             f"{_NAME} needs a model of transformers, not a {type(model).__name__}",
-            hint="mhacli.removed takes any module, and your own calls measure",
+            hint="mhacli.removed works with any module; measure with your own calls",
         )
     if model.training:
         raise UsageError(f"{type(model).__name__} is in training mode", hint="call model.eval()")

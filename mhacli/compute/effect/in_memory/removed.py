@@ -103,8 +103,8 @@ class _Request:
         if not self.n_passes:
             raise noted(
                 MhaError(
-                    f"{name} was not called inside of {_NAME}, and nothing was removed",
-                    hint="call this very object between the lines of `with`; copies and wrappers of it are other objects",
+                    f"{name} was not called within {_NAME}, so nothing was removed",
+                    hint="call this object inside the with block; copies and wrappers are different objects",
                     code="not-called",
                 )
             )
