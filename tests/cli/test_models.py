@@ -120,7 +120,7 @@ def test_run_prints_the_model_its_tokens_every_head_and_its_checks(mha: Mha, gpt
     said = mha("run", "--model", gpt2, TEXT, "--all", "--tokens")
     assert said.err == ""
     flat = " ".join(said.out.split())
-    for piece in ("gpt2 · GPT2Model ", f"{N_LAYERS} layers", f"{N_HEADS} heads × d_head 12", "positions learned, 64 at most",
+    for piece in ("gpt2 · GPT2Model ", f"{N_LAYERS} layers", f"{N_HEADS} heads × d_head 12", "positions learned, up to 64",
                   "attention: sdpa (unchanged)", "inspecting changed no bit of the outputs",
                   "kernel flash", "mask: causal", f"text: {N} tokens", "self-check ok: 12 checks, errors at most"):  # fmt: skip
         assert piece in flat, piece

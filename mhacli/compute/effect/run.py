@@ -290,7 +290,7 @@ def floor_of(spreads: Sequence[Changes], untouched: Reading, dtype: torch.dtype)
 
 
 def largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
-    """`n` items: one half those with the largest sizes, the other half by chance."""
+    """`n` items: half of them those with the largest sizes, the others chosen at random."""
     ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
     n_top = min(len(ranked), -(-n // 2))
     rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))
