@@ -14,10 +14,10 @@ RANK_FAILED = "rank-failed"
 
 
 class MhaError(Exception):
-    """Something that the user can mend.
+    """An error that the user can fix.
 
-    `code` is a stable word for programs, `exit_code` what the process answers (1 could not, 2 usage, 3 the check says
-    no), `path` the file it is about. All texts may hold untrusted characters: whoever prints them escapes them.
+    `code` is a stable word for programs, `exit_code` the exit code of the process (1 failed, 2 usage, 3 a check says
+    no), `path` the file concerned. All texts may hold untrusted characters: the code that prints them escapes them.
     """
 
     def __init__(

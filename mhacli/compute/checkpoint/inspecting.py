@@ -45,19 +45,19 @@ def inspecting(
     heads: Sequence[int] | None = None,
     keep_passes: bool = True,
 ) -> Iterator[Seen]:
-    """While it is open, every call of `model` is inspected: `with inspecting(model) as seen: model(**inputs)`.
+    """A context in which every call of `model` is inspected: `with inspecting(model) as seen: model(**inputs)`.
 
-    The calls are the caller's own, with or without gradients, in any dtype, on any devices, in training or not: outputs,
-    gradients and random numbers are the same bits as without it. `seen.record` is the record of the last pass. `seen.passes` has
-    one for each pass, or only the last without `keep_passes`; `seen.statistics()` are the means over all.
+    You call the model as usual, with or without gradients, in any dtype, on any devices, in training or evaluation. Outputs,
+    gradients and random numbers are the same, bit for bit, as without inspection. `seen.record` is the record of the last pass,
+    `seen.passes` has the records of all passes (only the last without `keep_passes`), and `seen.statistics()` the means over them.
 
-    A record has the statistics of every head. `keep` names matrices to keep besides, among `pattern`, `z`, `scores` and `qk`, of
-    each layer while they take less than `keep_limit` bytes in all; so much is also copied at most of a text that is generated.
-    `layers` are numbers, or pairs such as `("cross", 2)`; `layers` and `heads` None are all. `tokenizer` is that of transformers;
-    without one tokens are their ids.
+    A record has the statistics of every head. `keep` names matrices to store as well, among `pattern`, `z`, `scores` and `qk`, for
+    each layer while they take less than `keep_limit` bytes in all. The same limit holds for the tensors that are copied while a
+    text is generated. `layers` are numbers, or pairs such as `("cross", 2)`; None for `layers` or `heads` means all. `tokenizer`
+    is a tokenizer of transformers; without one, tokens are shown as their ids.
 
-    Nested contexts work, also of one model; a second thread waits until the first has closed its own. Raises `MhaError` for a
-    model that hides its parts (compiled, scripted, distributed), and within a call from another thread.
+    Contexts can be nested, also for one model; a second thread waits until the first has closed its context. Raises `MhaError` for
+    a model that hides its parts (compiled, scripted, distributed), and in a call from another thread.
     """
     require_open(model, _NAME)
     wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), _limit(keep_limit))

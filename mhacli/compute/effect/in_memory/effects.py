@@ -52,14 +52,14 @@ def effects(
     screen: int | None = None,
     judge: bool = False,
 ) -> Record:
-    """The record of what changes when attention is removed from one text, as `mha effect` makes it: `record.effects` is a table.
+    """The record of what changes when heads or attention weights are removed for one text; `record.effects` is a table.
 
-    `model` is one of transformers, in evaluation. `inputs` are what its tokenizer gives for one text, or ids, or a text where
-    `tokenizer` is given; without one tokens are named by their ids. `heads` are `(layer, head)` or `("cross", 2, 1)`; None
-    removes each head alone. With `edges` single attention weights of the query at `position` are removed. `replace` resample
-    takes what heads give for the inputs `other`. `target` and `versus` are tokens or their ids; the rest is as in
-    docs/EFFECT.md. Weights are edited for the proof, and put back. Raises `MhaError` for what cannot work, and where the proof
-    fails.
+    It measures as `mha effect` does; docs/EFFECT.md explains the options. `model` is a transformers model in evaluation mode.
+    `inputs` is the output of its tokenizer for one text, or ids, or a text if `tokenizer` is given; without a tokenizer, tokens
+    are named by their ids. `heads` are `(layer, head)` or `("cross", 2, 1)`; None removes each head in turn. With `edges`, single
+    attention weights of the query at `position` are removed. `replace` resample uses the heads' outputs for the inputs `other`.
+    `target` and `versus` are tokens or their ids. For verification, weights are changed for a moment and restored. Raises
+    `MhaError` for options that do not fit together, and if the verification fails.
     """
     removal = {"heads": heads, "edges": edges, "at": at, "screen": screen, "judge": judge, "other": other, "cut": None}
     wanted = EffectRequest(
