@@ -49,15 +49,16 @@ def inspecting(
 
     You call the model as usual, with or without gradients, in any dtype, on any devices, in training or evaluation. Outputs,
     gradients and random numbers are the same, bit for bit, as without inspection. `seen.record` is the record of the last pass,
-    `seen.passes` has the records of all passes (only the last without `keep_passes`), and `seen.statistics()` the means over them.
+    `seen.passes` has the records of all passes (only the last without `keep_passes`), and `seen.statistics()` the means over
+    them.
 
-    A record has the statistics of every head. `keep` names matrices to store as well, among `pattern`, `z`, `scores` and `qk`, for
-    each layer while they take less than `keep_limit` bytes in all. The same limit holds for the tensors that are copied while a
-    text is generated. `layers` are numbers, or pairs such as `("cross", 2)`; None for `layers` or `heads` means all. `tokenizer`
-    is a tokenizer of transformers; without one, tokens are shown as their ids.
+    A record has the statistics of every head. `keep` names matrices to store as well, among `pattern`, `z`, `scores` and `qk`,
+    for each layer while they take less than `keep_limit` bytes in all. The same limit holds for the tensors that are copied
+    while a text is generated. `layers` are numbers, or pairs such as `("cross", 2)`; None for `layers` or `heads` means all.
+    `tokenizer` is a tokenizer of transformers; without one, tokens are shown as their ids.
 
-    Contexts can be nested, also for one model; a second thread waits until the first has closed its context. Raises `MhaError` for
-    a model that hides its parts (compiled, scripted, distributed), and in a call from another thread.
+    Contexts can be nested, also for one model; a second thread waits until the first has closed its context. Raises `MhaError`
+    for a model that hides its parts (compiled, scripted, distributed), and in a call from another thread.
     """
     require_open(model, _NAME)
     wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), _limit(keep_limit))

@@ -34,18 +34,18 @@ def removed(
     """A context in which `model` runs without some heads and edges: `with removed(model, heads=[(5, 1)]): model(**inputs)`.
 
     A head is `(layer, head)`: zeros replace its output before the output projection, at all positions of all sequences. With
-    `replace` mean, its mean over the positions of each sequence, padding excluded, replaces it. With resample, its output at the
-    same positions of the inputs `other` replaces it; the whole model runs on `other` first (the keywords of a call, or its first
-    argument). An edge is `(layer, head, query, key)`: this attention weight is masked, and the rest of its row is renormalised;
-    the head None means all heads. In an encoder-decoder, `(layer, head)` is a head of the decoder's self-attention, and
-    `("cross", 2, 1)` one of another kind. Positions count the columns of the batch, cached tokens included. Gradients flow through
-    the remaining model.
+    `replace` mean, its mean over the positions of each sequence, padding excluded, replaces it. With resample, its output at
+    the same positions of the inputs `other` replaces it; the whole model runs on `other` first (the keywords of a call, or its
+    first argument). An edge is `(layer, head, query, key)`: this attention weight is masked, and the rest of its row is
+    renormalised; the head None means all heads. In an encoder-decoder, `(layer, head)` is a head of the decoder's
+    self-attention, and `("cross", 2, 1)` one of another kind. Positions count the columns of the batch, cached tokens included.
+    Gradients flow through the remaining model.
 
     Removals of nested contexts of one model add up; if two remove the same head, the inner one decides its replacement. Leaving
     the context restores the model. Raises `MhaError` if not everything could be removed: for a model that hides its parts
-    (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, for a mean in a call without all
-    positions, for positions that `other` lacks, and on leaving a context in which the model was not called or never computed the
-    named heads or edges.
+    (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, for a mean in a call without
+    all positions, for positions that `other` lacks, and on leaving a context in which the model was not called or never
+    computed the named heads or edges.
     """
     require_open(model, _NAME)
     request = _Request(tuple(map(head_place, heads)), tuple(map(_edge, edges)), replace)
