@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from mhacli.cli.streams import write
+from mhacli.cli.streams import stdout_width, write
 from mhacli.cli.values import are_literal
 from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
@@ -25,14 +26,14 @@ LayerCell = tuple[int, int, tuple[int, int, int]]
 PAGE = "attention.html"
 _MOST = 160
 """Characters of a command that is worth suggesting."""
+_LABEL, _GOES_ON = "next: ", " \\"
 
 
 def suggest_next(record: Record, given: ComputeRequest, options: ViewOptions, output: RecordOutput) -> None:
     """Prints commands to type next, unless the output is a format or brief."""
     if output.formats.chosen() is not None or options.brief:
         return
-    commands = [(typed_words(words), cell) for words, cell in next_commands(record, given, options, output)]
-    lines = [*_suggested(commands)]
+    lines = [*_suggested(next_commands(record, given, options, output))]
     if not (options.verbose or record.model is not None):
         lines.insert(0, "more: --tokens, --shapes, --timings, or --verbose for all\n")
     if lines:
@@ -51,7 +52,7 @@ def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: 
     head = name if largest.kind == "self" else f"{largest.kind}.{name}"
     commands = [["mha", "effect", *_retyped(groups, ["--edges", "--head", head])]]
     commands += [["mha", "view", saved]] if saved is not None else []
-    write("".join(f"next: {typed}\n" for typed in map(typed_words, commands) if typed))
+    write("".join(_suggested((words, "") for words in commands)))
 
 
 def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOptions) -> None:
@@ -70,14 +71,36 @@ def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOpti
         if not options.maps:
             words = ["mha", "heads", *_retyped((*groups, chosen), ["--map", str(head.head)])]
             commands.insert(0, (words, name))
-    write("".join(_suggested((typed_words(words), why) for words, why in commands)))
+    write("".join(_suggested(commands)))
 
 
-def _suggested(commands: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A line for each command that can be typed, and one for what it is about."""
-    for typed, about in commands:
-        if typed:
-            yield f"next: {typed}\n" + (f"      {about}\n" if about else "")
+def _suggested(commands: Iterable[tuple[list[str], str]]) -> Iterator[str]:
+    """Each command that can be typed, and a line for what it is about."""
+    for words, about in commands:
+        if typed_words(words):
+            yield f"{_LABEL}{_folded(words)}\n" + (f"{' ' * len(_LABEL)}{about}\n" if about else "")
+
+
+def _folded(words: list[str]) -> str:
+    """A command on lines of the terminal, which a shell reads as one: they break before an option or a text."""
+    from rich.cells import cell_len
+
+    room, whole = stdout_width() - len(_LABEL), typed_words(words)
+    if cell_len(whole) <= room:
+        return whole
+    groups = [" ".join(words[:2])]
+    for before, word in pairwise(words[1:]):
+        if before.startswith("--") and not word.startswith("--"):
+            groups[-1] += f" {_quoted(word)}"
+        else:
+            groups.append(_quoted(word))
+    lines = groups[:1]
+    for group in groups[1:]:
+        if cell_len(f"{lines[-1]} {group}{_GOES_ON}") <= room:
+            lines[-1] += f" {group}"
+        else:
+            lines.append(group)
+    return f"{_GOES_ON}\n{' ' * len(_LABEL)}".join(lines)
 
 
 def can_repeat(given: ComputeRequest) -> bool:

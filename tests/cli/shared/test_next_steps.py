@@ -1,6 +1,7 @@
 """What `run` suggests on a terminal can be typed, and follows the cell that it says."""
 
 import shlex
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +124,20 @@ def test_after_heads_of_a_checkpoint_the_map_is_of_its_layer(capsys):
         'next: mha heads "a b" --layer 1 --model DIR --map 2',
         "      layer 1, head 2: local .60",
     ]
+
+
+def test_a_command_that_the_terminal_has_no_room_for_breaks_between_options_and_is_still_one_for_a_shell(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "50")
+    text = "one two three four five six"
+    given = typed(text, layer=LayerOptions(heads=2, causal=True))
+    lines = after_heads(capsys, make_record(), given)
+    assert max(map(len, lines)) <= 50
+    page = "\n".join(lines).split("next: ")[-1]
+    typed_by_hand = ["mha", "heads", text, "--heads", "2", "--causal", "--html", "attention.html"]
+    shell = ["sh", "-c", f"""printf '%s\\n' {page}"""]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines() == typed_by_hand
 
 
 def test_after_saved_heads_the_viewer_is_suggested_also_of_a_text_from_stdin(capsys):
