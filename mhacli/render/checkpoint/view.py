@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
-from mhacli.render.base.format import count_of, filled, fitted, flowing, left_out, percent_text, short_text, weight_text
+from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
 from mhacli.render.base.selection import (
     LayerView,
@@ -29,7 +29,7 @@ from mhacli.render.checkpoint.header import checks_view, model_header
 from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
-from mhacli.render.heads.view import corner_view, key_name, sinks_are, strong_places, strongest_keys
+from mhacli.render.heads.view import corner_view, key_name, labelled, sinks_are, strong_places, strongest_keys
 from mhacli.results.record.head_statistics import HEAD_TYPES, UNTYPED, HeadStatistics, in_order
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
@@ -118,10 +118,7 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
         unit = "" if number else "layer.head "  # printed once
         parts.append(f"{name} in {count_of(len(places), 'head')}, at most {percent_text(most)} ({unit}{place})")
     parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
-    is_beside = cell_len(f"{what} {parts[0]}") <= screen.width
-    lines = [f"{what} {parts[0]}", *parts[1:]] if is_beside else parts
-    text = "\n".join([*([] if is_beside else [what]), *filled(lines, screen.width)])
-    return Text(text, style="magenta")
+    return Text("\n".join(labelled(what, parts, screen.width)), style="magenta")
 
 
 def _of_layers(

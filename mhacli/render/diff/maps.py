@@ -32,6 +32,7 @@ from mhacli.render.base.format import count_of, filled, fitted, number_text, tit
 from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
 from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
+from mhacli.render.heads.heatmap import AXES
 from mhacli.results.diff.result import Differences, LayerDifference, Match, SiteDifference, TextDifference
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.record import Record
@@ -505,9 +506,10 @@ def _line(panel: _Panel, row: int, layout: _HeadPanels, precision: int, *, colou
 def _remarks(layouts: Sequence[_HeadPanels], records: tuple[Record, Record], *, has_same_tokens: bool) -> Sequence[str]:
     """The meaning of signs, and what the pictures leave out."""
     remarks = [
+        AXES,
         "a blank cell is masked"
         if has_same_tokens
-        else "a blank cell is masked, or has other tokens in the other record"
+        else "a blank cell is masked, or has other tokens in the other record",
     ]
     maps = [each for panels in layouts for each in (panels.aligned_maps.a, panels.aligned_maps.b)]
     remarks += [f"{NAN_SIGN} is not a number"] if any(np.isnan(each.weights).any() for each in maps) else []

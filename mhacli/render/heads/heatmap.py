@@ -26,7 +26,9 @@ from mhacli.results.record.record import Record
 MAX_LINES = 40
 SMALL = 24
 """The most tokens per axis for cells with a line and a name each."""
-_LABEL_WIDTH = 12
+_LABEL_WIDTH, _QUERY = 12, "query"
+AXES = "keys from left to right, queries downward"
+"""What runs along the axes of a picture of a head."""
 
 
 # ------------------------------------------------------------------------------------------------ the pattern of a run
@@ -117,9 +119,9 @@ def _is_small(head: HeadPattern, screen: Screen) -> bool:
 
 def _named_cells(head: HeadPattern, scale: HeatScale, screen: Screen) -> Text:
     n_queries, n_keys = head.weights.shape
-    label = min(_LABEL_WIDTH, max(cell_len(head.row_label(i)) for i in range(n_queries)))
+    label = min(_LABEL_WIDTH, max(len(_QUERY), *(cell_len(head.row_label(i)) for i in range(n_queries))))
     width = max(3, min(8, (screen.width - label - 1) // n_keys))
-    picture = Text(" " * (label + 1))
+    picture = Text().append(f"{_QUERY:<{label + 1}}", style="dim")
     for key in range(n_keys):
         name = fitted(head.key_name(key), width - 1)
         picture.append(name + " " * (width - cell_len(name)), style="dim")
@@ -136,8 +138,7 @@ def _key_axis(head: HeadPattern, head_map: HeadMap) -> Text:
     """Key positions along the top, every tenth column, and the size of a cell."""
     n = head_map.block
     of_queries = f"the mean weight that {n} queries give" if head.rows is None else "the weight that a query gives"
-    cells = "one cell" if n == 1 else f"{of_queries} to {n} keys together"
-    note = f"{'':{_LABEL_WIDTH}} keys from left to right, queries downward, each mark {cells}\n"
+    note = f"{AXES}, each mark one cell\n" if n == 1 else f"{AXES}\neach mark {of_queries} to {n} keys together\n"
     places = [column * n for column in range(head_map.weights.shape[1])]
     return Text(note + " " * (_LABEL_WIDTH + 1) + ticks(places), style="dim")
 
@@ -166,7 +167,7 @@ def pooled_map(
     width = 2 if is_roomy else 1
     places = [column * head_map.block + head_map.first[1] for column in range(head_map.weights.shape[1])]
     of_sink = f"{'sink':<{_SINK_WIDTH + 1}}" if head_map.sinks else ""
-    axis = Text(f"{'query':>{_PLACE_WIDTH - 1}} {of_sink}{ticks(places, width)}", style="dim")
+    axis = Text(f"{_QUERY:>{_PLACE_WIDTH - 1}} {of_sink}{ticks(places, width)}", style="dim")
     cells = levels(head_map.weights, scale).astype(int).tolist()
     body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
@@ -214,24 +215,23 @@ def _caption(head_map: HeadMap, scale: Scale, options: ViewOptions, screen: Scre
     taken = [f"sink {weight_text(sink, options.precision)}"] if head_map.sinks else []
     taken += [] if head_map.learned is None else [f"sink logit {weight_text(learned, options.precision)}"]
     text = Text().append(
-        " · ".join([*taken, f"shown {weight_text(1 - sink - learned, options.precision)}"]), style="bold"
+        " · ".join([*taken, f"shown {weight_text(1 - sink - learned, options.precision)} of all attention"]),
+        style="bold",
     )
     if head_map.sinks:
-        text.append(": the first token, a sink, stands in a column of its own, the rest of each row is renormalised\n")
+        text.append(": the first token, a sink, has a column of its own, and the rest of each row is renormalised\n")
     elif taken:
         text.append(": the first token is no sink of this head; the rest beside the sink logit is renormalised\n")
     else:
-        text.append(": the first token is no sink of this head, and nothing is taken out\n")
+        text.append(": the first token is no sink of this head\n")
     if largest <= 0:
         return text.append("nothing is left beside it")
     text.append(f"scale {scale}, {range_text(scale, largest, int(head_map.is_open.sum()))}: ", style="dim")
-    if screen.colour:
-        text.append_tokens(WEIGHTS.swatches(colour=True))
-    else:
-        text.append(WEIGHTS.signs)
+    text.append_tokens(WEIGHTS.swatches(colour=screen.colour))
+    text.append(" from small to large, a blank is masked", style="dim")
     if head_map.sinks and screen.colour:
-        text.append(" sink 0 … 1: ", style="dim")
+        text.append(" · sink 0 … 1: ", style="dim")
         text.append_tokens((" ", sink_shade(level)) for level in range(0, 256, 51))
     elif head_map.sinks:
-        text.append("; sink in %")
-    return text.append("; a blank is masked", style="dim")
+        text.append(" · sink in %", style="dim")
+    return text.append(f"\n{AXES}", style="dim")

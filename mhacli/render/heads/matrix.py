@@ -120,7 +120,9 @@ def _n_beside(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
 def n_lines(group: PatternGroup, options: ViewOptions, screen: Screen) -> int:
     """The most lines that the patterns take, with titles and headings."""
     most = max((len(pattern.head.weights) for pattern in group.patterns), default=0)
-    return -(-len(group.patterns) // _n_beside(group, options, screen)) * (min(most, MAX_ROWS) + 2)
+    parts = [len(group.patterns)] if group.hidden is None else [group.gap, len(group.patterns) - group.gap]
+    n_beside = _n_beside(group, options, screen)
+    return sum(-(-part // n_beside) for part in parts) * (min(most, MAX_ROWS) + 2) + (group.hidden is not None)
 
 
 def _panel_width(n: int, screen: Screen) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -114,9 +115,16 @@ def sinks_line(record: Record, listed: Sequence[HeadStatistics], least: float, s
         for head in listed
         if head.sink_keys
     ]
-    what = f"{sinks_are(least)}: "
-    lines = filled([what + (texts[0] if texts else "none"), *texts[1:]], screen.width)
-    return Text("\n".join(lines), style="magenta" if texts else "dim")
+    return Text(
+        "\n".join(labelled(f"{sinks_are(least)}:", texts or ["none"], screen.width)),
+        style="magenta" if texts else "dim",
+    )
+
+
+def labelled(label: str, parts: list[str], width: int) -> list[str]:
+    """Lines of parts behind a label, which has a line of its own where the first part has no room beside it."""
+    beside = f"{label} {parts[0]}"
+    return filled([beside, *parts[1:]], width) if cell_len(beside) <= width else [label, *filled(parts, width)]
 
 
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
@@ -138,7 +146,7 @@ def strong_places(
 ) -> RenderableType:
     """Per head the keys with most attention, the cells with the largest ratio to uniform, and the largest score."""
     table = plain_table(("head", True))
-    for name in ("receives most (× uniform)", "stands out: query → key"):
+    for name in ("receives most (× uniform)", "stands out: query → key (× uniform)"):
         table.add_column(name, ratio=1, overflow="fold")
     if screen.width >= _WIDE:
         table.add_column("largest score", no_wrap=True)

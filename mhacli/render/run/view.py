@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import StringIO
 from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from mhacli.render.base.format import (
     seconds_text,
     texts_in_words,
 )
-from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced, chosen
+from mhacli.render.base.options import Screen, Selection, ViewOptions, chosen
 from mhacli.render.base.tokens import hidden, token_tables
 from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_weight
@@ -46,8 +47,9 @@ from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8
-PATTERN_LINES = 22
-"""About the most lines for all patterns. Of more heads, the first and last are drawn."""
+FIRST_SCREEN, _BELOW = 45, 10
+"""About as many lines as a view without more options may take, and those of them for captions, blanks, the self-check and what
+to type next. Of more heads than the rest allows, the first ones are drawn."""
 _FORMULA_ROOM, _BAR_WIDTH, _WIDE = 24, 20, 60
 _BETWEEN_AXES = " · "
 
@@ -70,10 +72,13 @@ def run_view(record: Record, options: ViewOptions, screen: Screen) -> Renderable
         sections.append(shape_trace(record, screen))
     sections += groups_table(record)
     sinks = [sinks_line(record, listed, SINK_SHARE, screen)] if any(head.sink_keys for head in listed) else []
-    sections.append(Group(table, *legend(record, listed, options, screen), *sinks))
+    in_words = Group(table, *legend(record, listed, options, screen), *sinks)
+    room = FIRST_SCREEN - _BELOW - height_of(Group(sections[0], in_words), screen)
+    sections.append(in_words)
     if options.timings or options.verbose:
         sections.append(timing_table(record, screen))
-    sections.append(Group(*_heads(record, sequences, heads, options, screen), self_check_line(record.self_check)))
+    drawn = _heads(record, sequences, heads, options, screen, room=room)
+    sections.append(Group(*drawn, self_check_line(record.self_check)))
     return Group(*_spaced(sections))
 
 
@@ -99,6 +104,12 @@ def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text
         f": {compared.agrees} {within} {error_text(check.max_abs_error)} (tolerance {error_text(check.tolerance)})",
         style="not bold default",
     )
+
+
+def height_of(view: RenderableType, screen: Screen) -> int:
+    """The lines that a view takes on a screen."""
+    console = Console(width=screen.width, file=StringIO(), markup=False, emoji=False, highlight=False)
+    return len(console.render_lines(view, pad=False))
 
 
 def _spaced(sections: list[RenderableType]) -> Iterator[RenderableType]:
@@ -170,9 +181,10 @@ def axes_text(axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
 
 
 def _heads(
-    record: Record, sequences: Selection, heads: Selection, options: ViewOptions, screen: Screen
+    record: Record, sequences: Selection, heads: Selection, options: ViewOptions, screen: Screen, *, room: int
 ) -> Iterator[RenderableType]:
-    """Every chosen head of every chosen sequence in the chosen view; in training before and after dropout."""
+    """Every chosen head of every chosen sequence in the chosen view, as many as have room in lines; in training before and after
+    dropout."""
     if options.view == "none":
         return
     if "pattern" not in record.arrays:
@@ -184,10 +196,11 @@ def _heads(
     groups = [_group(record, index, heads) for index in sequences.shown]
     patterns = [pattern.head for group in groups for pattern in group.patterns]
     options, note = fitting_view(patterns, options, screen)
-    room = len(heads.shown)
-    while room > 1 and not _are_short(groups, options, screen):
-        room -= 1
-        groups = [_group(record, index, balanced(record.config.n_heads, room)) for index in sequences.shown]
+    n_drawn = len(heads.shown)
+    while n_drawn > 1 and not _are_short(groups, options, screen, room):
+        n_drawn -= 1
+        first = Selection(tuple(range(n_drawn)), record.config.n_heads - n_drawn)
+        groups = [_group(record, index, first, gap=n_drawn) for index in sequences.shown]
     patterns = [pattern.head for group in groups for pattern in group.patterns]
     if note is not None:
         yield note
@@ -202,17 +215,18 @@ def _heads(
         yield scale_caption(patterns, scale, screen, options.precision)
 
 
-def _are_short(groups: Sequence[PatternGroup], options: ViewOptions, screen: Screen) -> bool:
-    """Whether the patterns leave room below them, or all were requested."""
+def _are_short(groups: Sequence[PatternGroup], options: ViewOptions, screen: Screen, room: int) -> bool:
+    """Whether the patterns have room, or all were requested."""
     is_chosen = options.heads is not None or options.everything or options.verbose
-    return is_chosen or sum(n_lines(group, options, screen) for group in groups) <= PATTERN_LINES
+    return is_chosen or sum(n_lines(group, options, screen) for group in groups) <= room
 
 
-def _group(record: Record, sequence: int, heads: Selection) -> PatternGroup:
-    """The heads of a sequence."""
+def _group(record: Record, sequence: int, heads: Selection, *, gap: int | None = None) -> PatternGroup:
+    """The heads of a sequence; those that are left out stand behind `gap` of them."""
     each = [[*_of_head(HeadPattern(record, sequence, head))] for head in heads.shown]
     missing = hidden(heads.hidden, "head", "--all or --head") if heads.hidden else None
-    return PatternGroup([p for patterns in each for p in patterns], sum(map(len, each[: heads.before])), missing)
+    before = sum(map(len, each[: heads.before if gap is None else gap]))
+    return PatternGroup([p for patterns in each for p in patterns], before, missing)
 
 
 def _of_head(head: HeadPattern) -> Iterator[TitledPattern]:

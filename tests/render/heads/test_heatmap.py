@@ -95,7 +95,7 @@ def test_a_half_block_shows_two_cells_and_leaves_forbidden_ones_blank():
 def test_a_small_pattern_has_a_named_cell_for_every_share():
     record = with_pattern(make_record(causal=True), [[1, 0, 0], [0.25, 0.75, 0], [0.01, 0.45, 0.54]])
     assert [line.split() for line in lines_of(record)] == [
-        ["the", "cat", "sat"],
+        ["query", "the", "cat", "sat"],
         ["the", "███████"],
         ["cat", "░░░░░░░", "▓▓▓▓▓▓▓"],
         ["sat", "·······", "▒▒▒▒▒▒▒", "▒▒▒▒▒▒▒"],
@@ -111,7 +111,7 @@ def test_padding_is_named_and_left_blank():
     lines = drawn(
         heatmap(HeadPattern(make_record(("a",), ("b", "c")), 0, 0), HeatScale("linear", 1.0), ViewOptions(), PLAIN), 80
     )
-    assert [line.split() for line in lines] == [["a", "‹pad›"], ["a", "███████"]]
+    assert [line.split() for line in lines] == [["query", "a", "‹pad›"], ["a", "███████"]]
 
 
 @pytest.mark.parametrize("count", [25, 61, 300, 1000])
@@ -144,8 +144,8 @@ def test_marks_follow_the_means_on_every_scale(scale):
     }
     levels = np.where(np.isnan(expected), np.nan, np.rint(255 * np.clip(parts[scale], 0, 1)))
     signs = [["" if np.isnan(level) else GLYPHS[int(level) * 5 // 256] for level in row] for row in levels]
-    note, axis, *picture = lines_of(record, 140, top, scale=scale)
-    assert note.strip().endswith("each mark the mean weight that 8 queries give to 8 keys together")
+    _, note, axis, *picture = lines_of(record, 140, top, scale=scale)
+    assert note == "each mark the mean weight that 8 queries give to 8 keys together"
     assert [line[13:].rstrip() for line in picture] == ["".join(row) for row in signs]
     assert [int(line[:13].split()[-1]) for line in picture] == list(range(0, 300, 8))
     assert axis[13:].split() == ["0", "80", "160", "240"]
@@ -160,8 +160,8 @@ def test_rows_that_were_asked_for_are_never_pooled():
     for row, query in enumerate((299, 7, 100)):
         sums = np.add.reduceat(pattern[query].astype(np.float64), np.arange(0, 300, 5))
         assert np.where(found.is_open, found.weights, 0)[row] == pytest.approx(sums, abs=1e-6)
-    note, _, *picture = drawn(heatmap(head, HeatScale("linear", 1.0), ViewOptions(), Screen(120, False)), 120)
-    assert note.strip().endswith("each mark the weight that a query gives to 3 keys together")
+    _, note, _, *picture = drawn(heatmap(head, HeatScale("linear", 1.0), ViewOptions(), Screen(120, False)), 120)
+    assert note == "each mark the weight that a query gives to 3 keys together"
     assert [line[:13].split() for line in picture] == [["t299", "299"], ["t7", "7"], ["t100", "100"]]
 
 

@@ -512,7 +512,7 @@ def test_the_share_of_the_sink_and_of_what_is_shown_is_that_of_all_queries(name,
     record = all_led(records[name])
     for place in (0, 1):
         lines = view(record, 80, maps=(record.heads[place].head,), precision=3)
-        said = [found for line in lines if (found := re.search(r"sink (\S+) · shown (\S+?):", line))]
+        said = [found for line in lines if (found := re.search(r"sink (\S+) · shown (\S+) of", line))]
         assert len(said) == len(record.sequences)
         for sequence, found in enumerate(said):
             sink = float(np.nanmean(record.arrays["sink"][sequence, place]))
@@ -528,7 +528,7 @@ def test_a_map_says_where_the_first_token_is_no_sink_and_takes_nothing_out(recor
     assert np.abs(found.weights - whole)[is_open].max() <= 2e-6
     assert not found.sink_weights.any()
     text = " ".join(" ".join(view(record, 80, maps=(1,))).split())
-    assert "shown 1.00: the first token is no sink of this head, and nothing is taken out" in text
+    assert "shown 1.00 of all attention: the first token is no sink of this head" in text
 
 
 def test_the_lines_of_a_map_are_its_rows(records):
