@@ -67,18 +67,18 @@ def _plain(name: str) -> str:
 _EXACT: Final[Mapping[str, Role]] = {name: role for role, names in SPELLINGS.items() for name in names.split()}
 """Exact names first: torch's `kdim` is the input width of the keys, while `k_dim` usually is the width of one key."""
 _ROLES: Final[Mapping[str, Role]] = {_plain(name): role for role, names in SPELLINGS.items() for name in names.split()}
-_OF_INPUTS: Final = frozenset({"keysize", "valuesize", "keydim", "valuedim"})
+_INPUT_WIDTHS: Final = frozenset({"keysize", "valuesize", "keydim", "valuedim"})
 """Names of input widths, not head widths, if the constructor also has a query width."""
 
 
-def role_of(name: str, beside: frozenset[str] = frozenset()) -> Role | None:
-    """The role of an argument by its name, None for an unusual name. `beside` are the names of the other arguments.
+def role_of(name: str, other_names: frozenset[str] = frozenset()) -> Role | None:
+    """The role of an argument by its name, None for an unusual name, given the names of the other arguments.
 
     >>> role_of("numHeads"), role_of("key_size"), role_of("key_size", frozenset({"query_size"}))
     ('n_heads', 'd_head', 'd_model')
     """
     plain = _plain(name)
-    if plain in _OF_INPUTS and {"querysize", "querydim"} & {_plain(other) for other in beside}:
+    if plain in _INPUT_WIDTHS and {"querysize", "querydim"} & {_plain(other) for other in other_names}:
         return "d_model"
     return _EXACT.get(name) or _ROLES.get(plain)
 
@@ -119,9 +119,9 @@ def parse_value(text: str) -> object:
 
 
 def _of_torch(word: str) -> object:
-    first, *rest = word.split(".")
+    first, *attributes = word.split(".")
     value: object = torch if first == "torch" else nn
-    for name in rest:
+    for name in attributes:
         if not hasattr(value, name):
             return word
         value = getattr(value, name)
@@ -172,18 +172,18 @@ class GuessContext(NamedTuple):
     device: str
 
 
-def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: GuessContext) -> dict[Role, Any]:
+def guess_values(roles: Set[Role], known: Mapping[Role, Any], context: GuessContext) -> dict[Role, Any]:
     """A value for each role, consistent with the known values."""
     sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and _is_size(value)})
     d_head = int(sizes["d_head"])
     others: dict[Role, Any] = {
         "dropout": 0.1,
         "bias": True,
-        "causal": around.causal,
+        "causal": context.causal,
         "batch_first": True,
         "layer": 0,
         "n_layers": 2,
-        "device": around.device,
+        "device": context.device,
         "dtype": torch.float32,
         "eps": 1e-5,
         "theta": 10000.0,
@@ -193,9 +193,9 @@ def guess_values(roles: Set[Role], known: Mapping[Role, Any], around: GuessConte
     return {role: sizes[role] if role in SIZES else others[role] for role in roles if role in SIZES or role in others}
 
 
-def guess_reason(role: Role, around: GuessContext) -> str:
+def guess_reason(role: Role, context: GuessContext) -> str:
     """A short reason for the guess."""
-    return MEANINGS.get(role, "--causal" if around.causal else "no --causal")
+    return MEANINGS.get(role, "--causal" if context.causal else "no --causal")
 
 
 def _is_size(value: object) -> bool:

@@ -26,8 +26,8 @@ from mhacli.adapters.usercode.arguments import (
     require_known,
     role_of,
 )
-from mhacli.adapters.usercode.asker import copied, seeded
 from mhacli.adapters.usercode.call.signature import ROWS, signature_of
+from mhacli.adapters.usercode.inputs import copied, seeded
 from mhacli.adapters.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
 from mhacli.adapters.usercode.target import Target, documentation_of, source_file
 from mhacli.adapters.usercode.types import Built, Guess
@@ -183,8 +183,8 @@ def _built(
 ) -> Built:
     """The result of calling the target with `given`. `given_names` are the names that the user gave; `earlier` are guesses of
     an earlier build. Raises what the constructor raises."""
-    parameters, around = parameters_of(target.thing), GuessContext(request.causal, request.device)
-    call = _constructor_call(target.name, parameters, given, around)
+    parameters, context = parameters_of(target.thing), GuessContext(request.causal, request.device)
+    call = _constructor_call(target.name, parameters, given, context)
     with seeded(request.seed, torch.device("cpu")):
         instance = _call_constructor(target.thing, parameters, call.values)
     original_target, target = target, target if inspect.isclass(target.thing) else _returned_target(target, instance)
@@ -237,7 +237,7 @@ def _returned_target(target: Target, returned: Any) -> Target:
 
 
 def _constructor_call(
-    owner: str, parameters: Parameters, given: Mapping[str, Any], around: GuessContext
+    owner: str, parameters: Parameters, given: Mapping[str, Any], context: GuessContext
 ) -> _ConstructorCall:
     """The arguments of the constructor call. Raises `MhaError` for unknown names, and for required parameters that mha cannot
     guess."""
@@ -257,17 +257,17 @@ def _constructor_call(
     names = frozenset(named)
     roles = {p.name: role for p in missing if (role := _role(p, names)) is not None}
     extra: set[Role] = {"n_kv_heads"} if configs else set()
-    guess = guess_values({*roles.values(), *extra}, known, around)
+    guess = guess_values({*roles.values(), *extra}, known, context)
     unknown = [p.name for p in missing if roles.get(p.name) not in guess]
     if unknown:
         raise describe_unknown(owner, unknown)
-    guesses = [Guess(name, guess[role], guess_reason(role, around)) for name, role in roles.items()]
-    guesses += _causal_switches(parameters, values, around)
+    guesses = [Guess(name, guess[role], guess_reason(role, context)) for name, role in roles.items()]
+    guesses += _causal_switches(parameters, values, context)
     values |= {guessed.name: guessed.value for guessed in guesses}
     settled_roles = {**known, **{role: guess[role] for role in roles.values()}}
     for name in dict.fromkeys(configs):
         p = named[name]
-        config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled_roles, around)
+        config = make_config(name, p.annotation, p.default, inner.get(name, {}), settled_roles, context)
         values[name] = config.config
         guesses += config.guesses
     return _ConstructorCall(values, {name: inner.get(name, {}) for name in dict.fromkeys(configs)}, guesses)
@@ -326,12 +326,12 @@ def _known_roles(
     return known
 
 
-def _causal_switches(parameters: Parameters, values: Mapping[str, Any], around: GuessContext) -> list[Guess]:
+def _causal_switches(parameters: Parameters, values: Mapping[str, Any], context: GuessContext) -> list[Guess]:
     """Parameters that make the attention causal, with default False, under `--causal`."""
     return [
         Guess(p.name, True, "--causal")
         for p in parameters.named
-        if around.causal and p.default is False and p.name not in values and role_of(p.name) == "causal"
+        if context.causal and p.default is False and p.name not in values and role_of(p.name) == "causal"
     ]
 
 
@@ -476,7 +476,7 @@ def make_config(
     default: object,
     given: Mapping[str, Any],
     known: Mapping[Role, Any],
-    around: GuessContext,
+    context: GuessContext,
 ) -> ConfigWithGuesses:
     """The config for the parameter `name`: its changed default, an instance of its annotation, or a `GuessedConfig`.
 
@@ -485,17 +485,17 @@ def make_config(
     if default is not None and default is not EMPTY:
         return ConfigWithGuesses(_changed(copy.deepcopy(default), name, given), ())
     if inspect.isclass(annotation) and is_config_class(annotation, name):
-        return _instance(name, annotation, given, known, around)
+        return _instance(name, annotation, given, known, context)
 
     def guess(field: str) -> Guess | None:
         role = role_of(field)
         if role is not None and role != "config":
             roles: set[Role] = {role, "n_kv_heads"}  # the constructor may read n_kv_heads later
-            values = guess_values(roles, known, around)
+            values = guess_values(roles, known, context)
             if role in values:
-                return Guess(field, values[role], guess_reason(role, around))
+                return Guess(field, values[role], guess_reason(role, context))
         if field == "is_decoder":
-            return Guess(field, around.causal, guess_reason("causal", around))
+            return Guess(field, context.causal, guess_reason("causal", context))
         return Guess(field, _SETTINGS[field], "the usual setting") if field in _SETTINGS else None
 
     return ConfigWithGuesses(GuessedConfig(name, given, guess), ())
@@ -516,7 +516,7 @@ def _class_values(config: object) -> dict[str, Any]:
 
 
 def _instance(
-    name: str, cls: type, given: Mapping[str, Any], known: Mapping[Role, Any], around: GuessContext
+    name: str, cls: type, given: Mapping[str, Any], known: Mapping[Role, Any], context: GuessContext
 ) -> ConfigWithGuesses:
     """The annotated class, called with the given values and with guesses for required fields."""
     parameters = parameters_of(cls)
@@ -526,16 +526,16 @@ def _instance(
     known_roles = dict(known) | {role: value for role, value in [*defaults, *given_roles] if role is not None}
     missing = [p for p in parameters.required if p.name not in given]
     roles = {role for p in missing if (role := role_of(p.name)) is not None}
-    values = guess_values(roles, known_roles, around)
+    values = guess_values(roles, known_roles, context)
     unknown = [p.name for p in missing if role_of(p.name) not in values]
     if unknown:
         raise describe_unknown(name, [f"{name}.{field}" for field in unknown])
-    guesses = [Guess(f"{name}.{p.name}", values[role], guess_reason(role, around))
+    guesses = [Guess(f"{name}.{p.name}", values[role], guess_reason(role, context))
                for p in missing if (role := role_of(p.name)) is not None]  # fmt: skip
     guesses += [
         Guess(f"{name}.{p.name}", True, "--causal")
         for p in parameters.named
-        if around.causal and p.default is False and p.name not in given and role_of(p.name) == "causal"
+        if context.causal and p.default is False and p.name not in given and role_of(p.name) == "causal"
     ]
     arguments = {guess.name.partition(".")[2]: guess.value for guess in guesses}
     arguments |= {key: value for key, value in given.items() if key in names}

@@ -126,10 +126,10 @@ class _Child(NamedTuple):
     printed: _PrintedOutput
     dump: IO[bytes]
 
-    def place(self) -> str | None:
+    def running_line(self) -> str | None:
         """The line of user code in the stack dump."""
-        place = source_line_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
-        return None if place is None else place.text
+        line = source_line_in_dump(os.pread(self.dump.fileno(), KEPT_BYTES, 0).decode("utf-8", "replace"))
+        return None if line is None else line.text
 
 
 @contextlib.contextmanager
@@ -141,10 +141,10 @@ def _started(request: bytes) -> Iterator[_Child]:
         (request_in, request_out), (messages_in, messages_out) = _pipe(stack), _pipe(stack)
         fds = (request_in.fileno(), messages_out.fileno(), dump.fileno())
         flags = ("-P", "-u")  # no imports from the working directory; unbuffered output
-        words = [sys.executable, *flags, "-c", _PROGRAM, *map(str, fds)]
+        command = [sys.executable, *flags, "-c", _PROGRAM, *map(str, fds)]
         try:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=fds, start_new_session=True
             )
         except OSError as fault:
             reason = fault.strerror or "unknown error"
@@ -250,13 +250,13 @@ def _error_of(line: Mapping[str, Any]) -> MhaError:
 def _end(child: _Child, stage: str, exit_status: int) -> MhaError:
     """The error for a child that ended without a result."""
     if exit_status < 0:
-        how = f"by {_signal_name(-exit_status)}"
+        cause = f"by {_signal_name(-exit_status)}"
         advice = (
             "the system does this to a process that takes too much memory" if -exit_status == signal.SIGKILL else None
         )
     else:
-        how, advice = f"with exit status {exit_status}", None
-    return MhaError(f"{stage} ended the process {how}", hint=_hints(child, advice), code="crashed")
+        cause, advice = f"with exit status {exit_status}", None
+    return MhaError(f"{stage} ended the process {cause}", hint=_hints(child, advice), code="crashed")
 
 
 def _too_slow(child: _Child, stage: str, limit_s: float) -> MhaError:
@@ -266,7 +266,7 @@ def _too_slow(child: _Child, stage: str, limit_s: float) -> MhaError:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child.process.pid, signal.SIGUSR1)  # faulthandler dumps the stack
     until = time.monotonic() + _DUMP_S
-    while child.place() is None and time.monotonic() < until:
+    while child.running_line() is None and time.monotonic() < until:
         time.sleep(0.01)
     return MhaError(
         f"{stage} took longer than {limit_s:g} seconds",
@@ -278,7 +278,7 @@ def _too_slow(child: _Child, stage: str, limit_s: float) -> MhaError:
 def _hints(child: _Child, advice: str | None = None) -> str | None:
     """The running line, the advice, and the last printed lines."""
     lines = child.printed.last_lines()
-    return "; ".join(filter(None, [child.place(), advice, lines and f"it last printed: {lines}"])) or None
+    return "; ".join(filter(None, [child.running_line(), advice, lines and f"it last printed: {lines}"])) or None
 
 
 def _signal_name(number: int) -> str:

@@ -66,10 +66,10 @@ def _assignments(
     """Assigns the parts to queries, keys and values, by name if they have one, and the rest to the output."""
     for chosen in _choices_of_inputs(parts):
         used = {part.name for group in chosen for part in group}
-        left = [part for part in parts if part.name not in used]
+        remaining = [part for part in parts if part.name not in used]
         sources = [list(_roles(group, widths)) for group in chosen]
         if all(sources):
-            yield sources, list(_outputs(left))
+            yield sources, list(_outputs(remaining))
 
 
 def _choices_of_inputs(parts: tuple[WeightMatrix, ...]) -> Iterator[tuple[tuple[WeightMatrix, ...], ...]]:
@@ -260,10 +260,10 @@ def _per_group(rows: Tensor, letters: str, n_heads: int, n_kv: int) -> list[Tens
     return [piece.flatten(0, 2) for piece in grouped]
 
 
-def _outputs(left: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
+def _outputs(remaining: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
     """The candidates for the output projection; None if there is none."""
-    named = [part for part in left if part.letters == "o"]
-    candidates = named or [part for part in left if not part.letters]
+    named = [part for part in remaining if part.letters == "o"]
+    candidates = named or [part for part in remaining if not part.letters]
     if not candidates:
         yield None
     if len(named) > 1 and all(part.number is not None for part in named):
@@ -303,12 +303,12 @@ def _with_outputs(
             if q.weight.shape[0] % widths.n_heads or v.weight.shape[0] % n_kv:
                 continue
             used = (*roles["q"].names, *roles["k"].names, *roles["v"].names, *(() if output is None else output.names))
-            notes = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
+            choices = [choice for role in (*roles.values(), output) if role is not None for choice in role.choices]
             yield ProjectionReading(
                 Projections(q, k, v, out),
                 widths.n_heads,
                 n_kv,
-                tuple(dict.fromkeys(notes)),
+                tuple(dict.fromkeys(choices)),
                 roles["q"].order,
                 tuple(dict.fromkeys(used)),
                 tuple(part.name for part in parts if part.name not in used),

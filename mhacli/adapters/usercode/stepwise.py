@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import copied
 from mhacli.adapters.usercode.call.convention import (
     ArgumentRecipe,
     AxisSizes,
@@ -31,6 +30,7 @@ from mhacli.adapters.usercode.call.convention import (
 )
 from mhacli.adapters.usercode.call.signature import CallParameter, call_role, called_function, signature_of, source_of
 from mhacli.adapters.usercode.call.user_attention import UserAttention
+from mhacli.adapters.usercode.inputs import copied
 from mhacli.adapters.usercode.types import Inputs, MaskForm
 
 _SWITCH = re.compile(r"(use|return|output|with|keep|store|update|enable)_?(new_?)?(kv_?)?(cache|past|present|kv|key_?values?)s?"

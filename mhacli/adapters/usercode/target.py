@@ -351,9 +351,9 @@ def _offered(owner: Any) -> list[str]:
     home = owner.__name__ if inspect.ismodule(owner) else getattr(owner, "__module__", None)
     things = {name: vars(owner)[name] for name in _public(owner)}
     ranked = {name: _rank(thing) for name, thing in things.items()}
-    kept = [name for name, rank in ranked.items() if rank < len(_RANKS)]
-    local = [name for name in kept if _is_of(things[name], str(home)) or is_module_instance(things[name])]
-    return sorted(local or kept, key=lambda name: ranked[name])
+    candidates = [name for name, rank in ranked.items() if rank < len(_RANKS)]
+    local = [name for name in candidates if _is_of(things[name], str(home)) or is_module_instance(things[name])]
+    return sorted(local or candidates, key=lambda name: ranked[name])
 
 
 def _is_of(thing: object, home: str) -> bool:

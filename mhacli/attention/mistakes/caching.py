@@ -163,14 +163,14 @@ def _rotated(layer: ReferenceLayer, stages: Stages, row: Tensor, position: int, 
 def _at_positions(queries: Callable[[DecodingStep, int], int], keys: Callable[[DecodingStep, int], int]) -> Change:
     """Queries and keys rotated to other positions, given by token; empty columns are not rotated."""
 
-    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    def change_layout(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         return replace(
             layout,
             query_positions=tuple(max(0, queries(step, token)) for token in range(step.start, step.end)),
             key_positions=tuple(max(0, keys(step, token)) if token >= 0 else 0 for token in layout.keys),
         )
 
-    return change
+    return change_layout
 
 
 def _right(step: DecodingStep, token: int) -> int:
@@ -242,7 +242,7 @@ _POSITIONS = (
 def _rows(tokens: Callable[[DecodingStep], list[int]], part: str = "both", *, by_column: bool = False) -> Change:
     """Other tokens in the columns of keys, values, or both, rotated by token position or by column."""
 
-    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    def change_layout(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         token_columns = tuple(tokens(step))
         keys = token_columns if part != "values" else layout.keys
         values = token_columns if part != "keys" else layout.values
@@ -251,7 +251,7 @@ def _rows(tokens: Callable[[DecodingStep], list[int]], part: str = "both", *, by
         new_layout = with_tokens(step, layout, keys, values)
         return replace(new_layout, key_positions=tuple(range(len(keys)))) if by_column else new_layout
 
-    return change
+    return change_layout
 
 
 def _new_first(step: DecodingStep) -> list[int]:
@@ -313,12 +313,12 @@ def _all_from_first(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
 def _swapped(keep: Callable[[DecodingStep, int], bool], *, keys: bool = True, values: bool = True) -> Change:
     """The layout with keys and values exchanged for some tokens."""
 
-    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    def change_layout(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         columns = frozenset(n for n, token in enumerate(layout.keys) if token >= 0 and keep(step, token))
         empty: frozenset[int] = frozenset()
         return replace(layout, keys_of_values=columns if keys else empty, values_of_keys=columns if values else empty)
 
-    return change
+    return change_layout
 
 
 def _is_old(step: DecodingStep, token: int) -> bool:
@@ -373,10 +373,10 @@ _ORDERS = (
 
 
 def _with_visibility(rule: Callable[[DecodingStep, int], torch.Tensor]) -> Change:
-    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    def change_layout(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         return replace(layout, visible=rule(step, len(layout.keys))) if step.start else layout
 
-    return change
+    return change_layout
 
 
 def _top_left(step: DecodingStep, n_keys: int) -> torch.Tensor:
@@ -394,7 +394,7 @@ def _columns(keep: Callable[[DecodingStep, int], bool]) -> Callable[[DecodingSte
 def _with_empty_columns(applies: Callable[[DecodingStep], bool], *, sees_all: bool) -> Change:
     """The layout with the empty columns of the cache, in some steps."""
 
-    def change(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
+    def change_layout(step: DecodingStep, layout: CacheLayout) -> CacheLayout:
         n_empty = (step.n_keys or 0) - len(layout.keys)
         if n_empty <= 0 or not applies(step):
             return layout
@@ -410,7 +410,7 @@ def _with_empty_columns(applies: Callable[[DecodingStep], bool], *, sees_all: bo
             visible=visible,
         )
 
-    return change
+    return change_layout
 
 
 UNMASKED = MistakeVariant(

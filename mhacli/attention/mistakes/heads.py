@@ -297,12 +297,12 @@ _REDUCED = (
 # --------------------------------------------------------------------------------------------------------------------- sharing
 
 
-def shared_as(chosen: Callable[[Tensor, int], Tensor], of: str = "kv") -> Callable[..., Tensor]:
+def shared_as(head_choice: Callable[[Tensor, int], Tensor], letters: str = "kv") -> Callable[..., Tensor]:
     """Keys, values or both of another kv head for each query head."""
 
     def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
         require(heads.shape[1] > 1)
-        return chosen(heads, layer.n_heads) if which in of else stages.repeat_kv(layer, heads, which)
+        return head_choice(heads, layer.n_heads) if which in letters else stages.repeat_kv(layer, heads, which)
 
     return repeat_kv
 
@@ -354,22 +354,22 @@ def last_for_all(heads: Tensor, n_heads: int) -> Tensor:
     return heads[:, -1:].expand(-1, n_heads, -1, -1)
 
 
-def queries_of_one_head(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+def queries_of_one_head(head_choice: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     """Products of one head's queries with all keys."""
 
     def products(layer: ReferenceLayer, q: Tensor, k: Tensor) -> Tensor:
         require(q.shape[1] > 1)
-        return chosen(q, q.shape[1]) @ k.mT
+        return head_choice(q, q.shape[1]) @ k.mT
 
     return products
 
 
-def patterns_as(chosen: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+def patterns_as(head_choice: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     """One pattern for all heads."""
 
     def value_weights(layer: ReferenceLayer, pattern: Tensor, scaled: Tensor, keep: Tensor | None) -> Tensor:
         require(pattern.shape[1] > 1)
-        return chosen(pattern, pattern.shape[1])
+        return head_choice(pattern, pattern.shape[1])
 
     return value_weights
 
@@ -421,7 +421,7 @@ _SHARED = (
                 "pattern @ v",
                 "repeat_kv",
                 "z",
-                functools.partial(shared_as, of="v"),
+                functools.partial(shared_as, letters="v"),
             ),
             (
                 "key",
@@ -431,7 +431,7 @@ _SHARED = (
                 "q @ k.transpose(-2, -1)",
                 "repeat_kv",
                 "qk",
-                functools.partial(shared_as, of="k"),
+                functools.partial(shared_as, letters="k"),
             ),
             (
                 "query",

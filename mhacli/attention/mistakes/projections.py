@@ -35,14 +35,14 @@ _PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v"
 OTHER_ORDERS = tuple("".join(order) for order in permutations("qkv") if "".join(order) != "qkv")
 
 
-def projected(projections_by_role: str = "qkv", *, of: str = "qkv") -> Callable[..., tuple[Tensor, ...]]:
+def projected(projections_by_role: str = "qkv", *, inputs_by_role: str = "qkv") -> Callable[..., tuple[Tensor, ...]]:
     """Queries, keys and values computed with the projections `by` from the inputs `of`: `qkk` uses the projection, or the
     input, of the keys for the values."""
 
     def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, ...]:
         projections = dict(zip("qkv", inputs_of(layer), strict=True))
         inputs = dict(zip("qkv", rows[:3], strict=True))
-        return tuple(projections[p](inputs[r]) for p, r in zip(projections_by_role, of, strict=True))
+        return tuple(projections[p](inputs[r]) for p, r in zip(projections_by_role, inputs_by_role, strict=True))
 
     return project
 
@@ -170,7 +170,7 @@ _ROWS = (
         "the content of the context does not reach the output; only the weights depend on it",
         "v = self.v_proj(context)",
         "project",
-        (MistakeVariant("the values come from the rows of the queries", projected(of="qkq")),),
+        (MistakeVariant("the values come from the rows of the queries", projected(inputs_by_role="qkq")),),
         site="v_proj",
     ),
     Mistake(
@@ -180,7 +180,7 @@ _ROWS = (
         "the argument for the values is never used: where it differs from that for the keys, the output is wrong",
         "v = self.v_proj(value)",
         "project",
-        (MistakeVariant("the values come from the rows of the keys", projected(of="qkk")),),
+        (MistakeVariant("the values come from the rows of the keys", projected(inputs_by_role="qkk")),),
         site="v_proj",
     ),
     Mistake(
@@ -191,8 +191,8 @@ _ROWS = (
         "k = self.k_proj(key)",
         "project",
         (
-            MistakeVariant("the keys come from the rows of the values", projected(of="qvv")),
-            MistakeVariant("keys and values come from each other's rows", projected(of="qvk")),
+            MistakeVariant("the keys come from the rows of the values", projected(inputs_by_role="qvv")),
+            MistakeVariant("keys and values come from each other's rows", projected(inputs_by_role="qvk")),
         ),
         site="k_proj",
     ),
@@ -203,7 +203,7 @@ _ROWS = (
         "queries are compared with each other, whatever the keys are",
         "k = self.k_proj(key)",
         "project",
-        (MistakeVariant("the keys come from the rows of the queries", projected(of="qqv")),),
+        (MistakeVariant("the keys come from the rows of the queries", projected(inputs_by_role="qqv")),),
         site="k_proj",
     ),
 )

@@ -193,8 +193,8 @@ _SCALES = (
         "scores / math.sqrt(q.size(-1))",
         "scale",
         tuple(
-            MistakeVariant(f"the scores are divided by {said}", scaled_by_size(axis, power), is_rare=True)
-            for said, axis, power in (
+            MistakeVariant(f"the scores are divided by {divisor}", scaled_by_size(axis, power), is_rare=True)
+            for divisor, axis, power in (
                 ("√k_len", -1, -0.5),
                 ("√q_len", -2, -0.5),
                 ("k_len", -1, -1.0),

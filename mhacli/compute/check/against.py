@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parameters_of, role_of
-from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.build import is_factory
 from mhacli.adapters.usercode.call.convention import CallMasks
-from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.adapters.usercode.inputs import cast, cast_copy
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.adapters.usercode.target import find_target
@@ -30,7 +30,6 @@ from mhacli.compute.check.inputs import (
     HIDDEN,
     TOLERANCE,
     arguments_without_effect,
-    inputs_for,
     max_error,
     output_for,
     randomised,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import Role, role_of
-from mhacli.adapters.usercode.asker import cast
 from mhacli.adapters.usercode.call.user_attention import UserAttention
+from mhacli.adapters.usercode.inputs import cast
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import (
     ProjectionReading,
@@ -170,7 +170,7 @@ def _with(
 ) -> Candidate:
     choices = list(base.choices)
     if rotation.pairing is not None:
-        choices.append(Choice("rope", rotation.said(base.layer.d_head)))
+        choices.append(Choice("rope", rotation.description(base.layer.d_head)))
     if scale[1] is not None:
         choices.append(scale[1])
     if intended.softcap is not None:
@@ -187,7 +187,7 @@ class RotationChoice(NamedTuple):
     base: float | None
     rates: Tensor | None = None
 
-    def said(self, d_head: int | None) -> str:
+    def description(self, d_head: int | None) -> str:
         """A description, for heads of this width."""
         assert self.pairing is not None
         n_turned = d_head if self.rates is None else 2 * len(self.rates)

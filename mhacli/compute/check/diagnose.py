@@ -300,8 +300,11 @@ def _explain_windows(result: Diagnosis, subject: UserAttention, seed: int) -> No
 def _ordered_by_padding(matching: Sequence[Hypothesis], case: InputCase) -> Sequence[Hypothesis]:
     """The hypotheses in order of likelihood. Padding that changes padded queries is not ignored: it is applied along the
     queries."""
-    first, whole = matching[0], replace(case, counted=None)
-    if first.mistakes[-1].mistake.code != "padding-ignored" or evaluate(first.layer, first.mistakes, [whole]).matches:
+    first, all_rows = matching[0], replace(case, counted=None)
+    if (
+        first.mistakes[-1].mistake.code != "padding-ignored"
+        or evaluate(first.layer, first.mistakes, [all_rows]).matches
+    ):
         return matching
     return sorted(matching, key=lambda h: h.mistakes[-1].mistake.code != "padding-of-queries")
 

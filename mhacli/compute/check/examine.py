@@ -69,10 +69,10 @@ def examine_request(request: Mapping[str, Any], stage: Stage) -> bytes:
 
 def examined(request: CheckRequest, stage: Stage) -> Examination:
     """The requested examination, with its duration and the versions."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     examination = compare(request, stage) if request.against is not None else examine(request, stage)
     environment = {"mha": mhacli.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return replace(examination, time_s=time.perf_counter() - begun, environment=environment)
+    return replace(examination, time_s=time.perf_counter() - started, environment=environment)
 
 
 def examine(request: CheckRequest, stage: Stage) -> Examination:

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import cast, cast_copy, map_rows, seeded
 from mhacli.adapters.usercode.call.signature import called_function
-from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
+from mhacli.adapters.usercode.inputs import cast, cast_copy, seeded
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm, Operation
 from mhacli.attention.mistakes.stages import ReferenceInputs
@@ -59,13 +59,6 @@ def output_for(
     """The subject's output in float64 on the CPU, computed in its own dtype."""
     answer = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
     return answer.out.detach().to("cpu", torch.float64)
-
-
-def inputs_for(subject: UserAttention, inputs: Inputs) -> Inputs:
-    """The inputs in the subject's dtype and on its device."""
-    cast_inputs = map_rows(inputs, lambda rows: rows.to(subject.device, subject.dtype))
-    allowed, real = (None if t is None else t.to(subject.device) for t in (inputs.allowed, inputs.real))
-    return cast_inputs._replace(allowed=allowed, real=real)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:

@@ -11,9 +11,9 @@ from itertools import islice, product
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import float64_copy
 from mhacli.adapters.usercode.call.signature import signature_of
 from mhacli.adapters.usercode.call.user_attention import UserAttention, drawer_of
+from mhacli.adapters.usercode.inputs import float64_copy
 from mhacli.adapters.usercode.operations import watch
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.stepwise import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.call.find_call import find_user_attention
-from mhacli.adapters.usercode.call.user_attention import UserAttention, ask, fresh_copy
+from mhacli.adapters.usercode.call.user_attention import UserAttention, call_attention, fresh_copy
 from mhacli.adapters.usercode.operations import address_of, watch
 from mhacli.adapters.usercode.process import Stage
 from mhacli.adapters.usercode.projections import parts_of
@@ -131,7 +131,7 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
 def _unrecorded_output(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
     """The output without recording."""
     inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
-    return ask(subject, inputs, mask=call_sizes.mask, seed=seed).out
+    return call_attention(subject, inputs, mask=call_sizes.mask, seed=seed).out
 
 
 def _watched_call(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> WatchedCall:
@@ -150,7 +150,7 @@ def watched(
         subject.n_heads if subject.is_function else None, inputs.keys is not None, mask or padding,
     )  # fmt: skip
 
-    call = partial(ask, subject, inputs, mask=mask, padding=padding, seed=seed)
+    call = partial(call_attention, subject, inputs, mask=mask, padding=padding, seed=seed)
     answer, operations = watch(call, _files(subject.built))
     named_inputs = _named_inputs(inputs, is_function=subject.is_function)
     names, parameters = _names(subject, operations, named_inputs, call_sizes)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mhacli.adapters.usercode.asker import cast, float64_copy
 from mhacli.adapters.usercode.build import build
+from mhacli.adapters.usercode.inputs import cast, float64_copy
 from mhacli.adapters.usercode.target import find_target
 from mhacli.compute.check.against import compare
 from mhacli.compute.check.examine import examine

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import parse_value, role_of
-from mhacli.adapters.usercode.asker import float64_copy, map_rows
 from mhacli.adapters.usercode.call.convention import (
     CallConvention,
     CallSetting,
@@ -39,6 +38,7 @@ from mhacli.adapters.usercode.call.trials import (
     stated_rows,
 )
 from mhacli.adapters.usercode.call.user_attention import UserAttention
+from mhacli.adapters.usercode.inputs import float64_copy, map_rows
 from mhacli.adapters.usercode.process import is_on_cuda, lacks_cuda, shortened
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm
 from mhacli.errors import MhaError
@@ -80,7 +80,7 @@ def _first_call(built: Built, request: TargetRequest) -> tuple[CallFacts, TrialR
     device = torch.device(request.device)
     fixed = {name: parse_value(value) for name, value in request.call_arguments}
     call = CallFacts(built, signature_of(built.call), known_sizes(built), fixed, request.causal, request.seed)
-    call = replace(call, known=call.known._replace(taken=call.known.taken | {call.n_heads}))
+    call = replace(call, sizes=call.sizes._replace(taken=call.sizes.taken | {call.n_heads}))
     runner = TrialRunner(built, device, request.seed)
     refuse_unknown(call)
     trial = find_trial(call, runner)
@@ -232,29 +232,29 @@ def _rounds_inside(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
 def _described(call: CallFacts, masked: MaskedTrial, setting: CallSetting) -> str:
     """The call as one line of Python, with a comment on layouts."""
     convention = masked.trial.convention
-    shown = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in convention.slots]
-    shown += [f"{name}={value!r}" for name, value in convention.fixed.items()]
-    shown += [
+    arguments = [slot.parameter if not slot.parameter.startswith("args[") else slot.part for slot in convention.slots]
+    arguments += [f"{name}={value!r}" for name, value in convention.fixed.items()]
+    arguments += [
         f"{recipe.parameter}={recipe.value!r}" if recipe.kind == "literal" else f"{recipe.parameter}=…"
         for recipe in convention.extras
     ]  # fmt: skip
     named = [*(name for name, _ in convention.idle), *(form.parameter for form in (*masked.masks, *masked.paddings))]
-    shown += [f"{name}=…" for name in dict.fromkeys(named)]
+    arguments += [f"{name}=…" for name in dict.fromkeys(named)]
     name = "forward" if call.built.module is not None else getattr(call.built.call, "__name__", "__call__")
-    words = {"row": "seq", "width": "d", "head": "1" if not convention.is_function else "head"}
+    axis_words = {"row": "seq", "width": "d", "head": "1" if not convention.is_function else "head"}
     notes = [rotation_text(recipe, setting) for recipe in convention.extras if recipe.kind == "rope"]
     usual = convention.axes in (
         ("batch", "row", "width"),
         ("batch", "head", "row", "width"),
     ) and convention.is_function == ("head" in convention.axes)
     if not usual:
-        notes.insert(0, f"rows [{', '.join(words.get(axis, axis) for axis in convention.axes)}]")
+        notes.insert(0, f"rows [{', '.join(axis_words.get(axis, axis) for axis in convention.axes)}]")
     if masked.trial.fails_with is not None:
-        others = ", ".join(words.get(axis, axis) for axis in masked.trial.fails_with)
+        others = ", ".join(axis_words.get(axis, axis) for axis in masked.trial.fails_with)
         notes.append(f"with [{others}] it is no attention")
     if convention.output.axes != convention.axes:
-        notes.append(f"result [{', '.join(words.get(axis, axis) for axis in convention.output.axes)}]")
-    return f"{name}({', '.join(shown)}){path_text(convention.output.path)}" + (
+        notes.append(f"result [{', '.join(axis_words.get(axis, axis) for axis in convention.output.axes)}]")
+    return f"{name}({', '.join(arguments)}){path_text(convention.output.path)}" + (
         f"  # {'; '.join(notes)}" if notes else ""
     )
 
@@ -336,11 +336,13 @@ def _common_cause(built: Built, failures: list[FailedTrial]) -> tuple[str, str |
     groups: dict[object, list[FailedTrial]] = {}
     for failure in failures:
         groups.setdefault((re.sub(r"\d+", "0", failure.message)[:_MOST_CHARACTERS], failure.at), []).append(failure)
-    most = max(groups.values(), key=len)
-    calls = shortened(most[0].described, _MOST_SOURCE) + (f" and {len(most) - 1} more" if len(most) > 1 else "")
+    largest = max(groups.values(), key=len)
+    calls = shortened(largest[0].described, _MOST_SOURCE) + (
+        f" and {len(largest) - 1} more" if len(largest) > 1 else ""
+    )
     rule = f"{built.name} could not be called in any of {len(failures)} usual ways"
     others = f"; and {len(groups) - 1} other error{'s' * (len(groups) > 2)}" if len(groups) > 1 else ""
-    message = f"{rule}: {calls}: {_short(most[0])}{others}"
+    message = f"{rule}: {calls}: {_short(largest[0])}{others}"
     guessed = [f"{guess.name}={guess.value!r:.20}" for guess in built.guesses[:_MOST_GUESSES]]
     options = " ".join(f"--arg {guess}" for guess in guessed)
     hints = [f"mha guessed {', '.join(guessed)}; give others, in the form {options}"] if guessed else []

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.asker import map_rows
 from mhacli.adapters.usercode.call.convention import PATTERN_AXES, CallMasks
 from mhacli.adapters.usercode.call.signature import MASKS, AxisNames, CallParameter, documented_meaning
 from mhacli.adapters.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms
+from mhacli.adapters.usercode.inputs import map_rows
 from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm, MaskKind, MaskMeaning
 from mhacli.results.check import Mode
 

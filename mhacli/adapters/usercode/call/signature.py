@@ -538,18 +538,18 @@ def _unique(numbers: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-def lengths_to_try(known: KnownSizes, *, separate_keys: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
+def lengths_to_try(sizes: KnownSizes, *, separate_keys: bool, hinted: Iterable[int] = ()) -> list[TrialLengths]:
     """The lengths of trials, the most informative first: with `separate_keys` a different number of keys than queries, then
     equal numbers, then the known limits, then even numbers."""
-    limit = min(known.limits, default=None)
-    batch = _pick((3, 4, 6), known.taken, None)
-    q_len = _pick((5, 7, 9, 6), known.taken | {batch}, limit)
-    k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), known.taken | {batch, q_len}, limit)
-    same = _pick((7, 5, 9, 6, 4, 3, 2), known.taken | {batch}, limit)
+    limit = min(sizes.limits, default=None)
+    batch = _pick((3, 4, 6), sizes.taken, None)
+    q_len = _pick((5, 7, 9, 6), sizes.taken | {batch}, limit)
+    k_len = _pick((11, 13, 10, 9, 8, 7, 6, 5, 4, 3, 2), sizes.taken | {batch, q_len}, limit)
+    same = _pick((7, 5, 9, 6, 4, 3, 2), sizes.taken | {batch}, limit)
     candidates = [TrialLengths(batch, q_len, k_len)] if separate_keys and q_len != k_len else []
     candidates.append(TrialLengths(batch, same, same))
     for exact in _unique(
-        [*hinted, *sorted(known.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
+        [*hinted, *sorted(sizes.limits), *(size for size in (8, 16) if limit is None or size <= limit)]
     ):
         if 1 < exact <= _LONGEST:
             candidates += [TrialLengths(batch if batch != exact else batch + 1, exact, exact)]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.call.convention import (
     MERGED,
     N_VARIANTS,
@@ -49,6 +48,7 @@ from mhacli.adapters.usercode.call.signature import (
     stated_axes,
     widths_in_errors,
 )
+from mhacli.adapters.usercode.inputs import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.process import SourceLine, exception_text, source_line_of
 from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm, MaskKind
 from mhacli.errors import MhaError
@@ -73,7 +73,7 @@ class CallFacts:
 
     built: Built
     signature: Signature
-    known: KnownSizes
+    sizes: KnownSizes
     fixed: Mapping[str, Any]
     causal: bool
     seed: int
@@ -99,7 +99,7 @@ class CallFacts:
         """The number of heads: given, known from the module, a default, or a free choice."""
         named = [self.fixed[p.name] for p in self.signature.of_role("heads") if isinstance(self.fixed.get(p.name), int)]
         defaults = [p.default for p in self.signature.of_role("heads") if isinstance(p.default, int)]
-        return int([*named, *([self.known.n_heads] if self.known.n_heads else []), *defaults, FREE_HEADS][0])
+        return int([*named, *([self.sizes.n_heads] if self.sizes.n_heads else []), *defaults, FREE_HEADS][0])
 
 
 def find_trial(call: CallFacts, runner: TrialRunner) -> Trial | None:
@@ -161,7 +161,7 @@ def _extras(
     """Recipes for the arguments besides inputs and masks: the required ones, and optional positions with `optional`."""
     taken = {slot.parameter for slot in slots}
     n_heads = call.n_heads
-    d_head = width if is_function else call.known.d_head or max(1, width // n_heads)
+    d_head = width if is_function else call.sizes.d_head or max(1, width // n_heads)
     d_model = n_heads * width if is_function else width
     recipes = []
     for parameter in call.free(*call.signature.parameters):
@@ -246,9 +246,9 @@ def _cost_of(slots: tuple[RowArgument, ...], first: tuple[RowArgument, ...]) -> 
 
 
 def _context_widths(call: CallFacts, width: int, *, keys: bool, is_function: bool) -> list[int]:
-    if not keys or is_function or not call.known.context_widths:
+    if not keys or is_function or not call.sizes.context_widths:
         return [width]
-    return list(dict.fromkeys([call.known.context_widths[0], width]))
+    return list(dict.fromkeys([call.sizes.context_widths[0], width]))
 
 
 def _weights(call: CallFacts, width: int, variant: int) -> dict[str, Tensor]:
@@ -277,10 +277,10 @@ def _trial_with_heads(call: CallFacts, runner: TrialRunner, slots: tuple[RowArgu
     """A trial with q, k and v split into heads, in the stated order of axes, or in the order that passes `layout_score`. A
     single sequence of a single head comes last, because there a wrong softmax over axis 1 happens to run over the keys."""
     layouts = [axes for _, axes in _layouts(call, _HEAD_LAYOUTS)]
-    splits_heads = (call.known.n_heads or 1) > 1
+    splits_heads = (call.sizes.n_heads or 1) > 1
     if splits_heads:
         layouts = [axes for axes in layouts if "head" in axes and "batch" in axes]
-    widths = [call.known.d_head, *(call.known.widths[:1] if not splits_heads else ()), FREE_HEAD_WIDTH]
+    widths = [call.sizes.d_head, *(call.sizes.widths[:1] if not splits_heads else ()), FREE_HEAD_WIDTH]
     stated = stated_rows(call)
     groups = (
         [axes for axes in layouts if axes == stated],
@@ -311,7 +311,7 @@ def _in_layout(
     call: CallFacts, runner: TrialRunner, slots: tuple[RowArgument, ...], axes: AxisNames, widths: list[int | None]
 ) -> Trial | None:
     """The first trial with this order of axes that gives an output."""
-    lengths = lengths_to_try(call.known, separate_keys=True)[:2]
+    lengths = lengths_to_try(call.sizes, separate_keys=True)[:2]
     known_widths = list(dict.fromkeys(width for width in widths if width))
     trials = _trials(call, [slots], [(0.0, axes)], known_widths, lengths, is_function=True)
     return _first(runner, trials, 6 if not _has_required_mask(call) else 24)
@@ -324,15 +324,15 @@ def _has_required_mask(call: CallFacts) -> bool:
 def _trial_with_rows(
     call: CallFacts, runner: TrialRunner, arities: list[tuple[RowArgument, ...]], hints: ErrorHints
 ) -> Trial | None:
-    widths = list(dict.fromkeys([*hints.widths, *call.known.widths])) or [_free_width(call)]
+    widths = list(dict.fromkeys([*hints.widths, *call.sizes.widths])) or [_free_width(call)]
     separate_keys = any(len(slots) > 1 for slots in arities)
-    lengths = lengths_to_try(call.known, separate_keys=separate_keys, hinted=hints.lengths)
+    lengths = lengths_to_try(call.sizes, separate_keys=separate_keys, hinted=hints.lengths)
     trials = _trials(call, arities, _layouts(call, _ROW_LAYOUTS), widths[:4], lengths, is_function=False)
     return _first(runner, trials, MAX_TRIALS if hints == ErrorHints() else MAX_TRIALS // 2)
 
 
 def _free_width(call: CallFacts) -> int:
-    return call.n_heads * FREE_HEAD_WIDTH if call.known.n_heads or call.n_heads != FREE_HEADS else FREE_WIDTH
+    return call.n_heads * FREE_HEAD_WIDTH if call.sizes.n_heads or call.n_heads != FREE_HEADS else FREE_WIDTH
 
 
 def _first(runner: TrialRunner, trials: Iterable[Trial], limit: int) -> Trial | None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.call.convention import (
     CallConvention,
     CallMasks,
@@ -20,6 +19,7 @@ from mhacli.adapters.usercode.call.convention import (
     read_output,
     sides_of,
 )
+from mhacli.adapters.usercode.inputs import InputDrawer, copied, map_rows, seeded
 from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
 from mhacli.results.check import Mode
 
@@ -83,7 +83,7 @@ def drawer_of(attention: UserAttention, seed: int) -> InputDrawer:
     return InputDrawer(attention.sizes, seed=seed, n_heads=n_heads, separate_values=attention.n_rows > 2)
 
 
-def ask(
+def call_attention(
     attention: UserAttention,
     inputs: Inputs,
     *,
@@ -94,12 +94,15 @@ def ask(
 ) -> AttentionOutput:
     """The output for inputs of any dtype and device, without gradients; `seed` seeds torch's generators. Raises what the
     attention raises."""
+    with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
+        return attention(inputs_for(attention, inputs), mask=mask, padding=padding, training=training)
+
+
+def inputs_for(attention: UserAttention, inputs: Inputs) -> Inputs:
+    """The inputs in the dtype of an attention, on its device."""
     cast_inputs = map_rows(inputs, lambda rows: rows.to(attention.device, attention.dtype))
     allowed, real = (None if t is None else t.to(attention.device) for t in (inputs.allowed, inputs.real))
-    with nullcontext() if seed is None else seeded(seed, attention.device), torch.no_grad():
-        return attention(
-            cast_inputs._replace(allowed=allowed, real=real), mask=mask, padding=padding, training=training
-        )
+    return cast_inputs._replace(allowed=allowed, real=real)
 
 
 def fresh_copy(attention: UserAttention) -> UserAttention:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.adapters.usercode.arguments import role_of, stated
-from mhacli.adapters.usercode.asker import cast, cast_copy
 from mhacli.adapters.usercode.call.user_attention import UserAttention
+from mhacli.adapters.usercode.inputs import cast, cast_copy, map_rows
 from mhacli.adapters.usercode.types import Built, Inputs
 from mhacli.compute.check.probes import masks as mask_probes
 from mhacli.compute.check.probes import visibility as visibility_probes
@@ -313,7 +313,7 @@ def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeRe
     twin, exact = _rounded(context, dtype)
     if twin is None or exact is None:
         return reply(name, "it cannot be copied into another format")
-    rounded = _cast(context.square(), dtype)
+    rounded = map_rows(context.square(), lambda rows: rows.to(dtype))
     try:
         out = context.call(rounded, subject=twin).out
     except Exception as fault:
@@ -321,7 +321,7 @@ def half(context: ProbeContext, dtype: torch.dtype, tolerance: float) -> ProbeRe
     n_bad = bad_numbers(out)
     if n_bad:
         return _not_finite_reply(context, name, out)
-    wide = context.call(_cast(rounded, torch.float64), subject=exact).out
+    wide = context.call(map_rows(rounded, torch.Tensor.double), subject=exact).out
     error = relative(wide, out)
     message = f"differs from float64 by {error:.1g} of the output's size" if error else "the same as float64"
     if error > tolerance:
@@ -347,10 +347,6 @@ def _rounded(context: ProbeContext, dtype: torch.dtype) -> tuple[UserAttention |
     small = cast(small, dtype)
     wide = cast_copy(small, torch.float64)
     return context.subject.of(small, dtype), context.subject.of(wide, torch.float64)
-
-
-def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    return Inputs(*(None if rows is None else rows.to(dtype) for rows in inputs[:3]))  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------------------------------------------------------- sizes
@@ -392,7 +388,7 @@ def one_sequence(context: ProbeContext) -> ProbeReply:
     name, inputs = "batch of one", context.square()
     if inputs.queries.shape[0] < 2:
         return reply(name, "it takes one sequence at a time")
-    alone = Inputs(*(None if rows is None else rows[:1] for rows in inputs[:3]))  # type: ignore[arg-type]
+    alone = map_rows(inputs, lambda rows: rows[:1])
     try:
         out = context.call(alone).out
     except Exception as fault:

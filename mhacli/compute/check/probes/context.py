@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.asker import InputDrawer, copy_or_none, map_rows
-from mhacli.adapters.usercode.call.user_attention import UserAttention, ask
+from mhacli.adapters.usercode.call.user_attention import UserAttention, call_attention
+from mhacli.adapters.usercode.inputs import InputDrawer, copy_or_none, map_rows
 from mhacli.adapters.usercode.types import AttentionOutput, Inputs, MaskForm
 from mhacli.requests.user_code import CheckRequest
 from mhacli.results.check import ProbeResult
@@ -160,7 +160,7 @@ class ProbeContext:
         if subject is None and self.facts.keeps_state and self._pristine is not None:
             callee = self.subject.of(copy.deepcopy(self._pristine), self.subject.dtype)
         self.stage()
-        return ask(callee, inputs, mask=mask, padding=padding, training=training, seed=seed)
+        return call_attention(callee, inputs, mask=mask, padding=padding, training=training, seed=seed)
 
     def fresh(self) -> nn.Module | None:
         """A copy of the module in its initial state, None without a module."""

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from mhacli.adapters.usercode.inputs import map_rows
 from mhacli.adapters.usercode.types import Built, Inputs, MaskForm
 from mhacli.compute.check.probes.context import (
     ProbeContext,
@@ -127,7 +128,7 @@ def visible_context(context: ProbeContext) -> ProbeReply:
     return reply(name, message, float(influenced.float().mean()), None, visible_cross=kind)
 
 
-def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
+def influence(context: ProbeContext, make_inputs: Any, mask: MaskForm | None = None, allowed: Tensor | None = None) -> tuple[
     Bool[Tensor, "query key"], float
 ]:  # fmt: skip
     """Which key influences which query, and the largest relative change by a later token.
@@ -135,8 +136,8 @@ def influence(context: ProbeContext, draw: Any, mask: MaskForm | None = None, al
     Measured with random inputs, and with equal tokens for the diagonal: a token among equal ones cannot change its output
     through its query.
     """
-    random, small = draw(), draw(factor=_SMALL_SCALE)
-    equal_tokens = Inputs(*(None if rows is None else rows[..., :1, :].expand_as(rows).clone() for rows in small[:3]))  # type: ignore[arg-type]
+    random, small = make_inputs(), make_inputs(factor=_SMALL_SCALE)
+    equal_tokens = map_rows(small, lambda rows: rows[..., :1, :].expand_as(rows).clone())
     q_len = random.queries.shape[-2]
     k_len = q_len if random.keys is None else random.keys.shape[-2]
     influenced, largest = torch.zeros(q_len, k_len, dtype=torch.bool), 0.0
