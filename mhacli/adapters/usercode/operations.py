@@ -34,7 +34,7 @@ _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "regist
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _WHOLE = ("scaled_dot_product_attention", "softmax")
-"""Operations recorded even when called from torch or mha code; other operations there belong to the calling code."""
+"""Operations recorded even if code of mha calls them; mha's other operations only prepare the call."""
 T = TypeVar("T")
 
 

@@ -225,7 +225,7 @@ def _cache_paths(base: StepConvention, n_caches: int) -> Iterator[tuple[tuple[An
         try:
             result = convention._call_step(copied(caller.built.call), rows, 0, None)
             break
-        except Exception:  # a position that is written in another way
+        except Exception:  # the call requires another position format
             continue
     else:
         return

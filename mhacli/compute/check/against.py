@@ -524,7 +524,7 @@ def _sites(run: WatchedCall) -> dict[ComparedSite, _SiteTensors]:
             tensors[site] = _SiteTensors(
                 tuple(flow.operations[index].output for index in known_indexes), _history(flow, known_indexes[0])
             )
-    tensors["out"] = _SiteTensors((run.answer.out,), _history(flow, len(flow.operations) - 1))
+    tensors["out"] = _SiteTensors((run.output.out,), _history(flow, len(flow.operations) - 1))
     return tensors
 
 

@@ -31,8 +31,8 @@ from mhacli.compute.check.inputs import InputCase, core_cases, large_case, mask_
 from mhacli.results.check import Choice
 
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 2500
-"""How many readings are tried with one mistake, how many with two, and how many pairs in each in the usual time: a few seconds'
-worth. The first two readings are the same layer without and with a causal mask of its own, where that is open."""
+"""The most readings for one mistake and for two, and the most pairs for each reading: a few seconds' work. The first two
+readings may be the same layer without and with its own causal mask."""
 _REVEALING_SITE = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
 """The site whose numbers reveal how heads were split or joined."""
 _FINITE = AppliedMistake(
@@ -178,7 +178,7 @@ def _is_custom_pattern(result: Diagnosis, candidates: Sequence[Candidate], known
     if known.visible is None or (known.hints.expects_causal and bool(known.visible.triu(1).any())):
         return False
     cases = result.cases[:1]
-    if not cases[0].answer.isfinite().all():  # a NaN output would count as one that sees nothing
+    if not cases[0].output.isfinite().all():  # a NaN output would count as one that sees nothing
         return False
     for candidate in candidates:
         hypothesis = evaluate(replace(candidate.layer, causal=False, sees=known.visible), (), cases)
@@ -259,7 +259,7 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorK
     """Accepts the mask form that matches, else a mistake under the likeliest form."""
     candidate = result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
-        cases = [case for case in cases if case.answer.isfinite().any()]
+        cases = [case for case in cases if case.output.isfinite().any()]
     if not cases or candidate is None:
         return
     for case in cases:
@@ -354,4 +354,4 @@ def _count_left_padding_nans(result: Diagnosis) -> None:
     assert result.candidate is not None
     padded = next((case for case in result.cases if case.kind == "padding"), None)
     if padded is not None and result.candidate.layer.causal and not result.mistakes:
-        result.n_nan_rows = int(padded.answer.isnan().any(dim=-1).sum())
+        result.n_nan_rows = int(padded.output.isnan().any(dim=-1).sum())

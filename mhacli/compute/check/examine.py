@@ -283,8 +283,8 @@ def _closest(diagnosis: Diagnosis) -> str | None:
         return None
     descriptions = " and if ".join(applied.variant.description for applied in diagnosis.closest.mistakes)
     case = diagnosis.cases[0]
-    error, finite = diagnosis.closest.error * case.tolerance, case.answer[case.answer.isfinite()].abs()
-    if not finite.numel() or not error <= 0.1 * finite.max().item():  # also where it is NaN
+    error, finite = diagnosis.closest.error * case.tolerance, case.output[case.output.isfinite()].abs()
+    if not finite.numel() or not error <= 0.1 * finite.max().item():  # also for NaN
         return None
     return f"if {descriptions}, the reference still differs by {error:.3g}"
 

@@ -82,7 +82,7 @@ def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be
     try:
         with torch.no_grad():
             out, keep = run(stages, layer, case.rows)
-        if out.shape != case.answer.shape:
+        if out.shape != case.output.shape:
             return math.inf
         counted = _counted(case, keep, out)
     except Exception:  # the mistake does not apply here, or a norm of the module fails
@@ -90,7 +90,7 @@ def difference(layer: ReferenceLayer, stages: Stages, case: InputCase, *, may_be
     compared = out[counted]
     is_nan = bool(compared.isnan().all())
     return (
-        math.inf if not compared.numel() or (is_nan and not may_be_nan) else max_error(compared, case.answer[counted])
+        math.inf if not compared.numel() or (is_nan and not may_be_nan) else max_error(compared, case.output[counted])
     )
 
 
@@ -337,9 +337,9 @@ def smallest(
         except Exception:  # an input too small for the module
             continue
         if error > case.tolerance:
-            finite = case.answer[case.answer.isfinite()].abs()
+            finite = case.output[case.output.isfinite()].abs()
             largest = finite.max().item() if finite.numel() else math.nan
-            return Smallest(batch, q_len, k_len, error, largest, bool(case.answer.isnan().any()))
+            return Smallest(batch, q_len, k_len, error, largest, bool(case.output.isnan().any()))
     return None
 
 

@@ -39,7 +39,7 @@ class InputCase:
     kind: InputKind
     name: str
     rows: ReferenceInputs
-    answer: Tensor
+    output: Tensor
     inputs: Inputs
     form: MaskForm | None = None
     padding: MaskForm | None = None
@@ -48,7 +48,7 @@ class InputCase:
     @property
     def tolerance(self) -> float:
         """The largest difference that counts as rounding."""
-        finite = self.answer[self.answer.isfinite()]
+        finite = self.output[self.output.isfinite()]
         largest = finite.abs().max().item() if finite.numel() else 1.0
         return max(largest, 1e-30) * (LARGE_TOLERANCE if self.kind == "large" else TOLERANCE)
 
@@ -57,8 +57,8 @@ def output_for(
     subject: UserAttention, inputs: Inputs, mask: MaskForm | None = None, padding: MaskForm | None = None
 ) -> Tensor:
     """The subject's output in float64 on the CPU, computed in its own dtype."""
-    answer = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
-    return answer.out.detach().to("cpu", torch.float64)
+    result = subject(inputs_for(subject, inputs), mask=mask, padding=padding)
+    return result.out.detach().to("cpu", torch.float64)
 
 
 def rows_of(subject: UserAttention, inputs: Inputs) -> ReferenceInputs:
@@ -86,8 +86,8 @@ def make_case(
     counted = None
     if inputs.real is not None and (inputs.keys is None or inputs.real.shape[1] == inputs.queries.shape[-2]):
         counted = inputs.real
-    answer = output_for(subject, inputs, form, padding)
-    return InputCase(kind, name, rows_of(subject, inputs), answer, inputs, form, padding, counted)
+    output = output_for(subject, inputs, form, padding)
+    return InputCase(kind, name, rows_of(subject, inputs), output, inputs, form, padding, counted)
 
 
 def max_error(left: Tensor, right: Tensor) -> float:

@@ -271,7 +271,7 @@ class StepwiseRun:
     """The outputs of steps that end at `ends`, the expected outputs from single calls, and the tolerance."""
 
     ends: tuple[int, ...]
-    answers: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     expected: tuple[Tensor, ...]
     tolerance: float
 
@@ -280,7 +280,7 @@ class StepwiseRun:
         """The largest difference of each step."""
         return tuple(
             max_error(output, expected_output)
-            for output, expected_output in zip(self.answers, self.expected, strict=True)
+            for output, expected_output in zip(self.outputs, self.expected, strict=True)
         )
 
     @property
@@ -357,7 +357,7 @@ class Explainer:
         order = list(CACHE_LAYOUTS)
         worst = 0.0
         for outcome in sorted(outcomes, key=lambda item: item.is_right):
-            for step, output in zip(outcome.steps(is_causal=self.is_causal), outcome.answers, strict=True):
+            for step, output in zip(outcome.steps(is_causal=self.is_causal), outcome.outputs, strict=True):
                 layout = right_layout(step)
                 try:
                     for _, variant in sorted(mistakes, key=lambda item: order.index(item[0])):

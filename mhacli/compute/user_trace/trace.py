@@ -81,7 +81,7 @@ class WatchedCall(NamedTuple):
     """One recorded call: its sizes, inputs and output, and its operations with their sites and places."""
 
     call_sizes: TraceSizes
-    answer: AttentionOutput
+    output: AttentionOutput
     flow: Dataflow
     roles: Roles
     sites: Mapping[int, str]
@@ -121,7 +121,7 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
     return replace(
         _record(subject, target, first, runs, request.command),
         trace=steps_of(traced, values=request.values),
-        self_check=_check(first.answer.out, _unrecorded_output(copies[1], sizes, target.seed)),
+        self_check=_check(first.output.out, _unrecorded_output(copies[1], sizes, target.seed)),
     )
 
 
@@ -151,7 +151,7 @@ def watched(
     )  # fmt: skip
 
     call = partial(call_attention, subject, inputs, mask=mask, padding=padding, seed=seed)
-    answer, operations = watch(call, _files(subject.built))
+    output, operations = watch(call, _files(subject.built))
     named_inputs = _named_inputs(inputs, is_function=subject.is_function)
     names, parameters = _names(subject, operations, named_inputs, call_sizes)
     flow = flow_of(operations, names, parameters)
@@ -166,7 +166,7 @@ def watched(
         :1
     ]
     return WatchedCall(
-        call_sizes, answer, flow, roles, sites, places, (*named_inputs, *(("mask", mask) for mask in masks))
+        call_sizes, output, flow, roles, sites, places, (*named_inputs, *(("mask", mask) for mask in masks))
     )
 
 
@@ -314,7 +314,7 @@ def _record(
     queries = _tokens("x", call_sizes.q_len)
     words = known_words(runs)
     sizes = tuple((word, size) for word, size in runs[0].sizes.items() if word in words)
-    out = call.answer.out
+    out = call.output.out
     return Record(
         command=command,
         config=_config(subject, request, call, runs[0].sizes),

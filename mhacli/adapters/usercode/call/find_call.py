@@ -221,10 +221,10 @@ def _rounds_inside(runner: TrialRunner, trial: Trial, inputs: Inputs) -> bool:
     twice as much."""
     if runner.is_slow:
         return False
-    answers = [runner.output(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
-    if any(answer is None for answer in answers):
+    outputs = [runner.output(trial, map_rows(inputs, functools.partial(torch.mul, 1 + n * _NUDGE))) for n in range(3)]
+    if any(output is None for output in outputs):
         return False
-    base, once, twice = (answer.out.nan_to_num() for answer in answers if answer is not None)
+    base, once, twice = (output.out.nan_to_num() for output in outputs if output is not None)
     deviation = (twice - 2 * once + base).abs().max()
     return bool(deviation > _ROUGH * base.abs().max())
 

@@ -266,11 +266,11 @@ def empty_row(context: ProbeContext) -> ProbeReply:
     return reply(name, message, n_bad, False if spreads else None, empty_row=kind)
 
 
-def _kind_of(context: ProbeContext, inputs: Inputs, use: MaskUse, answer: Tensor, empty_query: int) -> str:
+def _kind_of(context: ProbeContext, inputs: Inputs, use: MaskUse, out: Tensor, empty_query: int) -> str:
     """The kind of output for a query without visible keys."""
-    if bad_numbers(answer):
+    if bad_numbers(out):
         return "nan"
-    if not answer.any():
+    if not out.any():
         return "zeros"
     length = inputs.queries.shape[-2]
     allowed = torch.ones(context.subject.sizes.batch, length, length, dtype=torch.bool)
@@ -278,12 +278,12 @@ def _kind_of(context: ProbeContext, inputs: Inputs, use: MaskUse, answer: Tensor
     fresh = context.square()
     if inputs.keys is not None:
         fresh = fresh._replace(queries=inputs.queries)
-    other_answer = call_with_mask(context, fresh, use, allowed).out[..., empty_query, :]
-    if relative(answer, other_answer) <= context.tolerance:
+    other_out = call_with_mask(context, fresh, use, allowed).out[..., empty_query, :]
+    if relative(out, other_out) <= context.tolerance:
         return "constant"
     alone = torch.eye(length, dtype=torch.bool).expand(len(allowed), length, length)
     single_keys = call_with_mask(context, inputs, use, alone).out
-    return "mean" if relative(single_keys.mean(-2), answer) < max(1e-4, 100 * context.tolerance) else "other"
+    return "mean" if relative(single_keys.mean(-2), out) < max(1e-4, 100 * context.tolerance) else "other"
 
 
 def padding_of_nan(context: ProbeContext) -> ProbeReply:
