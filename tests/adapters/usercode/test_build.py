@@ -1,4 +1,4 @@
-"""What is built is what the user gave, what the constructor says, and guesses that fit both; every guess is told."""
+"""Building a target from given arguments, constructor defaults, and consistent guesses, each of which is reported."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ HERE = GuessContext(causal=False, device="cpu")
 
 
 def built(thing: Any, *words: str, causal: bool = False, seed: int = 0) -> Built:
-    """Built from `NAME=VALUE` words."""
+    """The target built from `NAME=VALUE` words."""
     pairs = tuple((name, value) for name, _, value in (word.partition("=") for word in words))
     target = Target("mine.py:Attention", thing, __file__, "what it says")
     return build(target, TargetRequest("mine.py:Attention", pairs, causal=causal, seed=seed))

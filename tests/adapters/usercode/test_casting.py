@@ -1,4 +1,4 @@
-"""Modules in another dtype keep the imaginary parts of their tables: the same attention is judged alike however it keeps them."""
+"""Casting a module keeps the imaginary parts of its tables, so that the verdict does not depend on their format."""
 
 from __future__ import annotations
 

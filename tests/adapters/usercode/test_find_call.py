@@ -1,4 +1,4 @@
-"""Finding out how somebody's attention is called. The oracle is the module, called by hand in its own way."""
+"""Finding out how to call a user's attention. The oracle calls the module by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ D, H = 32, 4
 
 
 def built(thing: Any, arguments: dict[str, Any] | None = None, documentation: str | None = None) -> Built:
-    """What is to be called, made by hand; random in the same way for each test."""
+    """A target made by hand, with the same random weights in each test."""
     torch.manual_seed(7)
     arguments = {} if arguments is None else arguments
     call = thing(**arguments) if isinstance(thing, type) else thing
@@ -702,7 +702,7 @@ class CutsItself(nn.Module):
         return attended(q, k, v)[0].transpose(1, 2).flatten(2)
 
 
-# What is found, and what asking gives
+# Conventions and outputs
 
 ROWS, TURNED, SINGLE = ("batch", "row", "width"), ("row", "batch", "width"), ("row", "width")
 HEADS, HEADS_THIRD = ("batch", "head", "row", "width"), ("batch", "row", "head", "width")
@@ -737,7 +737,7 @@ def each(call: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 class Case(NamedTuple):
-    """A way to call, the first words of how it is described, the axes of its rows, whether it takes a context; by hand."""
+    """A convention: the start of its description, the axes of its inputs, whether it takes a context, and a call by hand."""
 
     thing: Any
     arguments: dict[str, Any]
@@ -848,7 +848,7 @@ IDS = [f"{case.thing.__name__}-{number}" for number, case in enumerate(CASES)]
 
 
 def rotation(rows: Tensor) -> Tensor:
-    """The angles of half rotation for heads of 8, `[row, 8]`, from the formula."""
+    """The angles `[row, 8]` of a half rotation for heads of width 8, from the formula."""
     return torch.tensor(
         [[t / 10000 ** (2 * (i % 4) / 8) for i in range(8)] for t in range(rows.shape[1])], dtype=rows.dtype
     )
@@ -860,7 +860,7 @@ def turned_result(call: Any, rows: tuple[Tensor, ...]) -> Any:
 
 
 def rows_for(caller: UserAttention, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the sizes that the caller tells."""
+    """Queries, keys and values of the caller's sizes."""
     generator = torch.Generator().manual_seed(seed)
     sizes, middle = caller.sizes, (caller.n_heads,) if caller.is_function else ()
 
@@ -871,7 +871,7 @@ def rows_for(caller: UserAttention, seed: int = 3) -> tuple[Tensor, Tensor, Tens
 
 
 def asked_with(caller: UserAttention, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """The rows as this caller takes them: keys and values only where it has parameters for them."""
+    """The inputs of this caller, with keys and values only if it has parameters for them."""
     parts = {slot.part for slot in caller.convention.slots}
     return Inputs(q, k if "keys" in parts else None, v if "values" in parts else None)
 
@@ -930,7 +930,7 @@ STYLES = [
 
 
 def by_hand_mask(form: MaskForm, keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """`keep` `[batch, 1, query or 1, key]` in a form, axis by axis."""
+    """`keep` `[batch, 1, query or 1, key]` in a form, written axis by axis."""
     index = {"batch": 0, "head": 1, "query": 2, "key": 3}
     for axis in ("query", "head", "batch"):
         if axis not in form.axes:
@@ -942,7 +942,7 @@ def by_hand_mask(form: MaskForm, keep: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def call_with(caller: UserAttention, rows: tuple[Tensor, ...], **masks: Tensor) -> Tensor:
-    """The module called by hand, rows by name."""
+    """The module called by hand, with inputs by name."""
     turn = caller.convention.axes == TURNED
     parts = dict(zip(("queries", "keys", "values"), rows, strict=True))
     named = {slot.parameter: parts[slot.part] for slot in caller.convention.slots}
@@ -1279,7 +1279,7 @@ def test_the_search_leaves_the_random_numbers_of_its_caller_alone() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-# What cannot be called
+# Targets that cannot be called
 
 
 def refusal(

@@ -1,4 +1,4 @@
-"""What an author calls sizes, projections and rows."""
+"""The user's names for sizes, projections and inputs."""
 
 from __future__ import annotations
 

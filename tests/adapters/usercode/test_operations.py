@@ -1,4 +1,4 @@
-"""Every call of a torch function while somebody's attention runs: its name, its numbers at that time, its line."""
+"""Recording torch operations in a user's attention: name, values at the time, and source line."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What names of parameters claim, and the matrices of a module with their biases."""
+"""The roles of parameters by name, and the matrices of a module with their biases."""
 
 from __future__ import annotations
 

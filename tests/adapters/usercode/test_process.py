@@ -1,7 +1,5 @@
-"""Somebody's code may do to its process what it likes: the one that asked goes on, says what happened, and leaves nothing behind.
-
-Most children find a torch of two functions, since what is tried here is not torch's.
-"""
+"""User code in a child process: the parent survives whatever the code does, reports it, and leaves nothing behind. Most
+children import a fake torch with two functions, because these tests do not need torch."""
 
 import contextlib
 import os
@@ -26,7 +24,7 @@ Job = Callable[..., ChildResult]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, in which children find their jobs."""
+    """The working directory, with the jobs of children."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "torch.py").write_text(SMALL_TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -36,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def job(folder: Path) -> Job:
-    """`job(source)`: the outcome of a job of that body, whose first lines are 1 the imports, 2 the `def`."""
+    """`job(source)` runs a job with this body and returns its result. Line 1 is the imports, line 2 the `def`."""
 
     def run(source: str, request: dict[str, object] | None = None, **how: object) -> ChildResult:
         body = "".join(f"    {line}\n" for line in dedent(source).strip().splitlines())
@@ -53,7 +51,7 @@ def refused(job: Job, source: str, **how: object) -> MhaError:
 
 
 def is_gone(pid: int, within_s: float = PATIENCE_S) -> bool:
-    """Whether a process has ended, or ends in time; one that nobody has waited for has ended too."""
+    """Whether a process ends in time; a zombie counts as ended."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:
@@ -68,7 +66,7 @@ def is_gone(pid: int, within_s: float = PATIENCE_S) -> bool:
 
 @contextlib.contextmanager
 def children_counted() -> Iterator[None]:
-    """Asserts that no child of this process is left of those that began within."""
+    """Asserts that the block leaves no child processes behind."""
     before = _children()
     yield
     assert _children() <= before

@@ -1,7 +1,5 @@
-"""Every layout of weights that people use, read as projections: the right one is among the readings, and the plain one first.
-
-What is right is what the author's own expression makes of a row: queries, keys and values of each head, and the output of heads.
-"""
+"""Every common layout of weights, read as projections: the right reading is found, and a plain one comes first. The oracle is
+the module's own expression for the heads and the output of an input vector."""
 
 from __future__ import annotations
 
@@ -22,11 +20,9 @@ X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1), dtype=torch
 
 
 class Layout(NamedTuple):
-    """A module, how its author makes `[batch, head, token, d]` of a row and the output of `[batch, token, head·d]`.
-
-    `first` is how many readings may come before the right one, `named` the choices that it must tell, `order` what its name says
-    of a fused matrix.
-    """
+    """A module with its own expressions for the heads `[batch, head, token, d]` and for the output of `[batch, token, head·d]`.
+    `first` is the largest allowed index of the right reading, `named` the required choices, `order` the order in the name of a
+    fused matrix."""
 
     module: nn.Module
     heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -120,7 +116,7 @@ LAID = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
 
 
 def numbered(pattern):
-    """`rearrange(qkv(x), "b t (…) -> …")` with the axes of a row in any order."""
+    """`rearrange(qkv(x), "b t (…) -> …")` for any order of the axes."""
     sizes = {"3": 3, "h": HEADS, "d": D // HEADS}
     m = module_of(qkv=nn.Linear(D, 3 * D), proj=nn.Linear(D, D))
 
@@ -429,7 +425,7 @@ def read(layout) -> list[ProjectionReading]:
 
 
 def is_right(reading, layout):
-    """Whether a reading makes the same heads and the same output as the author's code."""
+    """Whether a reading gives the module's heads and output."""
     context = X[..., : layout.widths.d_context]
     q, k, v = layout.heads(X)
     rows = (X, context, context)

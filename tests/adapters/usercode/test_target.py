@@ -1,4 +1,4 @@
-"""Whatever a user names is found, or it is said what is there instead; what their file does while it is imported is told."""
+"""Finding a target by name, reporting missing names, and reporting exceptions during its import."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ PYTHON = shlex.quote(sys.executable)
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """`write(path, text)`: a file of the working directory, which is forgotten afterwards with what was imported from it."""
+    """`write(path, text)` writes a file in the working directory; its imports are forgotten after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -1,4 +1,4 @@
-"""The catalogue of mistakes: whole, true to what its entries say, and able to tell one mistake from another."""
+"""The catalogue of mistakes: complete, correct, and with distinguishable mistakes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ GENERATOR = torch.Generator().manual_seed(7)
 
 
 def layer_of(n_heads=4, n_kv_heads=4, d_head=2, d_in=8, **told):
-    """Square projections with biases."""
+    """A layer with square projections and biases."""
 
     def projection(width, read):
         return Projection(drawn(width, read, std=1.5 * read**-0.5), drawn(width, std=0.5))
@@ -131,24 +131,24 @@ def layer_of(n_heads=4, n_kv_heads=4, d_head=2, d_in=8, **told):
 
 
 def with_output(layer, width):
-    """Its output projection reads another number of columns than its heads have together."""
+    """The layer with an output projection of this input width."""
     return replace(layer, weights=layer.weights._replace(out=Projection(drawn(8, width))))
 
 
 def without_output(layer):
-    """The heads side by side are what it answers."""
+    """The layer without an output projection."""
     return replace(layer, weights=layer.weights._replace(out=None))
 
 
 def rows_of(q_len=5, k_len=5, *, is_self=True, d_in=8, std=1.0):
-    """Three sequences: the softmax over another axis, and masks of other sequences, are to be seen."""
+    """Inputs with three sequences, so that mistakes along the batch show."""
     queries = drawn(3, q_len, d_in, std=std)
     keys = queries if is_self else drawn(3, k_len, d_in, std=std)
     return ReferenceInputs(queries, keys, keys)
 
 
 def square_mask(length=5):
-    """Neither symmetric nor a triangle, another one in each sequence; nobody is left without a key."""
+    """A mask that is neither symmetric nor triangular, differs between sequences, and leaves every query a key."""
     keep = torch.rand(3, 1, length, length, generator=GENERATOR) < 0.6
     keep[..., torch.arange(length), torch.arange(length).flip(0)] = True
     return keep
@@ -159,7 +159,7 @@ def padded(length=5, lengths=(3, 5, 2)):
 
 
 def heads_of(n_heads=3, q_len=5, k_len=5):
-    """Rows of a function, with d_head 2; keys are rows of their own."""
+    """Inputs of a function with d_head 2 and separate keys."""
     return ReferenceInputs(drawn(3, n_heads, q_len, 2), drawn(3, n_heads, k_len, 2), drawn(3, n_heads, k_len, 2))
 
 
@@ -215,7 +215,7 @@ CASES = everything_that_can_go_wrong()
 
 @functools.cache
 def answer(name, case):
-    """The output with a mistake; that of the right layer where there is nothing to mistake, None where it cannot be computed."""
+    """The output with a mistake, or of the right layer if the mistake does not apply; None if it cannot be computed."""
     entry, way = WAYS[name]
     layer, rows = CASES[case]
     try:
@@ -235,7 +235,7 @@ def differ(a, b):
 
 @functools.cache
 def right_answer(case):
-    """None where the layer only fits together with a mistake."""
+    """The right output; None if the layer only fits together with a mistake."""
     try:
         return run(RIGHT, *CASES[case]).out
     except RuntimeError:
@@ -244,7 +244,7 @@ def right_answer(case):
 
 @functools.cache
 def shows(name, case):
-    """Whether a mistake is seen in what a layer answers."""
+    """Whether a mistake changes the output."""
     given, right = answer(name, case), right_answer(case)
     return given is not None and (right is None or differ(given, right))
 
@@ -282,7 +282,7 @@ SAME_ALWAYS = {
 
 
 def alike(cases):
-    """Pairs of ways, of different codes, that give the same in all these layers, and of which something is seen."""
+    """Pairs of variants of different codes with equal, wrong outputs in all these layers."""
     seen = {name: {case for case in cases if shows(name, case)} for name in WAYS}
     given = {name: {case for case in cases if answer(name, case) is not None} for name in WAYS}
     pairs = set()
@@ -456,7 +456,7 @@ TWINS = (
 
 
 def twins_asked(asked):
-    """The layer and its rows for mhacli, and the same for the layer of `mutants.py`."""
+    """The layer and its inputs for mhacli, and the same for `mutants.py`."""
     told = {"pairing": asked} if asked in ("half", "interleaved") else {}
     told |= {"softcap": 0.8} if asked == "softcap" else {}
     layer = layer_of(

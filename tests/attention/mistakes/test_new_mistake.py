@@ -1,4 +1,4 @@
-"""A mistake that is new in one file of the catalogue is found by `mha check`, with its proof, its line and its fix."""
+"""A new entry in one file of the catalogue suffices for `mha check` to find the mistake, with its proof, line and fix."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Attention(nn.Module):
 
 
 def checked(root: Path, target: str) -> dict[str, object]:
-    """What the package below a folder says of an attention."""
+    """The report of the package in a folder on a target."""
     command = [sys.executable, "-m", "mhacli", "check", target, "--json"]
     ran = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
     assert ran.stdout, ran.stderr

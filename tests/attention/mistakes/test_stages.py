@@ -1,4 +1,4 @@
-"""The reference in stages against loops over the formula, against `attend`, and against numbers worked out by hand."""
+"""The reference stages against loops over the formula, against `attend`, and against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SHAPES = {
 
 
 class Drawn(NamedTuple):
-    """A layer, what it is asked, and its weights by the names that the oracle reads."""
+    """A layer, its inputs, and its weights by the oracle's names."""
 
     layer: ReferenceLayer
     rows: ReferenceInputs

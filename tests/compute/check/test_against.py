@@ -1,4 +1,4 @@
-"""Two attentions side by side, given the same weights: alike where they are, apart where one makes a mistake."""
+"""Comparing two attentions with the same weights: equal outputs if both are right, a difference for each mistake."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def asked(file):
-    """`asked(ONE, OTHER)`: the request of comparing two, by their names in the file or of a package."""
+    """`asked(ONE, OTHER)`: the request to compare two targets, by name in the file or a package."""
 
     def target(name):
         arguments = () if name.startswith("attend") else ARGUMENTS
@@ -320,7 +320,7 @@ def test_weights_that_the_other_has_no_place_for_are_not_dropped_but_carried_the
 
 @pytest.fixture
 def pair(asked, monkeypatch):
-    """Both modules as they are asked, with what was carried over."""
+    """Both modules of the comparison, with the weights copied."""
     kept = []
     plain = against._gaps
 

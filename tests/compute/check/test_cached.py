@@ -1,7 +1,5 @@
-"""Attention with a cache is examined step by step: what is right stays right, and each mistake of a cache is named.
-
-The oracle is written here for each style: how its author gives a text in parts, and the rows of one call with the whole text.
-"""
+"""Examining attention with a cache: right code passes, and each cache mistake is named. The oracle calls each style by hand, in
+steps and with the whole text at once."""
 
 from __future__ import annotations
 
@@ -116,7 +114,7 @@ STYLES: dict[str, Callable[..., Any]] = {
 
 
 class Mutant(NamedTuple):
-    """A right layer with a few words of its source exchanged, and the code of the mistake that this makes."""
+    """A right layer with some words of its source replaced, and the code of the resulting mistake."""
 
     name: str
     code: str
@@ -185,7 +183,7 @@ MUTANTS = (
 
 
 def text_of(case: Mutant) -> str:
-    """The file with the layer's own source mutated, and that of the classes that it uses."""
+    """The source of the mutated layer and its helper classes."""
     text = SOURCE
     for old, new in case.pairs:
         first = text.index(f"class {case.name}")
@@ -211,7 +209,7 @@ def built(text: str, name: str, folder: Path) -> torch.nn.Module:
 
 
 def gap(it: torch.nn.Module, name: str, ends: tuple[int, ...]) -> float:
-    """How far the steps of a text are from the rows of one call with as much of it."""
+    """The difference between the outputs of steps and of single calls."""
     rows, start, kept, largest = (
         torch.randn(2, LENGTH, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
         0,
@@ -230,7 +228,7 @@ WHOLE: dict[tuple[str, int], torch.Tensor] = {}
 
 
 def whole(name: str, rows: torch.Tensor) -> torch.Tensor:
-    """One call of the right layer with all rows, on a fresh copy."""
+    """The output of the right layer for the whole text, from a fresh copy."""
     key = (name, rows.shape[1])
     if key not in WHOLE:
         WHOLE[key] = STYLES[name](RIGHT[name](), rows, 0, None)[0]

@@ -1,4 +1,4 @@
-"""What the author of an attention says that it is: scales, rotations and heads, from documentation, arguments and names."""
+"""The intended layer: scales, rotations and heads from documentation, arguments and names."""
 
 from __future__ import annotations
 

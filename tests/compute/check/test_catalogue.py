@@ -1,4 +1,4 @@
-"""The probes of `mha check`: what is right passes them all, each mistake fails the one that is about it."""
+"""The probes of `mha check`: right code passes all of them, and each mistake fails its probe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUEST = CheckRequest(TargetRequest("mine.py:Attention"))
 
 
 def masks(parameter, *, axes=("query", "key"), kinds=("bool", "01", "additive")):
-    """Both meanings of every kind, as whoever finds out how to call it gives them."""
+    """Both meanings of every kind, as `find_call` lists them."""
     return tuple(
         MaskForm(parameter, axes, kind, means)
         for kind in kinds
@@ -37,7 +37,7 @@ def masks(parameter, *, axes=("query", "key"), kinds=("bool", "01", "additive"))
 
 
 def written(form, inputs):
-    """The mask that a form makes of what is allowed, or real."""
+    """A mask of this form for the allowed cells, or for padding."""
     if form is None:
         return None
     if inputs.real is not None:
@@ -93,7 +93,7 @@ class Asked:
 
 
 def built(thing, documentation="", **arguments):
-    """What a target names, built with arguments."""
+    """A target built with arguments."""
     torch.manual_seed(4)
     is_class = inspect.isclass(thing)
     call = thing(**arguments) if is_class else thing
@@ -117,7 +117,7 @@ def subject(thing, way=None, documentation="", *, of=None, **how):
 
 
 def found(asked, *, causal=False, request=REQUEST):
-    """The probes by name, and the facts. Every probe must have been asked about."""
+    """The probes by name, and the facts. Asserts that every probe ran."""
     stages: list[str] = []
     answers, facts = probes.probe(asked, request, stages.append, expects_causal=causal)
     assert [answer.name for answer in answers] == [entry.name for entry in probes.PROBES] == list(PROBES)
@@ -127,7 +127,7 @@ def found(asked, *, causal=False, request=REQUEST):
 
 
 def failed(asked, **how):
-    """The names of the probes that say no."""
+    """The names of the failed probes."""
     return {name for name, answer in found(asked, **how)[0].items() if answer.ok is False}
 
 

@@ -1,4 +1,4 @@
-"""What shows a mistake: its line in the author's file, and the smallest input on which it is seen."""
+"""The evidence for a mistake: its source line, and the smallest input that shows it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LINES = (
 
 
 class Found(NamedTuple):
-    """A wrong attention, the layer that it should be, its mistake, and an input that shows it."""
+    """A wrong attention, the intended layer, its mistake, and an input that shows it."""
 
     subject: object
     layer: ReferenceLayer
@@ -260,7 +260,7 @@ def mistaken(said, *, causal=False, **more):
 
 
 def shown(subject, *, other=False, form=None, padding=None):
-    """The sizes of the smallest input, of the kind of one that is asked first."""
+    """The sizes of the smallest example."""
     rows = Inputs(drawn(3, 5, 6), drawn(3, 7, 6) if other else None)
     k_len = 7 if other else 5
     if form is not None:

@@ -1,4 +1,4 @@
-"""Where two attentions with the same weights part: the first site in the order of execution, and the lines of both."""
+"""The first difference between two attentions with the same weights: the first site, and the line in each."""
 
 from __future__ import annotations
 

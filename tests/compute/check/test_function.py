@@ -1,4 +1,4 @@
-"""`mhacli.check`: the same verdict on a name, a class and a module in memory, and nothing of theirs is changed."""
+"""`mhacli.check` as a function: the same verdict on a name, a class and a module, without changes to the user's objects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A wrong layer whose few words are mended is right: the diagnosis sees the mistake, not the style."""
+"""A wrong layer passes once its mistake is corrected, so the diagnosis is about the mistake and not the style."""
 
 from __future__ import annotations
 

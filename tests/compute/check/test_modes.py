@@ -1,4 +1,4 @@
-"""What may attend to its own rows or to a context is examined both ways, each with the masks that belong to it."""
+"""Attention with an optional context is examined in both modes, each with its own masks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def layer(name: str) -> Any:
 
 
 def hides(name: str, *, cross: bool) -> bool:
-    """Asked by hand: whether a key that the masks hide moves no output, while it does without them."""
+    """Called by hand: whether masks remove the influence of a key that has some without them."""
     it, generator = layer(name), torch.Generator().manual_seed(1)
     x = torch.randn(2, T, D, generator=generator)
     rows = torch.randn(2, S, D, generator=generator) if cross else x

@@ -1,4 +1,4 @@
-"""One mistake put into a right module, in several styles that many people copy: the module is right, and the mistake is named."""
+"""One mistake in a right module, in several widely copied styles: the module passes, and the mistake is named."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ STYLES = {
 
 
 class Edit(NamedTuple):
-    """What the source of a style says, what it says with the mistake, and the code of that."""
+    """The original text, the wrong text, and the code of the mistake."""
 
     style: str
     code: str

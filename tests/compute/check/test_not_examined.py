@@ -1,4 +1,4 @@
-"""The verdict of `mha check` names the arguments that it does not speak of."""
+"""The verdict of `mha check` names the arguments that it does not cover."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Attention with biases, sinks and rotations of its own: right ones are right, whatever a function is called; mistakes beside
-them are named."""
+"""Attention with biases, sinks and rotations: right code passes whatever its names, and mistakes are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that is right is accused: layers in many styles, and the wrong ones with their mistake mended."""
+"""No right code is reported as wrong: layers in many styles, and wrong layers with the mistake corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values are given apart wherever they can be, and with as many axes as they can have."""
+"""Queries, keys and values are passed separately where possible, with as many axes as the target accepts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def thing(name: str) -> Any:
 
 
 def is_attention(name: str, axes: tuple[int, ...]) -> bool:
-    """Whether a function answers softmax(q kᵀ / √d) v, summed cell by cell, to rows with these axes before their width."""
+    """Whether a function computes softmax(q kᵀ / √d) v, summed cell by cell, for these axes before the width."""
     q, k, v = torch.randn(3, *axes, 8, generator=torch.Generator().manual_seed(3)).unbind(0)
     scores = (q[..., :, None, :] * k[..., None, :, :]).sum(-1) / math.sqrt(8)
     shares = scores.exp() / scores.exp().sum(-1, keepdim=True)

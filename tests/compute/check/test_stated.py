@@ -1,4 +1,4 @@
-"""Mistakes in pairs where nothing names the attention causal, and options that contradict the code."""
+"""Pairs of mistakes in attention that no name calls causal, and options that contradict the code."""
 
 from __future__ import annotations
 

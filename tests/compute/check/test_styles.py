@@ -1,7 +1,5 @@
-"""What `mha check` says of attention as it is written in public: twenty styles, and each with one realistic mistake.
-
-Numpy, which knows nothing of mhacli, proves that each style is attention.
-"""
+"""`mha check` on twenty published styles of attention, each also with one realistic mistake. A numpy implementation proves that
+each style is attention."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class Style:
 
 
 def part(layer: nn.Linear, rows: slice = slice(None)) -> Part:
-    """Weight and bias of a projection, or of some rows of a fused one."""
+    """The weight and bias of a projection, or of some rows of a fused one."""
     weight = layer.weight.detach().double().numpy()[rows]
     return weight, 0.0 if layer.bias is None else layer.bias.detach().double().numpy()[rows]
 
@@ -254,7 +252,7 @@ EXAMINED_STYLE = pytest.mark.parametrize(
 
 
 def changed(style: Style) -> str:
-    """The source with the mistake in place."""
+    """The source with the mistake."""
     source = SOURCE.read_text()
     start = source.index(f"def {style.name}(" if style.name == "attention" else f"class {style.name}(")
     helper = {"MultiHeadedAttention": "def attention("}.get(style.name)
@@ -265,7 +263,7 @@ def changed(style: Style) -> str:
 
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Style], Path]:
-    """The file of a style with its mistake."""
+    """A file with the mistaken style."""
     folder = tmp_path_factory.mktemp("styles")
 
     def write(style: Style) -> Path:
@@ -298,7 +296,7 @@ def rows(style: Style) -> tuple[Tensor, Tensor]:
 
 
 def checked(path: Path, name: str) -> Examination:
-    """The examination, without a word from the command line."""
+    """The examination without options."""
     return examination_of(CheckRequest(TargetRequest(f"{path}:{name}")))
 
 

@@ -1,9 +1,5 @@
-"""Every wrong layer of the zoo is told by its mistake, with a proof or a probe, and docs/CHECK.md tells how.
-
-    python tests/compute/check/test_wrong.py
-
-writes the table of docs/CHECK.md anew, between the comments `mistakes` and `/mistakes`.
-"""
+"""Every wrong layer of the zoo is named by its mistake, with a proof or a probe, and docs/CHECK.md lists how. `python
+tests/compute/check/test_wrong.py` rewrites the table of docs/CHECK.md between the comments `mistakes` and `/mistakes`."""
 
 from __future__ import annotations
 
@@ -57,7 +53,7 @@ def test_most_lines_are_those_of_the_mistake() -> None:
 
 
 def shape_of(expression: str) -> str:
-    """An expression without its names, which are the author's own."""
+    """An expression without its names."""
     return re.sub(r"(self\.)?[A-Za-z_]\w*", "name", expression.partition("#")[0])
 
 
@@ -83,7 +79,7 @@ def test_every_code_that_is_promised_is_told_of_a_layer() -> None:
 
 
 def row(code: str) -> str:
-    """What is found of the layers with a mistake, as a row of the table; of one that no layer has, what is tried."""
+    """The findings for layers with a mistake, as a row of the table; for a mistake without a layer, the variants."""
     cases = [case for case in TOLD if case.code == code and examined(case).findings[0].code == code]
     failed = {probe.name: None for case in cases for probe in examined(case).probes if probe.ok is False}
     proofs = dict.fromkeys(
@@ -100,7 +96,7 @@ def row(code: str) -> str:
 
 
 def table() -> str:
-    """Every code of the catalogue."""
+    """The table of all codes."""
     head = "| code | mistake | as people write it | probes that fail | matches exactly if |\n|---|---|---|---|---|"
     return "\n".join([head, *(row(code) for code in dict.fromkeys(entry.code for entry in MISTAKES))])
 

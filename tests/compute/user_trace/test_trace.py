@@ -1,4 +1,4 @@
-"""The walk through somebody's own attention: sites by where they stand, axes by how they follow the sizes, lines, oddities."""
+"""The trace of a user's attention: sites by dataflow, axes by sizes, source lines, and remarks."""
 
 import json
 import textwrap
@@ -112,7 +112,7 @@ def attend(q, k, v):
 
 
 def walked(folder: Path, code: str, name: str = "Attention", arguments: Any = (), **more: Any) -> Record:
-    """The record of a walk through code in a file of its own, as it comes out of the process that walks."""
+    """The record of tracing this code in a file of its own, decoded from the JSON of the child process."""
     path = folder / "theirs.py"
     path.write_text(HEAD + textwrap.dedent(code))
     asked = {"of": {"target": f"{path}:{name}", "arguments": [list(pair) for pair in arguments], **more}}
