@@ -174,7 +174,7 @@ class GuessContext(NamedTuple):
 
 def guess_values(roles: Set[Role], known: Mapping[Role, Any], context: GuessContext) -> dict[Role, Any]:
     """A value for each role, consistent with the known values."""
-    sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and _is_size(value)})
+    sizes = _sizes(roles, {role: value for role, value in known.items() if role in SIZES and is_size(value)})
     d_head = int(sizes["d_head"])
     others: dict[Role, Any] = {
         "dropout": 0.1,
@@ -198,7 +198,8 @@ def guess_reason(role: Role, context: GuessContext) -> str:
     return MEANINGS.get(role, "--causal" if context.causal else "no --causal")
 
 
-def _is_size(value: object) -> bool:
+def is_size(value: object) -> bool:
+    """Whether the value is a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

@@ -25,7 +25,7 @@ from mhacli.adapters.usercode.target import find_target
 from mhacli.adapters.usercode.types import Inputs, MaskForm, Operation
 from mhacli.attention.mistakes.stages import Projection
 from mhacli.compute.base.user_module import arguments_of, load_user_attention
-from mhacli.compute.check.candidates import head_counts
+from mhacli.compute.check.candidates import head_counts, widest
 from mhacli.compute.check.inputs import (
     HIDDEN,
     TOLERANCE,
@@ -231,8 +231,7 @@ def _weight_copies(
 
 def _readings(module: nn.Module, subject: UserAttention, request: CheckRequest) -> list[ProjectionReading]:
     parts = parts_of(module, {})
-    widest = max((max(part.weight.shape) for part in parts), default=1)
-    counts = head_counts(subject.built, module, request, parts_width=widest)
+    counts = head_counts(subject.built, module, request, parts_width=widest(parts))
     widths = [Widths(subject.sizes.d_in, subject.sizes.d_context, *count) for count in counts[:1]]
     return [reading for width in widths for reading in projection_readings(parts, width)][:_MOST_TRANSFERS]
 

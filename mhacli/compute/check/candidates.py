@@ -22,6 +22,7 @@ from mhacli.adapters.usercode.inputs import cast
 from mhacli.adapters.usercode.process import SourceLine
 from mhacli.adapters.usercode.projections import (
     ProjectionReading,
+    WeightMatrix,
     Widths,
     is_norm,
     parts_of,
@@ -222,7 +223,7 @@ def _base_layers(
         return
     parts = parts_of(module, tensors)
     sizes = subject.sizes
-    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=_widest(parts)):
+    for n_heads, n_kv_heads in head_counts(subject.built, module, request, parts_width=widest(parts)):
         for reading in projection_readings(parts, Widths(sizes.d_in, sizes.d_context, n_heads, n_kv_heads)):
             yield from _with_norms_around(_with_head_orders(reading), module)
 
@@ -284,7 +285,8 @@ def _norms_and_residuals(
     yield None, lambda out, x: out + x, (residual,)
 
 
-def _widest(parts: Sequence[Any]) -> int:
+def widest(parts: Sequence[WeightMatrix]) -> int:
+    """The largest size of an axis in these matrices, at least 1."""
     return max((max(part.weight.shape) for part in parts), default=1)
 
 
@@ -293,10 +295,10 @@ def head_counts(
 ) -> list[tuple[int, int | None]]:
     """Possible numbers of query and kv heads: stated, else from arguments and attributes, else divisors of the width."""
     n_kv = counts_of(built, module, "n_kv_heads")
-    known = stated_heads(built, module, request)
+    stated = stated_heads(built, module, request)
     counts = [n for n in range(1, 65) if parts_width % n == 0]
-    if known:
-        counts = known if request.n_heads else [*known, 1, *(parts_width // n for n in known)]
+    if stated:
+        counts = stated if request.n_heads else [*stated, 1, *(parts_width // n for n in stated)]
     return [(n, next((m for m in n_kv if n % m == 0), None)) for n in dict.fromkeys(counts) if n]
 
 

@@ -303,7 +303,7 @@ def is_chunked(outcome: StepwiseRun) -> bool:
 class Explainer:
     """Finds the cache layout, positions and masks that reproduce the outputs of the steps."""
 
-    stepping: StepConvention
+    convention: StepConvention
     rows: Tensor
     diagnosis: Diagnosis
     is_causal: bool
@@ -386,7 +386,7 @@ class Explainer:
 
     def _operations(self, outcome: StepwiseRun) -> tuple[Operation, ...]:
         try:
-            return watch(lambda: self.stepping(self.rows, outcome.ends), self.stepping.caller.built.files)[1]
+            return watch(lambda: self.convention(self.rows, outcome.ends), self.convention.caller.built.files)[1]
         except Exception:  # the call cannot be recorded
             return ()
 
@@ -436,7 +436,7 @@ class Explainer:
         )
         start = (0, *first.ends)[number]
         n_tokens = first.ends[number] - start
-        evidence = f"after {start} tokens a step of {n_tokens} is {error_at_step:.3g} off ({self.stepping.text}), "
+        evidence = f"after {start} tokens a step of {n_tokens} is {error_at_step:.3g} off ({self.convention.text}), "
         evidence += f"in an output whose largest number is {float(first.expected[number].abs().max()):.3g}"
         line = self._line(code, first)
         error = None if variant is None else self.errors["+".join(other.description for _, other in mistakes)]
@@ -455,4 +455,4 @@ class Explainer:
             for operation in lines:
                 if operation.name == name and re.search(mistake.in_source, operation.source):
                     return operation.at
-        return SourceLine(self.stepping.caller.built.file)
+        return SourceLine(self.convention.caller.built.file)

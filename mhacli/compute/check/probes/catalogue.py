@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.arguments import role_of, stated
+from mhacli.adapters.usercode.arguments import is_size, role_of, stated
 from mhacli.adapters.usercode.call.user_attention import UserAttention
 from mhacli.adapters.usercode.inputs import cast, cast_copy, map_rows
 from mhacli.adapters.usercode.types import Built, Inputs
@@ -432,13 +432,13 @@ def _formulas(context: ProbeContext) -> Iterator[tuple[str, int]]:
     """Parameter counts of four projections with and without biases."""
     arguments, context_width = context.subject.built.arguments, context.subject.sizes.d_context
     width, n_heads = stated(arguments, "d_model"), stated(arguments, "n_heads")
-    if not _is_count(width) or not _is_count(n_heads):
+    if not is_size(width) or not is_size(n_heads):
         return
     d_head, n_kv_heads = stated(arguments, "d_head"), stated(arguments, "n_kv_heads")
-    d_head = d_head if _is_count(d_head) else width // n_heads
-    n_kv_heads = n_kv_heads if _is_count(n_kv_heads) else n_heads
+    d_head = d_head if is_size(d_head) else width // n_heads
+    n_kv_heads = n_kv_heads if is_size(n_kv_heads) else n_heads
     d_v = stated(arguments, "d_v")
-    d_v = d_v if _is_count(d_v) else d_head
+    d_v = d_v if is_size(d_v) else d_head
     q, k, v, o = n_heads * d_head, n_kv_heads * d_head, n_kv_heads * d_v, n_heads * d_v
     matrices = width * q + context_width * (k + v) + o * width
     yield "with biases", matrices + q + k + v + width
@@ -447,10 +447,6 @@ def _formulas(context: ProbeContext) -> Iterator[tuple[str, int]]:
     yield "with biases on the first three", matrices + q + k + v
     yield "but the last, without biases,", matrices - o * width
     yield "but the last, with biases,", matrices - o * width + q + k + v
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def unused_parameters(context: ProbeContext) -> ProbeReply:
