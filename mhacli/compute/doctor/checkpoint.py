@@ -20,11 +20,11 @@ from mhacli.adapters.hf.load import Loaded, find_checkpoint, guarded, load_confi
 from mhacli.adapters.hf.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, own_tokenizer, require_ids
 from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
+from mhacli.compute.base.rounding import TIMES_SHAKEN
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest, LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.doctor.consistency_checks import (
     CEILING,
-    TIMES_SHAKEN,
     ConsistencyChecks,
     ModelText,
     Passes,

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from mhacli.adapters.hf.calls import Call
 from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.inputs import make_inputs, outputs_of
 from mhacli.adapters.hf.load import Loaded
+from mhacli.compute.base.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.io.progress import Progress
@@ -324,9 +325,6 @@ def eager_in_place(model: Any) -> Iterator[bool]:
 CEILING: Mapping[str, float] = {name: max(TOLERANCES["float32"].output, t.output) for name, t in TOLERANCES.items()}
 """The least tolerance between two ways to compute the same, relative to the size of an output. float64 has that of
 float32, because models compute rotations and norms in float32 in any dtype."""
-TIMES_SHAKEN: Mapping[str, float] = {"float64": 8, "float32": 8, "float16": 3, "bfloat16": 3}
-"""The tolerance as a multiple of the change of outputs when each part rounds differently. Of 26 families none exceeded
-0.7 in float32 and 0.5 in 16 bits, whose parts are moved by twice their rounding; faults reach thousands."""
 
 TokenOutputs = tuple[Float[Tensor, "token width"], ...]
 
@@ -533,32 +531,6 @@ def first_departure(ours: PassOutputs, theirs: PassOutputs, tolerance: RoundingT
         ) <= tolerance.attentions.get(tolerance_of_attention.key, math.inf):
             return tolerance_of_attention
     return None
-
-
-# ------------------------------------------------------------------------------------------------ rounding by perturbation
-
-
-@contextmanager
-def shaken_parts(model: Any, seed: int) -> Iterator[None]:
-    """Moves every output of the model's parts by one rounding step, up or down at random, within the context.
-
-    The results then differ by as much as with another order of summation.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-
-    def shake(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            return None
-        signs = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8).to(output.device)
-        return output + output * ((2 * signs.to(output.dtype) - 1) * eps)
-
-    handles = [module.register_forward_hook(shake) for module in model.modules() if not any(module.children())]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def numbered(ids: Sequence[int]) -> TokenSequence:

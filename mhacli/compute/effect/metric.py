@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhacli.adapters.hf.device_map import device_of
 from mhacli.adapters.hf.inputs import outputs_of
@@ -40,7 +40,7 @@ class Changes(NamedTuple):
 
 def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> Reading:
     """What one pass gives at a position. Logits are made there alone where the model's family can do so."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = language_head(model)
     if head is None:
         outputs = outputs_of(model, keywords)
         return Reading(outputs["last_hidden_state"][:, position].double(), None)
@@ -55,6 +55,11 @@ def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> 
     finally:
         handle.remove()
     return Reading(hidden[-1], outputs["logits"][:, position].double())
+
+
+def language_head(model: Any) -> nn.Module | None:
+    """The module that makes logits, None for a model without."""
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def makes_single_logits(model: Any) -> bool:

@@ -3,11 +3,11 @@ out of every module at one position."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,30 +17,52 @@ from mhacli.adapters.hf.calls import Call, ScoredCall
 from mhacli.adapters.hf.capture import captured
 from mhacli.adapters.hf.device_map import device_of, fetched
 from mhacli.adapters.hf.layer_names import LayerKey, is_numbered
-from mhacli.compute.effect.metric import read_position
+from mhacli.compute.effect.metric import language_head, read_position
+
+
+class TokenWise(NamedTuple):
+    """A module that made a row for each token of the text, and how many attentions were finished before."""
+
+    module: nn.Module
+    n_before: int
 
 
 @dataclass
 class Entries:
     """The blocks of a model in the order in which they run, what each gave for one text, and how many are finished before
-    each attention."""
+    each attention. `between` are the largest modules that run between attentions, once in a pass."""
 
     blocks: list[nn.Module] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     before: dict[LayerKey, int] = field(default_factory=dict)
+    between: list[TokenWise] = field(default_factory=list)
 
     @contextmanager
     def entered(self, layer: LayerKey, n_rows: int) -> Iterator[None]:
-        """Within it the blocks before an attention do not run. They give `n_rows` copies of what they gave."""
+        """Within it the blocks before an attention do not run, and give `n_rows` copies of what they gave. What else runs before
+        it does so for the first row, and gives copies of that."""
+        n_skipped, attentions = self.before.get(layer, 0), [*self.before]
+        n_before = attentions.index(layer) if layer in attentions else -1
         with ExitStack() as stack:
-            for block, output in list(zip(self.blocks, self.outputs, strict=True))[: self.before.get(layer, 0)]:
-                before = block.__dict__.get("forward")  # accelerate puts one into its place, which fetches the weights
-                block.forward = partial(_repeated, output, n_rows)
-                if before is None:
-                    stack.callback(delattr, block, "forward")
-                else:
-                    stack.callback(setattr, block, "forward", before)
+            for block, output in list(zip(self.blocks, self.outputs, strict=True))[:n_skipped]:
+                stack.enter_context(_runs_as(block, partial(_repeated, output, n_rows)))
+            for module in (each.module for each in self.between if each.n_before <= n_before):
+                stack.enter_context(_runs_as(module, partial(_first_row, module.forward)))
             yield
+
+    @property
+    def behind_attention(self) -> list[nn.Module]:
+        """The modules that run when every attention is finished."""
+        return [each.module for each in self.between if each.n_before == len(self.before)]
+
+
+@contextmanager
+def run_at(modules: Sequence[nn.Module], position: int) -> Iterator[None]:
+    """Within it modules run at one position alone, and give at all positions what they give there."""
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(_runs_as(module, partial(_one_position, module.forward, position)))
+        yield
 
 
 @dataclass
@@ -78,10 +100,12 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
     with ExitStack() as stack:
         stack.enter_context(_see_attention(model, model_parts))
         stack.enter_context(blocks_seen(model, model_parts.entries))
+        stack.enter_context(_see_between(model, model_parts.entries, position))
         stack.enter_context(_see_vectors(model, model_parts.vectors, position, device_of(model)))
         model_parts.hidden = read_position(model, keywords, position).hidden
     if len({id(block) for block in model_parts.entries.blocks}) < len(model_parts.entries.blocks):
         model_parts.entries.before.clear()
+        model_parts.entries.between.clear()
     return model_parts
 
 
@@ -143,6 +167,35 @@ def _see_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[None]:
 
 
 @contextmanager
+def _see_between(model: Any, entries: Entries, position: int) -> Iterator[None]:
+    """The modules that take one tensor and give one, with a row for each token up to the position at least, and in which no
+    attention runs. What holds the language head is left out: the input of that is read."""
+    head = language_head(model)
+    began, runs = dict[str, int](), dict[str, list[TokenWise | None]]()
+
+    def begin(name: str) -> None:
+        began[name] = len(entries.before)
+
+    def end(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        tensors = (*args, *kwargs.values(), output)
+        has_rows = len(tensors) == 2 and all(isinstance(x, Tensor) and x.ndim == 3 for x in tensors)
+        is_alike = has_rows and tensors[0].shape[:2] == output.shape[:2] and output.shape[1] > position
+        is_between = is_alike and began[name] == len(entries.before)
+        runs.setdefault(name, []).append(TokenWise(module, began[name]) if is_between else None)
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if head is not None and module is not head and any(part is head for part in module.modules()):
+                continue
+            if any(parameter.ndim > 1 for parameter in module.parameters()):
+                stack.callback(module.register_forward_pre_hook(lambda *_, name=name: begin(name)).remove)
+                stack.callback(module.register_forward_hook(partial(end, name), with_kwargs=True).remove)
+        yield
+    once = {name: each for name, (each, *more) in runs.items() if each is not None and not more}
+    entries.between += [each for name, each in once.items() if not any(name.startswith(f"{other}.") for other in once)]
+
+
+@contextmanager
 def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device: torch.device) -> Iterator[None]:
     def keep(kept: dict[str, Tensor], name: str, given: Any) -> None:
         row = _row(given, position, device)
@@ -181,3 +234,27 @@ def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
     if isinstance(output, (tuple, list)):
         return type(output)(_repeated(part, n_rows) for part in output)
     return output
+
+
+@contextmanager
+def _runs_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it a module runs something else."""
+    before = module.__dict__.get("forward")  # accelerate puts one into its place, which fetches the weights
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+def _first_row(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a module gives for rows that are all the same."""
+    return forward(x[:1]).repeat(x.shape[0], 1, 1)
+
+
+def _one_position(forward: Callable[[Tensor], Tensor], position: int, x: Tensor) -> Tensor:
+    """What a module gives at one position, at all of them."""
+    return forward(x[:, position : position + 1]).expand(-1, x.shape[1], -1)

@@ -1,9 +1,10 @@
-"""Runs of a text only what removals can change: the keys and values of the tokens before come from the model's own cache."""
+"""Runs of a text only what removals can change and the measured position reads: the keys and values of the tokens before come
+from the model's own cache, and behind the last attention the other tokens do not run."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.effect.metric import Reading, read_position
-from mhacli.compute.effect.parts import Entries, blocks_seen
+from mhacli.compute.effect.parts import Entries, blocks_seen, run_at
 from mhacli.errors import MhaError
 
 _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
@@ -24,7 +25,8 @@ _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 class Segment:
     """The tokens from `start` on, up to the one that is measured or to the end. `past` has the keys and values of those before.
 
-    `position` counts from `start`. `seconds` is how long one row took, of a text that is not run whole.
+    `position` counts from `start`. `alone` are modules that run at it alone. `seconds` is how long one row took, of a text that
+    begins with a cache.
     """
 
     keywords: Mapping[str, Tensor]
@@ -32,6 +34,7 @@ class Segment:
     entries: Entries
     start: int = 0
     past: Any = None
+    alone: Sequence[nn.Module] = ()
     seconds: float = 0.0
 
     @property
@@ -43,7 +46,18 @@ class Segment:
         """What one pass over `n_rows` copies gives."""
         cached = {} if self.past is None else {"past_key_values": self.past}
         rows = {name: tensor.repeat(n_rows, 1) for name, tensor in self.keywords.items()}
-        return read_position(model, rows | cached, self.position)
+        with run_at(self.alone, self.position):
+            return read_position(model, rows | cached, self.position)
+
+
+def one_token_behind(model: Any, whole: Segment) -> tuple[Segment, Reading] | None:
+    """The same text, of which modules run at the measured position alone when every attention is finished, and what it gives
+    untouched. None where there are none, or where they need more."""
+    segment = replace(whole, alone=whole.entries.behind_attention)
+    try:
+        return (segment, segment.read(model)) if segment.alone else None
+    except MhaError:
+        return None
 
 
 def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Reading] | None:

@@ -21,9 +21,10 @@ from support.model_families import FAMILIES, OF_TEXT, made
 from torch import nn
 from transformers import AttentionInterface, masking_utils
 
+from mhacli.compute.base.rounding import shaken_parts
 from mhacli.compute.doctor import checkpoint as modeldoctor
 from mhacli.compute.doctor.checkpoint import MEANINGS, ORDER, check_begin, examine_checkpoint, rows_of, widened
-from mhacli.compute.doctor.consistency_checks import distance, eager_in_place, implementation_of, numbered, shaken_parts
+from mhacli.compute.doctor.consistency_checks import distance, eager_in_place, implementation_of, numbered
 from mhacli.errors import MhaError, UsageError
 from mhacli.results.doctor import DoctorRequest, HealthCheck, Report
 

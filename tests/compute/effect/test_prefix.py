@@ -1,7 +1,8 @@
-"""Removals at one position: what goes on from the model's cache against passes over the whole text."""
+"""What of a text runs: what goes on from the model's cache, or leaves out tokens that nothing reads, against whole passes."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from support.model_families import FAMILIES, ids_of, loaded_of, made
 
 from mhacli.compute.effect import run as effect_run
+from mhacli.compute.effect.parts import Entries
 from mhacli.compute.effect.prefix import Segment
-from mhacli.compute.effect.removal import Removal
+from mhacli.compute.effect.removal import Removal, StandIns
 from mhacli.compute.effect.run import EffectRun, Target
 from mhacli.requests.memory import CheckpointFacts, EffectFacts
 
@@ -140,3 +142,79 @@ def test_what_is_foreseen_counts_the_tokens_and_blocks_that_run() -> None:
 def test_heads_at_every_position_run_over_the_whole_text() -> None:
     _, segments = run_of(model_of("gpt2", torch.float32), [(Removal(("self", 1), (0,)),)], N - 1)
     assert [segment.start for segment in segments] == [0]
+
+
+def shapes_in(model: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, set[tuple[int, ...]]]:
+    """The rows and tokens that modules compute within the batches of removals, as they come."""
+    shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in names}
+    batch = EffectRun._run_batch
+
+    def watched(run: EffectRun, items: Any, stand_ins: Any) -> None:
+        handles = [
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda _, args, name=name: shapes[name].add(tuple(args[0].shape[:2]))
+            )
+            for name in names
+        ]
+        batch(run, items, stand_ins)
+        for handle in handles:
+            handle.remove()
+
+    monkeypatch.setattr(EffectRun, "_run_batch", watched)
+    return shapes
+
+
+def test_behind_the_last_attention_the_measured_token_runs_alone_and_before_the_first_one_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, mlp = model_of("gpt2", torch.float64), "transformer.h.{}.mlp.c_fc"
+    whole, last = (mlp.format(n) for n in (1, 2))
+    # the activation is a module that runs inside of the whole mlp, and sees what that really computes
+    within = {name: f"{name.removesuffix('c_fc')}act" for name in (whole, last)}
+    shapes = shapes_in(model, monkeypatch, *within.values())
+    rows: set[int] = set()
+    project = type(model.transformer.h[1].attn.c_attn).forward
+
+    def counted(self: Any, x: Any) -> Any:
+        rows.update({len(x)} if self is model.transformer.h[1].attn.c_attn else set())
+        return project(self, x)
+
+    run = EffectRun(
+        loaded_of(model), {"input_ids": ids_of(1, N)}, [(Removal(("self", 1), (h,)),) for h in range(HEADS)], 7
+    )
+    _ = run.segment
+    monkeypatch.setattr(type(model.transformer.h[1].attn.c_attn), "forward", counted)
+    run._run_batch([*range(HEADS)], StandIns(run.parts.attention.z))
+    assert shapes == {within[whole]: {(HEADS + 2, N)}, within[last]: {(HEADS + 2, 1)}}
+    assert rows == {1}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3_text", "gpt_neox", "mixtral", "bert", "falcon"])
+@pytest.mark.parametrize("position", [N - 1, 4])
+def test_what_leaves_out_tokens_and_rows_changes_as_whole_passes_do(
+    name: str, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype, tolerance = (
+        (torch.float32, 2e-5) if name == "mixtral" else (torch.float64, 1e-6)
+    )  # its experts take no float64
+    model = model_of(name, dtype)
+    plan = [(Removal(("self", layer), (head,)),) for layer in range(LAYERS) for head in range(HEADS)]
+    quick, segments = run_of(model, plan, position)
+    monkeypatch.setattr(Entries, "entered", lambda entries, layer, n_rows: nullcontext())
+    monkeypatch.setattr(effect_run, "one_token_behind", lambda model, whole: None)
+    whole, all_of_it = run_of(model, plan, position)
+    assert all(segment.alone for segment in segments)
+    assert not any(segment.alone for segment in all_of_it)
+    for item, removals in enumerate(plan):
+        expected = float(whole.results[item].d_output)
+        assert float(quick.results[item].d_output) == pytest.approx(expected, abs=tolerance), removals
+
+
+def test_where_more_than_attention_reads_other_tokens_all_of_them_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama", torch.float64)
+    mlp = model.model.layers[-1].mlp
+    inner = mlp.forward
+    mlp.forward = lambda x: inner(x + x.roll(1, dims=1))  # each token reads the one before
+    run, segments = run_of(model, [(Removal(("self", 1), (0,)),)], N - 1)
+    assert [[*segment.alone] for segment in segments] == [[]]
+    assert run.verified.ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from torch import Tensor
 from mhacli.compute.effect import run as effect_run
 from mhacli.compute.effect.metric import Target
 from mhacli.compute.effect.parts import find_parts
-from mhacli.compute.effect.removal import Removal, softmax_without
+from mhacli.compute.effect.removal import Removal, Remover, softmax_without
 from mhacli.compute.effect.run import EffectRun
 from mhacli.errors import MhaError
 from mhacli.io.memory import USABLE_FRACTION
 from mhacli.requests.memory import CheckpointFacts, EffectFacts
+from mhacli.spec.tolerances import TOLERANCES
 
 N, HEADS, LAYERS, TARGET = 11, 4, 3, 5
 PROJECTIONS = {
@@ -204,6 +206,32 @@ def test_removals_are_verified_by_another_computation() -> None:
     assert verified.identical
     assert verified.ok
     assert verified.max_abs_error <= verified.tolerance
+
+
+def deep_model() -> Any:
+    """Of so many layers that 16 bits add up to more than two roundings."""
+    return made("llama", FAMILIES["llama"].choices | {"num_hidden_layers": 24}, automatic="AutoModelForCausalLM").to(
+        torch.bfloat16
+    )
+
+
+def test_what_rounding_adds_up_to_over_many_layers_is_verified_and_another_head_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = deep_model()
+    plan = [(Removal(("self", 1), (2,), (N - 1,), (key,), "renormalise"),) for key in range(N)]
+    fewer = TOLERANCES["bfloat16"]._replace(runs=1e-3)  # as if of still more layers: what is right lies beyond
+    monkeypatch.setitem(TOLERANCES, "bfloat16", fewer)  # type: ignore[arg-type]
+    right = run_of(model, *plan)
+    assert right.verified.max_abs_error > fewer.runs * float(right.untouched.hidden.abs().max())
+    assert right.verified.ok
+    cut = Remover._cut_edges
+
+    def neighbour(remover: Remover, z: Tensor, call: Any, removal: Removal, row: int) -> None:
+        cut(remover, z, call, replace(removal, heads=(removal.heads[0] ^ 1,)), row)
+
+    monkeypatch.setattr(Remover, "_cut_edges", neighbour)
+    assert not run_of(model, *plan).verified.ok
 
 
 def test_edges_are_verified_where_the_model_computes_its_softmax_in_float32_whatever_its_dtype() -> None:
