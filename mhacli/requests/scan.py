@@ -43,7 +43,7 @@ class ScanRequest:
     rows: RowFormat = "jsonl"
 
     def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:
-        """The request that `mha heads` would make for one document, with the `spans` that occur in it."""
+        """The request that `mha heads` would make for one document, with these words of `spans`."""
         return ModelRequest(
             source=self.source,
             checkpoint=None,

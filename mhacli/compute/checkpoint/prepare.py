@@ -215,9 +215,7 @@ def _spans(
     if not request.spans:
         return ()
     if context:
-        raise UsageError(
-            "--span does not work with a pair of encoder and decoder, which read two texts", hint="leave out --span"
-        )
+        raise spans_of_pair()
     spans_of_texts = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
     spans = []
     for same in zip(*spans_of_texts, strict=True):
@@ -226,6 +224,13 @@ def _spans(
             raise UsageError(f"span {same[0].name!r} has no token of the text", hint="--max-tokens may have cut it off")
         spans.append(SpanTokens(same[0].name, tokens))
     return tuple(spans)
+
+
+def spans_of_pair() -> UsageError:
+    """The error for spans of a model that reads two texts."""
+    return UsageError(
+        "--span does not work with a pair of encoder and decoder, which read two texts", hint="leave out --span"
+    )
 
 
 def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:

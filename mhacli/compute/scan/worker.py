@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -12,7 +13,14 @@ from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.attention.tiled.reducer import choice
 from mhacli.checkpoints.digest import checkpoint_digest
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
-from mhacli.compute.checkpoint.prepare import ReadCheckpoint, UnloadedCheckpoint, find, inputs_of, make_texts
+from mhacli.compute.checkpoint.prepare import (
+    ReadCheckpoint,
+    UnloadedCheckpoint,
+    find,
+    inputs_of,
+    make_texts,
+    spans_of_pair,
+)
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.compute.scan.gather import Gathered
@@ -20,10 +28,12 @@ from mhacli.errors import MhaError
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.corpus import named
 from mhacli.results.record.effect import Effect
+from mhacli.results.record.record import SpanTokens
 from mhacli.results.scan.settings import ScanSettings, differences
 from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles
+from mhacli.spec.tokens import TokenSequence
 from mhacli.text.corpus import Document
-from mhacli.text.spans import find_spans
+from mhacli.text.spans import Span, find_spans, tokens_of
 
 _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
 """Faults of a document, and not of the model or the machine."""
@@ -42,8 +52,14 @@ class WorkerStart:
 
 
 def settings_here(request: ScanRequest) -> ScanSettings:
-    """The settings of this process: nothing of the model is loaded but its config and tokenizer, and its weights are hashed."""
-    return _settings(request, find(request.of_document("")))
+    """The settings of this process: nothing of the model is loaded but its config and tokenizer, and its weights are hashed.
+
+    Raises `MhaError` for what the model cannot answer of any document.
+    """
+    unloaded = find(request.of_document(""))
+    if request.spans and unloaded.config.is_encoder_decoder:
+        raise spans_of_pair()
+    return _settings(request, unloaded)
 
 
 def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
@@ -119,8 +135,9 @@ class Worker:
     def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
         if not document.text.strip():
             raise MhaError("only white space", code="no-tokens")
-        request = self._request.of_document(document.text, self._spans_in(document.text))
+        request = self._request.of_document(document.text)
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
+        texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         heads = replace(request.wanted, reducer=self._settings.reducer)
         wanted = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
@@ -135,9 +152,13 @@ class Worker:
             run.inspect()
         return run, ()
 
-    def _spans_in(self, text: str) -> tuple[str, ...]:
-        """The words of the spans that the text has."""
-        return tuple(word for word in self._request.spans if _is_in(word, text))
+    def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
+        """The spans of which the document has tokens."""
+        for word in self._request.spans:
+            span = _span_in(word, sequence.text)
+            tokens = () if span is None else tokens_of(span, sequence)
+            if span is not None and tokens:
+                yield SpanTokens(span.name, (tokens,))
 
 
 def _of_document(document: Document, fault: MhaError) -> MhaError:
@@ -146,10 +167,12 @@ def _of_document(document: Document, fault: MhaError) -> MhaError:
     return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
 
 
-def _is_in(span: str, text: str) -> bool:
+def _span_in(word: str, text: str) -> Span | None:
+    """The span of a word of `--span`, None where the text has none."""
     try:
-        return bool(find_spans((span,), text, ()))
+        (span,) = find_spans((word,), text, ())
     except MhaError as fault:
         if fault.code != "no-span":
             raise
-        return False
+        return None
+    return span

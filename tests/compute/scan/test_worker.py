@@ -13,7 +13,8 @@ from support.scans import corpus_file, sentences, start_of, units_of
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
 from mhacli.compute.effect.study import prepare_effect
 from mhacli.compute.scan.engines.single import SingleEngine
-from mhacli.errors import MhaError
+from mhacli.compute.scan.worker import settings_here
+from mhacli.errors import MhaError, UsageError
 from mhacli.requests.effect import EffectRequest
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record import storage
@@ -161,3 +162,19 @@ def test_masses_of_spans_are_summed_over_the_documents_that_have_them(checkpoint
             [record.of_layer(i).arrays["span_mass"][0] for i in range(len(record.layers))]
         )
     np.testing.assert_allclose(arrays["span_mass"], expected, rtol=1e-6)
+
+
+def test_a_span_that_max_tokens_cuts_off_is_one_that_the_document_does_not_have(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    request = ScanRequest(checkpoints.of("llama"), spans=("dogs=/dog/",), max_tokens=6)
+    texts = ["dog sat", "the cat sat on the mat and the dog saw it"]
+    (files,) = computed(request, [*units_of(corpus_file(tmp_path / "c.jsonl", texts), request)])
+    sums = sums_of(files, tmp_path / "sums.safetensors")
+    assert [document.place for document in sums.facts.documents] == [1, 2]
+    assert sums.arrays["span_counts"].tolist() == [[1]]
+
+
+def test_spans_of_a_pair_of_encoder_and_decoder_are_refused_before_any_document(checkpoints: Checkpoints) -> None:
+    with pytest.raises(UsageError, match="--span does not work with a pair of encoder and decoder"):
+        settings_here(ScanRequest(checkpoints.of("t5"), spans=("s=/cat/",)))
