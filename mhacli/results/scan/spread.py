@@ -12,8 +12,8 @@ from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import CONFIDENCE, QUANTILES, Spread
 
 N_RESAMPLES, SEED = 1000, 0
-_BLOCK = 2048
-"""Documents whose weights are drawn together."""
+_BLOCK, _AT_ONCE = 2048, 256
+"""Documents whose weights are drawn together, and those that are added up together."""
 _EXACT_BITS = 52
 """Whole numbers of so many bits, and their sums, are exact in float64."""
 _MOST_COUNT = 20
@@ -74,17 +74,17 @@ def _intervals(values: Array) -> Array:
 
 def _weights(n_documents: int) -> Iterator[tuple[int, Array]]:
     """How often each document is drawn in each resample, `[resample, document]`, some documents at a time from the first on."""
-    for number in range(-(-n_documents // _BLOCK)):
-        start = number * _BLOCK
-        yield start, _draws(number)[:, : n_documents - start].astype(np.float64)
+    for start in range(0, n_documents, _AT_ONCE):
+        number, place = divmod(start, _BLOCK)
+        yield start, _draws(number)[:, place : place + min(_AT_ONCE, n_documents - start)].astype(np.float64)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _draws(number: int) -> Array:
     """The counts of a block of documents. Only raw bits are drawn, which every version of numpy gives alike."""
-    raw = np.random.PCG64([SEED, number]).random_raw(N_RESAMPLES * _BLOCK)
-    counts = np.searchsorted(_cumulative(), raw, side="right")
-    return counts.reshape(N_RESAMPLES, _BLOCK).astype(np.uint8)
+    source, limits = np.random.PCG64([SEED, number]), _cumulative()
+    rows = (np.searchsorted(limits, source.random_raw(_BLOCK), side="right") for _ in range(N_RESAMPLES))
+    return np.stack([row.astype(np.uint8) for row in rows])
 
 
 def _cumulative() -> Array:
