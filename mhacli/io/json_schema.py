@@ -31,6 +31,10 @@ def finite(number: float | None) -> float | None:
 def plain(value: Any) -> Any:
     """Dataclasses, mappings and sequences as JSON values; non-finite numbers become null. A field marked
     `metadata={"omit_empty": True}` is omitted if it is empty."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, (str, int)):  # most values, before what takes longer to find out
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = ((f.metadata, f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {name: plain(content) for metadata, name, content in fields if content or not metadata.get("omit_empty")}
@@ -38,7 +42,7 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
-    return finite(value) if isinstance(value, float) else value
+    return value
 
 
 def load_json(text: str | bytes, source: str) -> Any:

@@ -16,7 +16,7 @@ from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.arrays import Array
 from mhacli.results.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.results.record.effect import Effect
-from mhacli.results.record.head_statistics import HEAD_TYPES, Averages, HeadStatistics
+from mhacli.results.record.head_statistics import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.results.record.record import InspectedLayer, Record, texts_of
 from mhacli.results.scan.layers import worst_layers
 from mhacli.results.scan.rows import DocumentTable
@@ -97,14 +97,16 @@ class Gathered:
             queries, keys = texts_of(done.layer.kind, run.inputs.sequences, run.inputs.context)
             for head in done.heads:
                 self._add_sinks(self._sinks[number], head, keys[0])
+                best = self._cells[number]
+                least = best[-1].lift if len(best) == MAX_LARGEST else -math.inf
                 cells = [
                     CorpusCell(
                         document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
                         keys[0].tokens[cell.key], cell.share, cell.lift,
                     )
-                    for cell in head.largest
+                    for cell in head.largest if cell.lift > least
                 ]  # fmt: skip
-                self._cells[number] = strongest([*self._cells[number], *cells])
+                self._cells[number] = strongest([*best, *cells]) if cells else best
                 number += 1
 
     @staticmethod

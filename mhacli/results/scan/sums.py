@@ -107,7 +107,8 @@ def add_sum(sums: dict[str, Array], name: str, array: Array) -> None:
 
 def widened(array: Array, width: int) -> Array:
     """The array with zeros behind its last axis."""
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])])
+    n_zeros = width - array.shape[-1]
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, n_zeros)]) if n_zeros else array
 
 
 def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
