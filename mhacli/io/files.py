@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from mhacli.errors import MhaError, UsageError
 
 READ_CHUNK_BYTES = 1 << 20
+TEMPORARY = ".tmp"
+"""The ending of files that have no name of their own yet; their names begin with a dot."""
 _UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
 """Opens a file without a name on Linux. Elsewhere `open` fails as on a file system that has no unnamed files."""
 _temporary: set[str] = set()
@@ -240,7 +242,7 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
 
 
 def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> None:
-    temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}"
     try:
         fd = os.open(".", _UNNAMED | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
         named = False
@@ -252,9 +254,13 @@ def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> Non
     try:
         _fill(fd, data, like=name, folder=folder)
         source = temporary if named else f"/proc/self/fd/{fd}"
-        if not force:  # unlike a rename, a link never replaces a file that was created meanwhile
-            os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=not named)
-            return
+        if not (named and force):
+            try:  # leaves no second name if killed, and unlike a rename never replaces a file that was created meanwhile
+                os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=not named)
+                return
+            except FileExistsError:
+                if not force:
+                    raise
         if not named:
             os.link(source, temporary, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -152,12 +152,24 @@ def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def test_a_new_file_never_has_a_second_name_that_a_kill_could_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", None)
+    write_whole(str(tmp_path / "new"), b"new", force=True)
+    assert os.listdir(tmp_path) == ["new"]
+
+
 @pytest.mark.usefixtures("way")
 class TestWriteWhole:
     def test_a_new_file_holds_all_bytes_and_nothing_else_is_left(self, tmp_path):
         path = tmp_path / "new"
         write_whole(str(path), b"x" * 1_000_000, force=False)
         assert path.read_bytes() == b"x" * 1_000_000
+        assert os.listdir(tmp_path) == ["new"]
+
+    def test_a_new_file_is_replaced_with_force(self, tmp_path):
+        write_whole(str(tmp_path / "new"), b"new", force=True)
+        write_whole(str(tmp_path / "new"), b"newer", force=True)
+        assert (tmp_path / "new").read_bytes() == b"newer"
         assert os.listdir(tmp_path) == ["new"]
 
     def test_the_mode_of_a_new_file_follows_the_umask(self, tmp_path):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.files import read_whole, write_whole
+from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.json_schema import decode, load_json, plain
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
 from mhacli.results.scan.settings import ScanSettings, differences
@@ -26,6 +27,8 @@ SCHEMA = "mha.scan/1"
 ROWS, UNITS, EXAMPLE = "rows", "units", "example-"
 SAFETENSORS = ".safetensors"
 _MAX_MANIFEST_BYTES = 1 << 30
+LEFT_S = 3600.0
+"""No write of a file takes so many seconds."""
 
 
 class Finished(NamedTuple):
@@ -119,6 +122,8 @@ class ScanFolder:
         for number in self.examples()[1:]:
             with suppress(FileNotFoundError):
                 os.unlink(self.example_path(number))
+        for room in (self.path, os.path.join(self.path, ROWS), os.path.join(self.path, UNITS)):
+            _remove_left(room)
 
 
 def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
@@ -130,7 +135,9 @@ def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> Sc
     manifest = os.path.join(path, MANIFEST)
     try:
         if not os.path.lexists(manifest):
-            if os.path.isdir(path) and set(os.listdir(path)) - {ROWS, UNITS}:
+            if os.path.isdir(path) and any(
+                name not in (ROWS, UNITS) and not _is_left(name) for name in os.listdir(path)
+            ):
                 raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=path)
             for room in (ROWS, UNITS):
                 os.makedirs(os.path.join(path, room), exist_ok=True)
@@ -145,6 +152,19 @@ def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> Sc
     folder = ScanFolder(path, (settings, *known))
     write_whole(manifest, _manifest(folder.settings, {}), force=True)
     return folder
+
+
+def _is_left(name: str) -> bool:
+    """Whether a file is one that is being written, or that a process which was killed has left half written."""
+    return name.startswith(".") and name.endswith(TEMPORARY)
+
+
+def _remove_left(room: str) -> None:
+    """Removes what killed processes have left; what is new may be a file that another rank writes."""
+    for entry in [*os.scandir(room)]:
+        with suppress(FileNotFoundError):
+            if _is_left(entry.name) and time.time() - entry.stat().st_mtime > LEFT_S:
+                os.unlink(entry)
 
 
 def read_settings(path: str) -> tuple[ScanSettings, ...]:

@@ -139,3 +139,19 @@ def test_a_folder_that_cannot_be_made_is_a_clean_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MhaError, match="cannot be written"):
         open_folder(str(tmp_path / "file" / "out"), SETTINGS)
+
+
+def test_a_first_write_that_was_killed_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".manifest.json.7.0aff.tmp").write_bytes(b"{")
+    assert open_folder(str(tmp_path / "out"), SETTINGS).settings == (SETTINGS,)
+
+
+def test_what_a_killed_process_has_left_goes_at_the_end_unless_it_may_be_in_use(folder: ScanFolder) -> None:
+    places = [Path(folder.path, room, f".x.7.0aff{number}.tmp") for room in (".", "rows", "units") for number in (0, 1)]
+    for place in places:
+        place.write_bytes(b"half")
+    for place in places[::2]:
+        os.utime(place, (0, 0))
+    folder.finish(b"summary", {})
+    assert [place.exists() for place in places] == [False, True] * 3
