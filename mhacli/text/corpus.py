@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened, read_up_to
@@ -50,7 +50,8 @@ class BadDocument(NamedTuple):
 class CorpusFormat:
     """How files are split into documents.
 
-    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field.
+    `lines`: each non-blank line is a document. `field`: each line is a JSON object with the text in this field;
+    `a.b` may also be the field b of the object a.
     `column`: the files are Parquet files with the texts in this column. If none is set, the file name decides: `.jsonl`
     and `.ndjson` are JSON lines, `.parquet` is Parquet, and any other file is one document. `max_docs` limits the
     number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
@@ -199,11 +200,24 @@ def _field_of(line: str, field: str) -> str:
         raise _Bad("not JSON") from None
     if not isinstance(entry, dict):
         raise _Bad("not a JSON object")
-    if field not in entry:
+    value = _at(entry, field)
+    if value is _MISSING:
         raise _Bad(f"no field {field!r}")
-    if not isinstance(entry[field], str):
+    if not isinstance(value, str):
         raise _Bad(f"the field {field!r} is no text")
-    return str(entry[field])
+    return value
+
+
+_MISSING = object()
+
+
+def _at(entry: dict[str, Any], field: str) -> Any:
+    """The value of a field, or, where the object has none of that name, of `a.b` the field b of the object a."""
+    if field in entry:
+        return entry[field]
+    name, _, rest = field.partition(".")
+    inner = entry.get(name)
+    return _at(inner, rest) if rest and isinstance(inner, dict) else _MISSING
 
 
 # ------------------------------------------------------------------------------------------------------------ Parquet

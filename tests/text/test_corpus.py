@@ -63,6 +63,12 @@ def test_json_lines_are_known_by_their_name(made, name):
     assert read(file) == [Document(file, 1, "one\ntwo"), Document(file, 3, "🙂")]
 
 
+def test_a_field_may_lie_within_objects_where_none_has_the_whole_name(made):
+    entries = [{"a": {"b": {"c": "in"}}}, {"a.b.c": "top", "a": {}}, {"a": {"b": "c"}}]
+    made(a_jsonl="\n".join(map(json.dumps, entries)))
+    assert [document[2] for document in read("a.jsonl", field="a.b.c")] == ["in", "top", "no field 'a.b.c'"]
+
+
 def test_a_field_makes_any_file_json_lines(made):
     made(a_txt='{"body": "one", "text": 5}')
     assert read("a.txt", field="body") == [Document("a.txt", 1, "one")]

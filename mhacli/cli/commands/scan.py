@@ -64,7 +64,7 @@ class CorpusOptions:
         str | None,
         option(
             _CORPUS,
-            "Read JSON lines, and take the text from this field. (default: text)",
+            "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)",
             metavar="NAME",
             common=True,
         ),
