@@ -69,7 +69,12 @@ class ScanStudy:
 
         self.tell(self.progress)
         self.engine.run(self._unfinished(folder, settings.digest), WorkerStart(self.request, settings), on_done)
-        if self.is_stopped() or not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
+        if self.is_stopped():
+            return None
+        if self.progress.of_documents is None:  # which is known of a stream at its end
+            self.progress.of_documents = self.progress.n_documents
+            self.tell(self.progress)
+        if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
             return None
         return merge(folder, self._names, self.command)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,17 @@ def test_progress_counts_the_documents_of_each_worker(model: str, corpus: str, t
     whole = study(model, corpus, tmp_path / "out")
     whole.run()
     assert [*whole.progress.by_worker.values()] == [len(TEXTS)]
+
+
+def test_the_size_of_a_stream_is_told_at_its_end(model: str, corpus: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = subprocess.Popen(["cp", corpus, str(tmp_path / "pipe")])
+    told: list[int | None] = []
+    streamed = study(model, str(tmp_path / "pipe"), tmp_path / "out", form=CorpusFormat(field="text"))
+    streamed.tell = lambda progress: told.append(progress.of_documents)
+    streamed.run()
+    assert writer.wait() == 0
+    assert (told[0], told[-1]) == (None, len(TEXTS))
 
 
 @pytest.mark.full
