@@ -24,7 +24,8 @@ class Call:
 
     `layer` is the number of its layer. A module may compute several attentions in one layer: `part` counts those before.
     `v` are the values and `z` what it gave, None where the product of the pattern and the values was not found. `unknown`
-    names the keywords that the function got and whose meaning is not known here.
+    names the keywords that the function got and whose meaning is not known here. `is_token_first` where its module takes inputs
+    whose first axis is that of tokens, and the second that of sequences.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Call:
     v: Float[Tensor, "batch kv_head key d_v"] | None = None
     z: Float[Tensor, "batch head query d_v"] | None = None
     unknown: tuple[str, ...] = ()
+    is_token_first: bool = False
 
     @property
     def title(self) -> str:

@@ -80,7 +80,7 @@ class Watch:
         self.blocks: list[nn.Module] = []
         self.running: list[tuple[nn.Module, int]] = []
         self.n_runs = self.n_entered = 0
-        self._take, self._is_pair = take, bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._take, self._is_pair = take, is_pair(model)
         self.begin_pass()
 
     def begin_pass(self) -> None:
@@ -121,7 +121,14 @@ class Watch:
         """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
         name, (block, run) = self.names[id(module)], where
         layer, of, part = self._numbers.next(name, block or name, run)
-        place: dict[str, Any] = {"name": name, "layer": layer, "kind": of, "part": part}
+        is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        place: dict[str, Any] = {
+            "name": name,
+            "layer": layer,
+            "kind": of,
+            "part": part,
+            "is_token_first": is_token_first,
+        }
         call = kind(**place, level=level, implementation=_implementation_of(module) or "eager", **seen)
         self.is_inside = True  # what is computed of a call is no attention of the model
         try:
@@ -194,6 +201,12 @@ def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[s
 
 
 # ------------------------------------------------------------------------------------------------ what is wrapped, and put back
+
+
+def is_pair(model: nn.Module) -> bool:
+    """Whether a model has an encoder, and a decoder that reads what it makes."""
+    says_so = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return says_so or any(isinstance(module, nn.Transformer) for module in model.modules())
 
 
 class Hook:

@@ -12,7 +12,7 @@ from mhacli.spec.tokens import AttentionKind
 
 LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""
-_CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
+_CROSS = re.compile(r"encdec|encoder_attn|cross|multihead_attn", re.IGNORECASE)
 
 
 def kind_of(name: str, *, is_pair: bool) -> AttentionKind:

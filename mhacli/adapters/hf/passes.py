@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import Hook, Watch, watched
+from mhacli.adapters.hf.capture import Hook, Watch, is_pair, watched
 from mhacli.adapters.hf.captured_pattern import FORBIDDING
 from mhacli.adapters.hf.device_map import is_split
 from mhacli.errors import MhaError, UsageError
@@ -31,6 +31,12 @@ class ReadIds(NamedTuple):
     ids: list[list[int]]
     real: list[list[bool]] | None
     are_places: bool = False
+
+    @property
+    def turned(self) -> ReadIds:
+        """The same where the first axis is that of tokens."""
+        real = None if self.real is None else [*map(list, zip(*self.real, strict=True))]
+        return ReadIds([*map(list, zip(*self.ids, strict=True))], real, self.are_places)
 
     def followed_by(self, more: ReadIds) -> ReadIds:
         """These ids, and more behind each sequence."""
@@ -104,7 +110,7 @@ class _Passes:
         self.watch = Watch(model, self._take, 1)
         self._model, self._listener = model, listener
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._is_pair = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+        self._is_pair = is_pair(model)
         numbers = (getattr(module, "layer_idx", None) for module in model.modules())
         self._first_layer = next(
             (n for n in numbers if isinstance(n, int) and not hasattr(model, "main_input_name")), 0
@@ -171,8 +177,8 @@ class _Passes:
         for half, prefix in sources:
             ids: Any = given.get(f"{prefix}input_ids")
             mask = given.get(f"{prefix}attention_mask")
-            if ids is None and not prefix and not hasattr(self._model, "config"):
-                ids = _first_tensor(given)
+            if ids is None and not hasattr(self._model, "config") and (own == "encoder" or not prefix):
+                ids = _tensor(given, at=1 if prefix else 0)
             vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
             if half not in self._pass.halves and _is_ids(ids):
                 self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids, self._pass.n_past))
@@ -244,14 +250,16 @@ def _is_unreadable(value: Any) -> bool:
     return value.is_meta or value.is_nested or is_of_transform or isinstance(value, FakeTensor)
 
 
-def _first_tensor(given: Mapping[str, Any]) -> Tensor | None:
-    return next((t for t in given.values() if isinstance(t, Tensor) and t.ndim), None)
+def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
+    """The first of the tensors of a call, or a later one."""
+    tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
+    return tensors[at] if at < len(tensors) else None
 
 
 def _batch_of(given: Mapping[str, Any]) -> tuple[int, bool]:
     """How many sequences a call has, by the first of its tensors, and whether they may be the tokens of one: rows of numbers, or
     ids in a row."""
-    first = _first_tensor(given)
+    first = _tensor(given, at=0)
     return (1, False) if first is None else (first.shape[0], first.ndim - first.is_floating_point() <= 1)
 
 

@@ -384,6 +384,8 @@ def misfit(call: Call, axes: Axes) -> str | None:
     batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
     if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
         return _unread_mask(call) if isinstance(call, ScoredCall) else None
+    if (n_queries, n_keys) == (axes.q_len, axes.k_len):
+        return f"attention of {batch} sequences, not of {len(axes.queries)}"
     return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
 
 

@@ -42,7 +42,7 @@ class PassTexts:
         """The inputs of the pass as far as this attention shows them."""
         for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
             if half not in self._known:
-                self._known[half] = self._texts(half, n, call.shape[0])
+                self._known[half] = self._texts(half, n, call)
         context = self._known.get("encoder")
         sequences = self._known.get("decoder", context)
         assert sequences is not None
@@ -72,11 +72,17 @@ class PassTexts:
             return self.tokenizer.side if self.tokenizer is not None else "right"
         return "right" if all(row[0] for row in rows) else "left"
 
-    def _texts(self, half: Half, n: int, n_texts: int) -> _Texts:
-        read = self.read.halves.get(half)
+    def _texts(self, half: Half, n: int, call: Call) -> _Texts:
+        read, n_texts = self.read.halves.get(half), call.shape[0]
         if read is None:
             return (places(n),) * (self.read.batch if self.read.halves else n_texts)
-        if len(read.ids[0]) != n or len(read.ids) != self.read.batch:
+        size = len(read.ids), len(read.ids[0])
+        if size == (n, n_texts) and n != n_texts:
+            read = self.read.halves[half] = read.turned
+        elif size == (n, n) and n > 1 and call.is_token_first:
+            self.notes.append(f"ids are {n} × {n}, and either axis may be that of tokens: tokens are shown as places")
+            return (places(n),) * n_texts
+        elif size != (self.read.batch, n):
             self.notes.append(f"attention has {n} places for {len(read.ids[0])} ids: tokens are shown as places")
             return (places(n),) * self.read.batch
         self._padded_to[half] = n

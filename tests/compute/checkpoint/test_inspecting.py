@@ -675,6 +675,74 @@ def test_arguments_may_come_in_any_order() -> None:
     assert len(of_vectors.sequences) == 2
 
 
+class Stacked(nn.Module):
+    """A model of torch's layers, for texts in rows or in columns."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed = nn.Embedding(VOCABULARY, 12)
+        layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=batch_first)
+        self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made: Tensor = self.stack(self.embed(ids))
+        return made
+
+
+def test_texts_may_stand_in_columns() -> None:
+    rows, columns, ids = Stacked(batch_first=True), Stacked(batch_first=False), ids_of(2, 7)
+    with mhacli.inspecting(rows, keep=["pattern"]) as expected, mhacli.inspecting(columns, keep=["pattern"]) as found:
+        rows(ids)
+        columns(ids.T)
+    assert [list(text.ids) for text in found.record.sequences] == ids.tolist()
+    assert found.record.sequences == expected.record.sequences
+    assert len(found.record.layers) == 2
+    for name, array in expected.record.arrays.items():
+        if name.endswith("pattern"):
+            assert np.abs(found.record.arrays[name] - array).max() < 1e-6
+    with mhacli.inspecting(columns) as found:
+        columns(ids_of(2, 5)[:, :2])
+    assert found.record.sequences[0].tokens == ("x0", "x1")
+    assert found.notes == ("ids are 2 × 2, and either axis may be that of tokens: tokens are shown as places",)
+
+
+class Translating(nn.Module):
+    """A model of torch's own two halves."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed, self.pair = (
+            nn.Embedding(VOCABULARY, 12),
+            nn.Transformer(12, 3, 2, 2, 24, dropout=0.0, batch_first=batch_first),
+        )
+
+    def forward(self, read: Tensor, written: Tensor) -> Tensor:
+        made: Tensor = self.pair(self.embed(read), self.embed(written))
+        return made
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_transformer_of_torch_has_two_texts(batch_first: bool) -> None:
+    model, read, written = Translating(batch_first=batch_first), ids_of(2, 7), ids_of(2, 5)
+    cross, given = model.pair.decoder.layers[1].multihead_attn, list[Tensor]()  # type: ignore[union-attr]
+    handle = cross.register_forward_pre_hook(lambda _, args: given.extend(args))  # type: ignore[union-attr]
+    with mhacli.inspecting(model, keep=["pattern"]) as seen:
+        model(*((read, written) if batch_first else (read.T, written.T)))
+    handle.remove()
+    record = seen.record
+    assert record.context is not None
+    assert [list(text.ids) for text in (*record.sequences, *record.context)] == [*written.tolist(), *read.tolist()]
+    assert [(layer.kind, layer.layer) for layer in record.layers] == [
+        ("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1),
+    ]  # fmt: skip
+    assert all(layer.verified for layer in record.layers)
+    _, expected = cross(*given, need_weights=True, average_attn_weights=False)  # type: ignore[operator]
+    assert np.abs(record.arrays["layers.5.pattern"] - expected.detach().numpy()).max() < 1e-6
+
+
 # -------------------------------------------------------------------------------------------------------------- bad input
 
 
