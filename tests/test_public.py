@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import mhacli
 
@@ -19,3 +22,27 @@ def test_importing_the_package_loads_none_of_its_libraries() -> None:
     code = f"import sys, mhacli; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+SCRIPT = """
+from torch import Tensor, nn
+import mhacli
+
+def entropies(model: nn.Module, ids: Tensor) -> list[float | None]:
+    with mhacli.inspecting(model, keep=["pattern"]) as seen:
+        model(ids)
+    return [head.entropy for head in seen.record.heads]
+
+def wrong(model: nn.Module) -> str:
+    with mhacli.inspecting(model, kept=["pattern"]) as seen:
+        return seen.record.heads[0].entropy
+"""
+
+
+@pytest.mark.full
+def test_a_users_type_checker_knows_the_types(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    out, _, _ = api.run(["--strict", f"--cache-dir={tmp_path}", str(tmp_path / "script.py")])
+    found = [line.split(": ", 2)[2].rsplit("[", 1)[1] for line in out.splitlines() if ": error: " in line]
+    assert found == ["call-arg]", "return-value]"]
