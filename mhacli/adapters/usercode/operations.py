@@ -89,8 +89,8 @@ class _Watcher(TorchFunctionMode):
                 code="too-large",
             )
         for number, output in enumerate(outputs):
-            which = {} if is_one else {"output": number}
-            operation = Operation(name, tuple(inputs), output, {**arguments, **which}, *(line or SourceLine()))
+            output_index = {} if is_one else {"output": number}
+            operation = Operation(name, tuple(inputs), output, {**arguments, **output_index}, *(line or SourceLine()))
             self.operations.append(operation)
             for address in {address_of(tensor) for tensor in (*inputs, output)} - {0}:
                 self.holders.setdefault(address, []).append(operation)

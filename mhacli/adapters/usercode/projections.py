@@ -154,8 +154,8 @@ def _kernels(weight: Tensor, d_in: int, n_heads: int) -> Iterator[tuple[Tensor, 
     """The readings of a kernel with three axes: input, heads and head width, in any order."""
     for axis in range(3):
         if weight.shape[axis] == d_in:
-            rest = weight.movedim(axis, 2)
-            for heads_first in (rest, rest.transpose(0, 1)):
+            input_last = weight.movedim(axis, 2)
+            for heads_first in (input_last, input_last.transpose(0, 1)):
                 if heads_first.shape[0] == n_heads:
                     yield heads_first.flatten(0, 1), (Choice("kernel", "weights have an axis for heads"),)
 
@@ -182,8 +182,8 @@ def _widths_of_fused(matrix: Tensor, letters: str, widths: Widths) -> list[Width
     queries as wide as the input; then as many as query heads."""
     if len(letters) < 3 or widths.n_kv_heads is not None or widths.d_in % widths.n_heads:
         return [widths]
-    n_kv, left = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
-    is_shared = not left and 0 < n_kv < widths.n_heads and widths.n_heads % n_kv == 0
+    n_kv, remainder = divmod(matrix.shape[0] - widths.d_in, 2 * (widths.d_in // widths.n_heads))
+    is_shared = not remainder and 0 < n_kv < widths.n_heads and widths.n_heads % n_kv == 0
     return [widths._replace(n_kv_heads=n_kv), widths] if is_shared else [widths]
 
 
@@ -282,9 +282,9 @@ def _outputs(remaining: Sequence[WeightMatrix]) -> Iterator[_Role | None]:
 def _output_matrices(part: WeightMatrix) -> Iterator[Tensor]:
     if part.weight.ndim == 3:
         for axis in range(3):
-            rest = part.weight.movedim(axis, 0)
-            yield rest.flatten(1)
-            yield rest.transpose(1, 2).flatten(1)
+            output_first = part.weight.movedim(axis, 0)
+            yield output_first.flatten(1)
+            yield output_first.transpose(1, 2).flatten(1)
     elif part.weight.ndim == 2:
         if part.orientation != "in-out":
             yield part.weight

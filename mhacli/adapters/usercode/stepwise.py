@@ -342,8 +342,8 @@ class GrowingCache:
 
     def get_seq_length(self, layer_idx: Any = None) -> int:
         """The number of cached tokens."""
-        kept = self.layers.get(layer_idx) or next(iter(self.layers.values()), None)
-        return 0 if kept is None else kept[0].shape[-2]
+        cached = self.layers.get(layer_idx) or next(iter(self.layers.values()), None)
+        return 0 if cached is None else cached[0].shape[-2]
 
     def get_usable_length(self, new_seq_length: int, layer_idx: Any = None) -> int:
         """The number of cached tokens; none is ever dropped."""

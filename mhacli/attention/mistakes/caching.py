@@ -109,14 +109,14 @@ class ProjectedText:
     v: Tensor
     rotated: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
 
-    def row(self, which: str, token: int, position: int) -> Tensor:
+    def row(self, role: str, token: int, position: int) -> Tensor:
         """One query, key or value vector, rotated to a position; zeros for token −1."""
-        vector = self.rotated.get((which, token, position))
+        vector = self.rotated.get((role, token, position))
         if vector is None:
-            plain = {"q": self.q, "k": self.k, "v": self.v}[which]
+            plain = {"q": self.q, "k": self.k, "v": self.v}[role]
             row = plain[:, :, token : token + 1] if token >= 0 else torch.zeros_like(plain[:, :, :1])
-            vector = row if which == "v" else _rotated(self.layer, self.stages, row, position, is_query=which == "q")
-            self.rotated[which, token, position] = vector
+            vector = row if role == "v" else _rotated(self.layer, self.stages, row, position, is_query=role == "q")
+            self.rotated[role, token, position] = vector
         return vector
 
 

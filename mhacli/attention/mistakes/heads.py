@@ -26,10 +26,10 @@ from mhacli.attention.mistakes.stages import (
 def split_flat(*letters: str) -> Callable[..., Tensor]:
     """Vectors split into heads by a reshape without a transpose, for some of q, k and v."""
 
-    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
         require(n_heads > 1)
-        if which not in letters:
-            return stages.split(layer, rows, n_heads, which)
+        if role not in letters:
+            return stages.split(layer, rows, n_heads, role)
         return rows.reshape(rows.shape[0], n_heads, rows.shape[1], -1)
 
     return split
@@ -52,10 +52,10 @@ def fused_read(order: str) -> Callable[..., tuple[Tensor, ...]]:
 def planes_split(*letters: str) -> Callable[..., Tensor]:
     """Heads in the order head, batch instead of batch, head, for some of q, k and v."""
 
-    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-        heads = stages.split(layer, rows, n_heads, which)
+    def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+        heads = stages.split(layer, rows, n_heads, role)
         require(rows.shape[0] > 1 and n_heads > 1)
-        return heads.transpose(0, 1).reshape(heads.shape) if which in letters else heads
+        return heads.transpose(0, 1).reshape(heads.shape) if role in letters else heads
 
     return split
 
@@ -208,16 +208,16 @@ _MERGING = (
 )
 
 
-def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+def heads_as_tokens(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
     """`[batch, length, head, d]` with heads in place of tokens: the heads of a token attend to each other."""
     require(layer.n_heads == layer.n_kv_heads > 1 and not layer.interleaved_split)
     return rows.reshape(*rows.shape[:2], n_heads, -1)
 
 
-def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
+def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
     """Heads, but whole value vectors for every head."""
     require(n_heads > 1)
-    return rows[:, None] if which == "v" else stages.split(layer, rows, n_heads, which)
+    return rows[:, None] if role == "v" else stages.split(layer, rows, n_heads, role)
 
 
 _NOT_SPLIT = (
@@ -300,9 +300,9 @@ _REDUCED = (
 def shared_as(head_choice: Callable[[Tensor, int], Tensor], letters: str = "kv") -> Callable[..., Tensor]:
     """Keys, values or both of another kv head for each query head."""
 
-    def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
+    def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
         require(heads.shape[1] > 1)
-        return head_choice(heads, layer.n_heads) if which in letters else stages.repeat_kv(layer, heads, which)
+        return head_choice(heads, layer.n_heads) if role in letters else stages.repeat_kv(layer, heads, role)
 
     return repeat_kv
 

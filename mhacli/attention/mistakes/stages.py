@@ -105,8 +105,8 @@ def project(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Tensor, Tenso
     return layer.weights.q(rows.queries), layer.weights.k(rows.keys), layer.weights.v(rows.values)
 
 
-def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, which: str) -> Tensor:
-    """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `which` is q, k or v."""
+def split(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -> Tensor:
+    """`[batch, length, head·d]` split into heads `[batch, head, length, d]`; `role` is q, k or v."""
     if layer.interleaved_split:
         return rows.reshape(*rows.shape[:-1], -1, n_heads).permute(0, 3, 1, 2)
     return rows.reshape(*rows.shape[:-1], n_heads, -1).transpose(1, 2)
@@ -134,8 +134,8 @@ def take(layer: ReferenceLayer, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
     return q, k, v
 
 
-def repeat_kv(layer: ReferenceLayer, heads: Tensor, which: str) -> Tensor:
-    """Each kv head repeated for its group of query heads: 0 0 1 1. `which` is k or v."""
+def repeat_kv(layer: ReferenceLayer, heads: Tensor, role: str) -> Tensor:
+    """Each kv head repeated for its group of query heads: 0 0 1 1. `role` is k or v."""
     return per_query_head(heads, layer.n_heads * heads.shape[1] // layer.n_kv_heads)
 
 

@@ -391,8 +391,8 @@ def _scales(
     yield None, None
     for name, value in _numbers(built, "scale"):
         yield value, Choice("scale", f"the scale is {value:g}, given as {name}")
-    for value, words in documented_scales(built.documentation):
-        yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {words}")
+    for value, quote in documented_scales(built.documentation):
+        yield value, Choice("scale", f"the scale is {value:.6g}, as its documentation says: {quote}")
     if _is_t5(built, module, properties):
         yield 1.0, Choice("scale", "the scores are not scaled, as in T5, which starts from smaller weights")
     for name, parameter in [] if module is None else list(module.named_parameters()):

@@ -100,7 +100,7 @@ class Diagnosis:
 
 
 def diagnose(
-    subject: UserAttention, module: nn.Module | None, candidates: Sequence[Candidate], known: PriorKnowledge, seed: int
+    subject: UserAttention, module: nn.Module | None, candidates: Sequence[Candidate], prior: PriorKnowledge, seed: int
 ) -> Diagnosis:
     """Diagnoses a subject that may be any of these layers. Raises what the subject raises."""
     result = Diagnosis(cases=list(core_cases(subject, seed)))
@@ -108,17 +108,17 @@ def diagnose(
         return result
     if not _is_right_layer(result, candidates):
         fitting = with_matching_norms(candidates, subject, module, result.cases[0])
-        _explain_core(result, fitting, known, subject)
+        _explain_core(result, fitting, prior, subject)
     if result.candidate is None:
         result.unexplained.append(result.cases[0].name)
         return result
-    general = {form.parameter for form in known.mask_forms}
-    paddings = tuple(form for form in known.padding_forms if form.parameter not in general)  # else tested as a mask
-    for kind, forms in (("mask", known.mask_forms), ("padding", paddings)):
+    general = {form.parameter for form in prior.mask_forms}
+    paddings = tuple(form for form in prior.padding_forms if form.parameter not in general)  # else tested as a mask
+    for kind, forms in (("mask", prior.mask_forms), ("padding", paddings)):
         make = mask_cases if kind == "mask" else padding_cases
         for parameter_forms in _forms_by_parameter(forms):
-            _explain_masked(result, list(make(subject, seed, parameter_forms)), known)
-    if known.has_windows:
+            _explain_masked(result, list(make(subject, seed, parameter_forms)), prior)
+    if prior.has_windows:
         _explain_windows(result, subject, seed)
     for case in _large_cases(result, subject):
         _explain_large(result, subject, case)
@@ -135,10 +135,10 @@ def _forms_by_parameter(forms: Sequence[MaskForm]) -> list[tuple[MaskForm, ...]]
     return [tuple(named[name]) for name in masks or named]
 
 
-def _pool(known: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
+def _pool(prior: PriorKnowledge, candidate: Candidate) -> list[AppliedMistake]:
     """The mistakes that cannot be design choices."""
     is_order_known = not any(choice.name in ("unnamed", "fused-order") for choice in candidate.choices)
-    hints = known.hints._replace(is_order_known=is_order_known)
+    hints = prior.hints._replace(is_order_known=is_order_known)
     return variants_of(mistake for mistake in MISTAKES if mistake.may_be_made(hints, candidate.layer))
 
 
@@ -156,32 +156,32 @@ def _is_right_layer(result: Diagnosis, candidates: Sequence[Candidate]) -> bool:
 
 
 def _explain_core(
-    result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
+    result: Diagnosis, candidates: Sequence[Candidate], prior: PriorKnowledge, subject: UserAttention
 ) -> None:
     """Accepts the first match of: a custom pattern, one mistake, two mistakes."""
     cases = result.cases
-    if _is_custom_pattern(result, candidates, known):
+    if _is_custom_pattern(result, candidates, prior):
         return
     for candidate in islice(candidates, _LAYERS_FOR_ONE):
         matching = [
-            h for h in singles(candidate.layer, _pool(known, candidate), cases, ()) if _count_hypothesis(result, h)
+            h for h in singles(candidate.layer, _pool(prior, candidate), cases, ()) if _count_hypothesis(result, h)
         ]
         if matching:
             _accept(result, candidate, matching, cases)
             return
-    _try_pairs(result, candidates, known, subject)
+    _try_pairs(result, candidates, prior, subject)
 
 
-def _is_custom_pattern(result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge) -> bool:
+def _is_custom_pattern(result: Diagnosis, candidates: Sequence[Candidate], prior: PriorKnowledge) -> bool:
     """Whether a custom pattern explains the outputs, such as a window. For attention meant to be causal, a pattern that shows
     the future does not count."""
-    if known.visible is None or (known.hints.expects_causal and bool(known.visible.triu(1).any())):
+    if prior.visible is None or (prior.hints.expects_causal and bool(prior.visible.triu(1).any())):
         return False
     cases = result.cases[:1]
     if not cases[0].output.isfinite().all():  # a NaN output would count as one that sees nothing
         return False
     for candidate in candidates:
-        hypothesis = evaluate(replace(candidate.layer, causal=False, sees=known.visible), (), cases)
+        hypothesis = evaluate(replace(candidate.layer, causal=False, sees=prior.visible), (), cases)
         if _count_hypothesis(result, hypothesis):
             choice = Choice("own-pattern", "tokens see others by a rule of its own, such as a window")
             result.cases = cases
@@ -196,13 +196,13 @@ def _is_custom_pattern(result: Diagnosis, candidates: Sequence[Candidate], known
 
 
 def _try_pairs(
-    result: Diagnosis, candidates: Sequence[Candidate], known: PriorKnowledge, subject: UserAttention
+    result: Diagnosis, candidates: Sequence[Candidate], prior: PriorKnowledge, subject: UserAttention
 ) -> None:
     """Tries pairs of mistakes in the likeliest layers, within the limit."""
     for candidate in islice(candidates, _LAYERS_FOR_TWO):
-        pool = _ordered_by_departure(_pool(known, candidate), candidate.layer, subject, result.cases[0])
+        pool = _ordered_by_departure(_pool(prior, candidate), candidate.layer, subject, result.cases[0])
         hypotheses = pairs(candidate.layer, pool, result.cases, ())
-        for hypothesis in islice(hypotheses, int(_MOST_PAIRS * known.patience)):
+        for hypothesis in islice(hypotheses, int(_MOST_PAIRS * prior.patience)):
             if _count_hypothesis(result, hypothesis):
                 _accept(result, candidate, [hypothesis], result.cases)
                 return
@@ -255,7 +255,7 @@ def _accept(
 # ------------------------------------------------------------------------------------------------------------ with masks
 
 
-def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorKnowledge) -> None:
+def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], prior: PriorKnowledge) -> None:
     """Accepts the mask form that matches, else a mistake under the likeliest form."""
     candidate = result.candidate
     if result.mistakes:  # an all-NaN output cannot show another mistake
@@ -269,7 +269,7 @@ def _explain_masked(result: Diagnosis, cases: Sequence[InputCase], known: PriorK
             result.choices.append(Choice("mask-form", case.name))
             result.closest = None
             return
-    pool = [applied for applied in _pool(known, candidate) if applied.mistake.is_shown_by_masks]
+    pool = [applied for applied in _pool(prior, candidate) if applied.mistake.is_shown_by_masks]
     for search in (singles, pairs):
         for case in cases:
             matching = [

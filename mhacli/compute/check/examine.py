@@ -116,18 +116,18 @@ def _examined_mode(subject: UserAttention, request: CheckRequest, stage: Stage, 
     properties = observed_properties(examined.subject, request.of.seed)
     intended = intended_layer(subject.built, examined.module, request, causal, properties)
     layers = candidates(examined.subject, examined.module, examined.tensors, intended, request)
-    known = _prior_knowledge(
+    prior = _prior_knowledge(
         subject, probed, request, expects_causal=expects_causal, is_pairing_known=intended.is_pairing_known
     )
-    known = replace(known, patience=patience)
-    diagnosis = diagnose(examined.subject, examined.module, layers, known, request.of.seed)
+    prior = replace(prior, patience=patience)
+    diagnosis = diagnose(examined.subject, examined.module, layers, prior, request.of.seed)
     for code, alternatives in list(diagnosis.alternatives.items()):
-        mistake = next(made for made in diagnosis.mistakes if made.mistake.code == code)
+        mistake = next(applied for applied in diagnosis.mistakes if applied.mistake.code == code)
         remaining = by_other_sizes((mistake, *alternatives), subject, probed, causal, request, stage)
         diagnosis.narrow(mistake, remaining)
     stage(f"giving {request.of.target} a text step by step", limited=False)
     steps = examine_stepwise(examined, probed, diagnosis, request.of.seed, stage)
-    findings = (*findings_of(diagnosis, probed, examined, known, request), *steps.findings)
+    findings = (*findings_of(diagnosis, probed, examined, prior, request), *steps.findings)
     failed = [
         probe_result.name
         for probe_result in probed.probes

@@ -37,13 +37,13 @@ from mhacli.spec.tolerances import error_text
 
 
 def findings_of(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
 ) -> tuple[Finding, ...]:
     """Every mistake found, proven ones first."""
     proven = list(_proven(diagnosis, examined.subject, request))
     codes = {finding.code for finding in proven}
     unproven = [
-        finding for finding in _from_symptoms(diagnosis, probed, examined, known, request) if finding.code not in codes
+        finding for finding in _from_symptoms(diagnosis, probed, examined, prior, request) if finding.code not in codes
     ]
     return (*proven, *unproven)
 
@@ -96,12 +96,12 @@ def _user_names(
 
 
 def _smallest_text(small: Smallest) -> str:
-    batch, q_len, k_len, gap, largest, is_nan = small
+    batch, q_len, k_len, error, largest, is_nan = small
     inputs = f"{batch} sequence{'s' if batch > 1 else ''} of "
     inputs += f"{q_len} token{'s' if q_len > 1 else ''}" if q_len == k_len else f"{q_len} queries and {k_len} keys"
     size = f" (its largest number is {largest:.3g})" if largest == largest else ""
     not_comparable = "NaN" if is_nan else "infinite or of another shape"
-    result = not_comparable if gap == float("inf") else f"off by {gap:.3g}{size}"
+    result = not_comparable if error == float("inf") else f"off by {error:.3g}{size}"
     return f"smallest example, {inputs}: the output is {result}"
 
 
@@ -148,11 +148,11 @@ def finding_of(
 
 
 def _from_symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
 ) -> Iterator[Finding]:
     """Mistakes that only probes show, first those that no hypothesis can prove."""
     subject, observed = examined.subject, SourceLocator((), {})
-    symptoms = _symptoms(diagnosis, probed, examined, known, request)
+    symptoms = _symptoms(diagnosis, probed, examined, prior, request)
     results = [(mistake, mistake.symptom(symptoms)) for mistake in MISTAKES if mistake.symptom is not None]
     present = [(mistake, evidence) for mistake, evidence in results if evidence is not None]
     if present and diagnosis.cases and diagnosis.candidate is not None:
@@ -165,7 +165,7 @@ def _from_symptoms(
 
 
 def _symptoms(
-    diagnosis: Diagnosis, probed: Probed, examined: Examined, known: PriorKnowledge, request: CheckRequest
+    diagnosis: Diagnosis, probed: Probed, examined: Examined, prior: PriorKnowledge, request: CheckRequest
 ) -> Symptoms:
     facts, subject, candidate = probed.facts, examined.subject, diagnosis.candidate
     width, name = _width_of_queries(diagnosis, subject)
@@ -180,7 +180,7 @@ def _symptoms(
         remembers_masks=examined.keeps_state and not facts.keeps_state,
         largest_future=facts.largest_future,
         n_nan_rows=diagnosis.n_nan_rows,
-        expects_causal=known.hints.expects_causal,
+        expects_causal=prior.hints.expects_causal,
         takes_mask=bool(subject.mask_forms),
         layer=None if candidate is None else candidate.layer,
         n_heads=n_heads,

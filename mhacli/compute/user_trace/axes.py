@@ -174,7 +174,7 @@ WordSizes = Mapping[str, int]
 
 
 class MeasuredRun(NamedTuple):
-    """A run: the size of each axis word, and for each place the shape and the number of operations."""
+    """A run: the size of each axis word, and the shape and the number of operations at each location."""
 
     sizes: WordSizes
     shapes: Mapping[object, tuple[int, ...]]
@@ -264,13 +264,14 @@ def known_words(runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def axes_of(place: object, site: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
-    """The axis names of the tensor at a place, from all runs with as many axes there."""
-    shape = runs[0].shapes[place]
-    matching_runs = [run for run in runs if len(run.shapes.get(place, ())) == len(shape)]
+def axes_of(location: object, site: str, runs: Sequence[MeasuredRun]) -> tuple[str, ...]:
+    """The axis names of the tensor at a location, from all runs with as many axes there."""
+    shape = runs[0].shapes[location]
+    matching_runs = [run for run in runs if len(run.shapes.get(location, ())) == len(shape)]
     words = known_words(runs)
     axes = [
-        name_of([run.shapes[place][axis] for run in matching_runs], matching_runs, words) for axis in range(len(shape))
+        name_of([run.shapes[location][axis] for run in matching_runs], matching_runs, words)
+        for axis in range(len(shape))
     ]
     has_heads = site.partition(".")[0] in _CONCATENATED or site.startswith("z.")
     if has_heads and axes and {"head", "d_head"} <= set(words):

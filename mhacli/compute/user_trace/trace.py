@@ -78,23 +78,23 @@ def trace_request(request: Mapping[str, Any], stage: Stage) -> bytes:
 
 
 class WatchedCall(NamedTuple):
-    """One recorded call: its sizes, inputs and output, and its operations with their sites and places."""
+    """One recorded call: its sizes, inputs and output, and its operations with their sites and locations."""
 
     call_sizes: TraceSizes
     output: AttentionOutput
     flow: Dataflow
     roles: Roles
     sites: Mapping[int, str]
-    places: tuple[object, ...]
+    locations: tuple[object, ...]
     inputs: tuple[tuple[str, Tensor], ...]
 
     def measured(self) -> MeasuredRun:
-        """The sizes of this call, and the shape at each place."""
+        """The sizes of this call, and the shape at each location."""
         shapes: dict[object, tuple[int, ...]] = {}
         counts: dict[object, int] = {}
-        for index, place in enumerate(self.places):
-            shapes.setdefault(place, tuple(self.flow.operations[index].output.shape))
-            counts[place] = counts.get(place, 0) + 1
+        for index, location in enumerate(self.locations):
+            shapes.setdefault(location, tuple(self.flow.operations[index].output.shape))
+            counts[location] = counts.get(location, 0) + 1
         shapes |= {("given", name): tuple(tensor.shape) for name, tensor in self.inputs}
         return MeasuredRun(sizes_of(self.flow, self.roles, self.call_sizes.sizes), shapes, counts)
 
@@ -112,7 +112,7 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
     first = _watched_call(subject, sizes, target.seed)
     calls = [first, *_further_calls(copies[0], sizes, target, stage)]
     runs = [call.measured() for call in calls]
-    axes = {index: axes_of(place, first.sites[index], runs) for index, place in enumerate(first.places)}
+    axes = {index: axes_of(location, first.sites[index], runs) for index, location in enumerate(first.locations)}
     if "key" not in known_words(runs):
         axes = distinguish_lengths(first.flow, first.roles, axes)
     inputs = tuple((name, tensor, _input_axes(name, runs)) for name, tensor in first.inputs)
@@ -157,7 +157,7 @@ def watched(
     flow = flow_of(operations, names, parameters)
     roles = roles_of(flow)
     sites = _sites(flow, roles)
-    places = tuple(
+    locations = tuple(
         (operation.file, operation.line, operation.name, sites[index], operation.output.ndim)
         for index, operation in enumerate(flow.operations)
     )
@@ -166,7 +166,7 @@ def watched(
         :1
     ]
     return WatchedCall(
-        call_sizes, output, flow, roles, sites, places, (*named_inputs, *(("mask", mask) for mask in masks))
+        call_sizes, output, flow, roles, sites, locations, (*named_inputs, *(("mask", mask) for mask in masks))
     )
 
 
@@ -287,14 +287,14 @@ def _sites(flow: Dataflow, roles: Roles) -> dict[int, str]:
 
 
 def _repeated(runs: Sequence[MeasuredRun]) -> dict[object, str]:
-    """The axis over which each repeated place loops, if its count shows it."""
+    """The axis over which each repeated location loops, if its count shows it."""
     words = known_words(runs)
     axes = {}
-    for place, count in runs[0].counts.items():
-        matching_runs = [run for run in runs if place in run.counts]
+    for location, count in runs[0].counts.items():
+        matching_runs = [run for run in runs if location in run.counts]
         if count > 1 and len(matching_runs) > 1:
-            name = name_of([run.counts[place] for run in matching_runs], matching_runs, words)
-            axes[place] = "" if name in ("part", "width", "single") else name
+            name = name_of([run.counts[location] for run in matching_runs], matching_runs, words)
+            axes[location] = "" if name in ("part", "width", "single") else name
     return axes
 
 
@@ -402,7 +402,7 @@ _MAX_STEPS = 400
 
 
 class TracedCall(NamedTuple):
-    """A recorded call with the axes of its tensors, its inputs with their axes, and the loops of repeated places."""
+    """A recorded call with the axes of its tensors, its inputs with their axes, and the loops of repeated locations."""
 
     call: WatchedCall
     axes: Mapping[int, tuple[str, ...]]
@@ -411,12 +411,12 @@ class TracedCall(NamedTuple):
 
 
 def steps_of(traced: TracedCall, *, values: bool) -> tuple[Step, ...]:
-    """A step for each input, then for each place in order of first execution."""
+    """A step for each input, then for each location in order of first execution."""
     operations_by_place: dict[object, list[int]] = {}
-    for index, place in enumerate(traced.call.places):
-        operations_by_place.setdefault(place, []).append(index)
+    for index, location in enumerate(traced.call.locations):
+        operations_by_place.setdefault(location, []).append(index)
     steps = [_input_step(name, tensor, axes, values=values) for name, tensor, axes in traced.inputs]
-    steps += [_step(traced, place, indices, values=values) for place, indices in operations_by_place.items()]
+    steps += [_step(traced, location, indices, values=values) for location, indices in operations_by_place.items()]
     return tuple(steps[:_MAX_STEPS])
 
 
@@ -428,7 +428,7 @@ def _input_step(name: str, tensor: Tensor, axes: tuple[str, ...], *, values: boo
     )
 
 
-def _step(traced: TracedCall, place: object, indices: Sequence[int], *, values: bool) -> Step:
+def _step(traced: TracedCall, location: object, indices: Sequence[int], *, values: bool) -> Step:
     flow, index = traced.call.flow, indices[0]
     operation, site, axes = flow.operations[index], traced.call.sites[index], traced.axes[index]
     output = operation.output
@@ -455,7 +455,7 @@ def _step(traced: TracedCall, place: object, indices: Sequence[int], *, values: 
         source=operation.source,
         remark=remark,
         repeats=len(indices),
-        repeats_of=traced.repeated.get(place, ""),
+        repeats_of=traced.repeated.get(location, ""),
     )
     n_numbers = sum(flow.operations[repeated_index].output.numel() for repeated_index in indices)
     return replace(step, bytes=n_numbers * output.element_size())

@@ -343,21 +343,21 @@ def angles(q_len: int, d_head: int, device: torch.device) -> Tensor:
 
 def _rotation(recipe: ArgumentRecipe, setting: CallSetting) -> Any:
     name, half = recipe.parameter.lower(), angles(setting.sides.q_len, recipe.value, setting.device)
-    whole = torch.cat([half, half], -1)
-    shaped = (whole, whole[None], whole[None, None], half, half[None])[min(recipe.variant, 4)]
+    doubled = torch.cat([half, half], -1)
+    shaped = (doubled, doubled[None], doubled[None, None], half, half[None])[min(recipe.variant, 4)]
     if "cos" in name:
         return shaped.cos().to(setting.dtype)
     if "sin" in name:
         return shaped.sin().to(setting.dtype)
     paired = name.startswith(("position_emb", "pos_emb"))
     if paired:
-        shaped = whole[None] if recipe.variant == 0 else whole if recipe.variant == 1 else shaped
+        shaped = doubled[None] if recipe.variant == 0 else doubled if recipe.variant == 1 else shaped
     if paired or recipe.variant in (1, 2):
         return (shaped.cos().to(setting.dtype), shaped.sin().to(setting.dtype))
     if recipe.variant == 0 or setting.dtype.is_complex:
-        doubled = setting.dtype == torch.float64
-        return torch.polar(torch.ones_like(half), half).to(torch.complex128 if doubled else torch.complex64)
-    return (half if recipe.variant == 3 else whole).to(setting.dtype)
+        is_float64 = setting.dtype == torch.float64
+        return torch.polar(torch.ones_like(half), half).to(torch.complex128 if is_float64 else torch.complex64)
+    return (half if recipe.variant == 3 else doubled).to(setting.dtype)
 
 
 def rotation_text(recipe: ArgumentRecipe, setting: CallSetting) -> str:

@@ -134,9 +134,9 @@ def _verified_axes(call: CallFacts, runner: TrialRunner, trial: Trial) -> Trial:
             trial = working
     optional = [slot for slot in trial.convention.slots if slot.part != "queries" and not slot.required]
     if optional and not runner.is_slow and not context_matters(runner, trial):
-        alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in optional))
-        lengths = alone.lengths._replace(k_len=alone.lengths.q_len)
-        trial = runner.with_output(replace(alone, lengths=lengths)) or trial
+        self_trial = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in optional))
+        lengths = self_trial.lengths._replace(k_len=self_trial.lengths.q_len)
+        trial = runner.with_output(replace(self_trial, lengths=lengths)) or trial
     return trial
 
 

@@ -57,8 +57,10 @@ def modes_of(runner: TrialRunner, trial: Trial) -> tuple[tuple[Mode | None, Tria
         return ((None, trial),)
     required = tuple(slot._replace(required=True) for slot in trial.convention.slots)
     crossed = trial.changed(slots=required)
-    alone = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in key_slots))
-    working = runner.with_output(replace(alone, lengths=alone.lengths._replace(k_len=alone.lengths.q_len)))
+    self_trial = trial.changed(slots=tuple(slot for slot in trial.convention.slots if slot not in key_slots))
+    working = runner.with_output(
+        replace(self_trial, lengths=self_trial.lengths._replace(k_len=self_trial.lengths.q_len))
+    )
     if working is None or not _mixes_positions(runner, working):
         return ((None, crossed),)
     return (("self", working), ("cross", crossed))
@@ -185,15 +187,15 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
     """The trial with each other mask, open, and with each mask switch on, as far as it accepts them."""
     switches = [p for p in call.free(*call.signature.of_role("off", "causal")) if "mask" in p.name.lower()]
     for switch in switches:
-        found = runner.with_output(trial.with_values({switch.name: True}))
-        if found is not None:
-            yield found
+        working = runner.with_output(trial.with_values({switch.name: True}))
+        if working is not None:
+            yield working
     for other in call.free(*call.signature.of_role("mask", "padding")):
         for form in _open_forms(other, batched=trial.convention.batched) if other.name != name else ():
             idle = (*(pair for pair in trial.convention.idle if pair[0] != other.name), (other.name, form))
-            found = runner.with_output(trial.changed(idle=idle))
-            if found is not None:
-                yield found
+            working = runner.with_output(trial.changed(idle=idle))
+            if working is not None:
+                yield working
                 break
 
 
@@ -397,18 +399,18 @@ def rank_forms(tried: list[TriedForm], parameter: CallParameter, documentation: 
     """The accepted forms with both meanings of True, the likeliest first: by documentation, then by experiment, then by custom;
     ties go to the most specific axes."""
     stated = documented_meaning(documentation, parameter.name)
-    seen = {(result.form.kind, result.form.true_means) for result in tried if result.hides}
+    hiding = {(result.form.kind, result.form.true_means) for result in tried if result.hides}
     finite = {(result.form.kind, result.form.true_means) for result in tried if result.finite}
     axes_order = list(dict.fromkeys(result.form.axes for result in tried))
     pairs = dict.fromkeys((result.form.axes, result.form.kind) for result in tried)
-    stated_fails = stated is not None and not any(kind in KINDS for kind, _ in seen)
+    stated_fails = stated is not None and not any(kind in KINDS for kind, _ in hiding)
     custom = usual_meaning(parameter.name, parameter.role)
 
     def rank(form: MaskForm) -> tuple[object, ...]:
         kind_and_meaning = (form.kind, form.true_means)
-        agrees = form.true_means == stated if stated else kind_and_meaning in seen
+        agrees = form.true_means == stated if stated else kind_and_meaning in hiding
         return (
-            form.kind not in KINDS if stated_fails else not any(kind == form.kind for kind, _ in seen),
+            form.kind not in KINDS if stated_fails else not any(kind == form.kind for kind, _ in hiding),
             axes_order.index(form.axes),
             _LIKELY.index(form.kind),
             not agrees,

@@ -194,16 +194,16 @@ def _required_masks(call: CallFacts, *, batched: bool) -> list[tuple[float, tupl
     forms = {parameter.name: required_forms(parameter, batched=batched) for parameter in required}
     if not required:
         return [(0.0, ())]
-    most = max(len(candidates) for candidates in forms.values())
+    n_steps = max(len(candidates) for candidates in forms.values())
     together = [
         tuple((name, candidates[min(n, len(candidates) - 1)]) for name, candidates in forms.items())
-        for n in range(most)
+        for n in range(n_steps)
     ]
-    alone = [
+    one_by_one = [
         tuple((other, form if other == name else None) for other in forms)
         for name, candidates in forms.items() if len(forms) > 1 for form in candidates[1:5]
     ]  # fmt: skip
-    return [(float(n), choice) for n, choice in enumerate(dict.fromkeys([*together, *alone]))]
+    return [(float(n), choice) for n, choice in enumerate(dict.fromkeys([*together, *one_by_one]))]
 
 
 def _trials(

@@ -388,9 +388,9 @@ def one_sequence(context: ProbeContext) -> ProbeReply:
     name, inputs = "batch of one", context.square()
     if inputs.queries.shape[0] < 2:
         return reply(name, "it takes one sequence at a time")
-    alone = map_rows(inputs, lambda rows: rows[:1])
+    single = map_rows(inputs, lambda rows: rows[:1])
     try:
-        out = context.call(alone).out
+        out = context.call(single).out
     except Exception as fault:
         return reply(name, f"raises {first_line(fault)}")
     change = relative(context.call(inputs).out[:1], out)

@@ -281,8 +281,8 @@ def _kind_of(context: ProbeContext, inputs: Inputs, use: MaskUse, out: Tensor, e
     other_out = call_with_mask(context, fresh, use, allowed).out[..., empty_query, :]
     if relative(out, other_out) <= context.tolerance:
         return "constant"
-    alone = torch.eye(length, dtype=torch.bool).expand(len(allowed), length, length)
-    single_keys = call_with_mask(context, inputs, use, alone).out
+    own_keys = torch.eye(length, dtype=torch.bool).expand(len(allowed), length, length)
+    single_keys = call_with_mask(context, inputs, use, own_keys).out
     return "mean" if relative(single_keys.mean(-2), out) < max(1e-4, 100 * context.tolerance) else "other"
 
 
