@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import nn
 
+from mhacli.adapters.usercode.process import shortened
 from mhacli.errors import MhaError, first_names
 
 Role = Literal[
@@ -333,7 +334,7 @@ def _short(value: object) -> str:
         text = repr(value)
     except Exception:  # a user's __repr__ may raise
         text = type(value).__name__
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return shortened(text, 60)
 
 
 def require_known(name: str, parameters: Mapping[str, Any]) -> None:

@@ -336,7 +336,6 @@ def _causal_switches(parameters: Parameters, values: Mapping[str, Any], context:
 
 
 def _call_constructor(cls: Callable[..., Any], parameters: Parameters, values: Mapping[str, Any]) -> Any:
-    """The constructed object. Raises what the constructor raises."""
     positional = [p.name for p in parameters.named if p.kind is p.POSITIONAL_ONLY and p.name in values]
     by_name = {name: value for name, value in values.items() if name not in positional}
     return cls(*(values[name] for name in positional), **by_name)

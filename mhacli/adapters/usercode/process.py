@@ -276,7 +276,6 @@ def _too_slow(child: _Child, stage: str, limit_s: float) -> MhaError:
 
 
 def _hints(child: _Child, advice: str | None = None) -> str | None:
-    """The running line, the advice, and the last printed lines."""
     lines = child.printed.last_lines()
     return "; ".join(filter(None, [child.running_line(), advice, lines and f"it last printed: {lines}"])) or None
 

@@ -545,7 +545,6 @@ class Mistake:
 
 
 def _idle_stages(layer: ReferenceLayer) -> set[str]:
-    """The stages without effect in a layer."""
     idle = {"project", "split", "merge", "project_out"} if layer.weights is None else set()
     idle |= {"add_bias"} if layer.bias is None else set()
     return idle | ({"rotate", "rotate_values"} if layer.pairing is None else set())

@@ -154,7 +154,6 @@ def _with_its_names(
 
 
 def _built(subject: UserAttention) -> str:
-    """The second's constructor call, with its given and guessed arguments."""
     arguments = [argument for argument in arguments_of(subject.built) if argument.origin != "default"]
     return f"{subject.built.name}({', '.join(f'{argument.name}={argument.value}' for argument in arguments)})"
 

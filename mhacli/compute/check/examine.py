@@ -204,7 +204,6 @@ def _open_causality(probed: Probed, subject: UserAttention, expects: bool) -> tu
 
 
 def _forms_as_stated(forms: tuple[MaskForm, ...], built: Built, request: CheckRequest) -> tuple[MaskForm, ...]:
-    """The forms that agree with their stated meaning."""
     documented = (documented_meaning(built.documentation, form.parameter) for form in forms)
     return forms_with_meaning(forms, request.mask_means or next(documented, None))
 
@@ -311,7 +310,6 @@ def _unknown_reason(
 
 
 def _failed_probe_text(failed: Sequence[str]) -> str:
-    """The first failed probe with its message, and the number of further ones."""
     others = f"; {len(failed) - 1} more probe{'s fail' if len(failed) > 2 else ' fails'}" if len(failed) > 1 else ""
     return f"a probe fails, {failed[0]}{others}"
 

@@ -53,13 +53,13 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
     if candidate is None:
         return
     for applied in diagnosis.mistakes:
-        case = _case_of(diagnosis, applied)
+        error, tolerance, cases = diagnosis.proofs[applied.mistake.code]
+        case = cases[0]
         observed = _observed(diagnosis, subject, case)
         indistinguishable = (applied, *diagnosis.alternatives.get(applied.mistake.code, ()))
         order = None if candidate.reading is None else candidate.reading.order
         chosen = by_source(indistinguishable, SourceEvidence(observed.operations, order))
         line, *other_lines = observed.lines_for(chosen.mistake, chosen.sites, subject.built)
-        error, tolerance, cases = diagnosis.proofs[applied.mistake.code]
         where = ", ".join(proof_case.name for proof_case in cases)
         others = tuple(other.mistake.code for other in diagnosis.mistakes if other is not applied)
         other_stages = stages_with(other for other in diagnosis.mistakes if other is not applied)
@@ -103,11 +103,6 @@ def _smallest_text(small: Smallest) -> str:
     not_comparable = "NaN" if is_nan else "infinite or of another shape"
     result = not_comparable if error == float("inf") else f"off by {error:.3g}{size}"
     return f"smallest example, {inputs}: the output is {result}"
-
-
-def _case_of(diagnosis: Diagnosis, applied: AppliedMistake) -> InputCase:
-    """The first case in the evidence for a mistake."""
-    return diagnosis.proofs[applied.mistake.code].cases[0]
 
 
 def _observed(diagnosis: Diagnosis, subject: UserAttention, case: InputCase) -> SourceLocator:

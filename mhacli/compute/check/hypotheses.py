@@ -275,7 +275,6 @@ def _same_numbers(produced: Tensor, expected: Tensor) -> bool:
 
 
 def _lowest_as_infinite(numbers: Tensor) -> Tensor:
-    """Replaces large negative numbers such as −10⁹ by −∞."""
     return numbers.masked_fill(numbers < HIDDEN, -math.inf)
 
 

@@ -375,7 +375,6 @@ def _rotor(x: Tensor, y: Tensor, axis: int, n_rotated: int, pairing: Pairing) ->
 
 
 def _pairs(rows: Tensor, pairing: Pairing) -> Tensor:
-    """The column pairs as complex numbers."""
     if pairing == "half":
         return torch.complex(*rows.chunk(2, dim=-1))
     return torch.complex(rows[..., 0::2], rows[..., 1::2])

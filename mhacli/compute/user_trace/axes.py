@@ -396,6 +396,5 @@ def _puts_second_first(equation: object, operation: Operation) -> bool:
 
 
 def _swaps_lengths(operation: Operation, before: Sequence[str]) -> bool:
-    """Whether a transpose swaps the two lengths."""
     lengths = [axis for axis, name in enumerate(before) if name in ("query", "key")]
     return operation.name in ("transpose", "permute") and [n for n in axis_order(operation) if n in lengths] != lengths

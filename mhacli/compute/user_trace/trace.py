@@ -129,7 +129,6 @@ def trace_subject(subject: UserAttention, request: WalkRequest, stage: Stage) ->
 
 
 def _unrecorded_output(subject: UserAttention, call_sizes: TraceSizes, seed: int) -> Tensor:
-    """The output without recording."""
     inputs = call_sizes.inputs(seed, subject.dtype, subject.device)
     return call_attention(subject, inputs, mask=call_sizes.mask, seed=seed).out
 

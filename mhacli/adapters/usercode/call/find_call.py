@@ -364,7 +364,6 @@ _EMPTY_WITHOUT_PAST: tuple[CallRole, ...] = ("offset", "cache", "other mask")
 
 
 def _unread(call: CallFacts) -> tuple[str, ...]:
-    """The arguments that the source never reads, in order."""
     names = never_read(call.built.call)
     return tuple(p.name for p in call.signature.parameters if p.name in names and _may_change_output(p))
 

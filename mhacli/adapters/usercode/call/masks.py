@@ -200,7 +200,6 @@ def _with_companions(call: CallFacts, runner: TrialRunner, trial: Trial, name: s
 
 
 def _open_forms(parameter: CallParameter, *, batched: bool) -> Sequence[MaskForm]:
-    """The forms to try for a mask that hides nothing."""
     if not batched:
         return [form for form in required_forms(parameter, batched=False) if form is not None]
     return [MaskForm(parameter.name, axes, "bool") for axes in _QUERIES_BY_KEYS]

@@ -217,7 +217,6 @@ def with_dropout(context: ProbeContext, p: float = P) -> tuple[UserAttention | N
 
 
 def _is_dropout(name: str, value: object) -> bool:
-    """Whether an argument or config field is a dropout rate."""
     is_rate = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
     return is_rate and role_of(name.rpartition(".")[2]) == "dropout"
 

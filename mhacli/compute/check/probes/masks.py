@@ -90,15 +90,13 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -
     parameters = ", ".join(dict.fromkeys(trial.form.parameter for trial in trials))
     change = max((trial.changes for trial in trials if math.isfinite(trial.changes)), default=0.0)
     if working:
-        best = _preferred_form(working, context.request.mask_means)
+        means = context.request.mask_means
+        best = next((form for form in working if form.true_means == means), working[0])
         facts[name] = best
-        has_other_meaning = best.kind in ("bool", "01", "whole") and context.request.mask_means not in (
-            None,
-            best.true_means,
-        )
+        has_other_meaning = best.kind in ("bool", "01", "whole") and means not in (None, best.true_means)
         message = f"{parameters}: {form_text(best)}; what it hides changes nothing"
         if has_other_meaning:
-            message = f"{parameters}: True means {best.true_means}, not {context.request.mask_means}"
+            message = f"{parameters}: True means {best.true_means}, not {means}"
         return ProbeReply(ProbeResult(name, message, 0.0, not has_other_meaning), facts)
     if all(trial.changes == 0 for trial in trials):
         return ProbeReply(ProbeResult(name, f"{parameters} changes nothing", 0.0, False), facts)
@@ -109,11 +107,6 @@ def _argument(context: ProbeContext, name: str, trials: tuple[MaskTrial, ...]) -
     if least.nonfinite:
         message = f"{parameters} makes {least.nonfinite} numbers of the output NaN or infinite"
     return ProbeReply(ProbeResult(name, message, least.leaked, False), facts)
-
-
-def _preferred_form(working: Sequence[MaskForm], means: str | None) -> MaskForm:
-    """The first working form with the stated meaning of True, else the first."""
-    return next((form for form in working if form.true_means == means), working[0])
 
 
 def form_text(form: MaskForm) -> str:
@@ -171,7 +164,6 @@ def _trial(context: ProbeContext, use: MaskUse) -> MaskTrial:
 
 
 def _groups(use: MaskUse, length: int) -> list[list[int]]:
-    """Groups of keys to replace together."""
     if use.form.kind == "lengths":
         return [[length - 1], [0]]
     return [list(range(first, length, 3)) for first in (1, 2)]
@@ -239,7 +231,6 @@ def open_mask(context: ProbeContext) -> ProbeReply:
 
 
 def _why_not_run(context: ProbeContext) -> str:
-    """The reason why a mask probe does not run."""
     takes_any = context.subject.mask_forms or context.subject.padding_forms
     return "not run: no mask that it takes hides anything" if takes_any else "not run: it takes no mask"
 
