@@ -78,7 +78,7 @@ def test_the_walk_names_axes_and_shows_each_line_above_its_steps(
 
 
 @pytest.mark.full
-def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for(
+def test_colour_and_the_numbers_of_each_tensor_appear_on_request(
     walked: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     done = mha(tmp_path, "my.py:Attention", "--color", "always", "--values")
@@ -89,7 +89,7 @@ def test_colour_and_the_numbers_of_each_tensor_are_there_when_they_are_asked_for
 
 
 @pytest.mark.full
-def test_a_softmax_over_the_queries_is_said_twice_and_is_no_failure(tmp_path: Path) -> None:
+def test_a_softmax_over_the_queries_is_reported_twice_and_is_no_failure(tmp_path: Path) -> None:
     done = mha(tmp_path, "my.py:Attention", "--arg", "axis=-2", columns=200)
     assert done.returncode == 0
     assert "! the softmax runs over query, not over key: the weights of a query do not sum to 1" in done.stdout
@@ -182,7 +182,9 @@ def test_a_name_behind_text_and_a_file_beside_other_words_are_texts(tmp_path: Pa
         ("my.py:Loud", 1, "no \\x1b[2J today"),
     ],
 )
-def test_what_cannot_be_walked_is_told_in_a_line(tmp_path: Path, target: str, code: int, said: str) -> None:
+def test_a_target_that_cannot_be_traced_is_reported_in_a_line(
+    tmp_path: Path, target: str, code: int, said: str
+) -> None:
     done = mha(tmp_path, target, *(["--time-limit", "1"] if "Endless" in target else []))
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("mha: error: ")

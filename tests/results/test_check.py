@@ -54,7 +54,5 @@ MANY = ("past_key_value", "rel_bias", "head_mask", "start_pos")
         (replace(UNKNOWN, reason=None), "not decided: what was measured does not suffice"),
     ],
 )  # fmt: skip
-def test_the_summary_says_what_is_wrong_and_how_to_mend_it_or_what_was_not_examined(
-    examination: Examination, summary: str
-) -> None:
+def test_the_summary_has_mistakes_and_fixes_or_unexamined_arguments(examination: Examination, summary: str) -> None:
     assert examination.summary == examination.to_dict()["summary"] == summary

@@ -133,7 +133,7 @@ def test_guesses_are_consistent_with_each_other_and_with_one_size_that_was_given
     assert found.get("context_length", 32) >= 32
 
 
-def test_free_sizes_tell_axes_apart() -> None:
+def test_guessed_sizes_distinguish_axes() -> None:
     every: set[Role] = {"d_model", "n_heads", "d_head", "context_length"}
     free = guess_values(every, {}, HERE)
     assert len(set(free.values())) == len(free)
@@ -174,7 +174,7 @@ def test_a_guess_fits_what_was_given(known: Mapping[Role, int], asked: Role, val
 # --------------------------------------------------------------------------------------------------- what is guessed
 
 
-def test_defaults_stay_and_what_has_none_is_guessed_and_told() -> None:
+def test_defaults_are_kept_and_missing_values_are_guessed_and_reported() -> None:
     found = built(Plain, "n_heads=3")
     assert dict(found.arguments) == {"d_model": 24, "n_heads": 3, "dropout": 0.1}
     assert [tuple(guess) for guess in found.guesses] == [("d_model", 24, "the width of a token")]
@@ -218,7 +218,7 @@ def test_a_default_settles_what_a_guess_must_fit() -> None:
     assert guesses(built(OfALibrary)) == {"dim": 512}
 
 
-def test_a_constructor_that_hands_everything_on_is_asked_for_what_its_base_asks_for() -> None:
+def test_a_constructor_that_forwards_everything_has_the_parameters_of_its_base() -> None:
     class Handing(Plain):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
@@ -237,7 +237,7 @@ def test_a_parameter_for_anything_takes_unknown_names() -> None:
     assert dict(found.arguments) == {"d_model": 40, "wobble": 3}
 
 
-def test_causal_is_what_the_user_says_and_is_told() -> None:
+def test_causal_follows_the_option_and_is_reported() -> None:
     class Needs(Kept):
         def __init__(self, d_model, causal):
             super().__init__()
@@ -262,7 +262,7 @@ def test_a_flag_is_not_taken_for_a_number_of_its_name() -> None:
     assert told(Flagged)[1] == "for example --arg scale=1"
 
 
-def test_what_nobody_knows_must_be_given() -> None:
+def test_an_argument_of_unknown_role_must_be_given() -> None:
     class Strange(Kept):
         def __init__(self, d_model, wobble, tilt):
             super().__init__()
@@ -302,7 +302,7 @@ class OfConfig(nn.Module):
         return self.c_attn(x)
 
 
-def test_a_config_is_guessed_as_it_is_read_and_every_name_read_is_told() -> None:
+def test_a_config_is_guessed_as_it_is_read_and_every_guess_is_reported() -> None:
     found = built(OfConfig, "config.bias=false")
     assert guesses(found) == {"config.n_embd": 120, "config.n_head": 15}
     assert found.module.c_attn.bias is None
@@ -341,7 +341,7 @@ def test_a_config_is_read_by_attribute_and_by_item_and_lacks_what_is_unusual() -
 
 
 @pytest.mark.parametrize("read", [lambda config: config.wobble, lambda config: config["wobble"]])
-def test_a_name_of_a_config_that_nobody_knows_must_be_given(read: Any) -> None:
+def test_a_config_field_of_unknown_role_must_be_given(read: Any) -> None:
     class Strange(Kept):
         def __init__(self, config):
             super().__init__()
@@ -364,7 +364,7 @@ def test_heads_beside_a_config_leave_room_for_kv_heads_in_it() -> None:
     assert guesses(built(Beside)) == {"n_heads": 15, "config.n_kv_heads": 5}
 
 
-def test_a_name_of_a_config_given_without_it_is_told_how() -> None:
+def test_a_config_field_given_without_its_prefix_gets_a_hint() -> None:
     assert told(OfConfig, "n_embd=64")[1] == "--arg config.n_embd=VALUE sets it in the config"
     assert told(OfConfig, "cfg.n_embd=64")[1] == "--arg config.n_embd=VALUE sets it in the config"
 
@@ -606,7 +606,7 @@ def test_what_cannot_be_called_is_not_built() -> None:
         assert told(kind)[0] == "mine.py:Attention has neither forward nor __call__"
 
 
-def test_what_a_constructor_raises_is_told_with_its_line() -> None:
+def test_an_exception_in_a_constructor_is_reported_with_its_line() -> None:
     message, hint = told(Plain, "d_model=63", "n_heads=4")
     assert message.startswith("Attention(d_model=63, n_heads=4) of ")
     assert message.endswith("test_build.py could not be built: AssertionError: heads must divide")
@@ -639,7 +639,7 @@ def test_what_a_constructor_raises_is_told_with_its_line() -> None:
     "said",
     ["Torch not compiled with CUDA enabled", "Found no NVIDIA driver on your system.", "No CUDA GPUs are available"],
 )
-def test_a_constructor_that_wants_cuda_is_told_so(said: str) -> None:
+def test_a_constructor_that_needs_cuda_is_reported(said: str) -> None:
     class Puts(Kept):
         def __init__(self):
             raise AssertionError(said)
@@ -652,9 +652,7 @@ def test_a_constructor_that_wants_cuda_is_told_so(said: str) -> None:
 
 
 @pytest.mark.parametrize("thing", [Plain, Kept(), lambda x: x])
-def test_a_device_that_is_not_there_is_told_before_anything_is_built(
-    thing: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_device_is_reported_before_anything_is_built(thing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(*size, device):
         assert device == "cuda:9"
         raise AssertionError("Torch not compiled with CUDA enabled")

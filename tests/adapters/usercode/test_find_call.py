@@ -1065,7 +1065,7 @@ def test_a_mask_of_one_sequence_at_a_time_is_that_sequences() -> None:
     torch.testing.assert_close(answer.out, by_hand, rtol=1e-9, atol=1e-9)
 
 
-def test_a_mask_that_its_form_cannot_tell_is_refused() -> None:
+def test_a_mask_that_its_form_cannot_express_is_refused() -> None:
     caller = found(nn.MultiheadAttention, TORCH)
     q, k, v = rows_for(caller)
     allowed = torch.ones(caller.sizes.batch, 1, caller.sizes.q_len, caller.sizes.k_len, dtype=torch.bool)
@@ -1081,7 +1081,7 @@ def test_a_mask_that_its_form_cannot_tell_is_refused() -> None:
 # Switches, state, dtypes, copies
 
 
-def test_a_causal_switch_is_set_where_causality_is_asked_for() -> None:
+def test_a_causal_switch_is_set_under_the_causal_option() -> None:
     caller = found(Switches, SIZED, causal=True)
     assert caller.causal_by == "is_causal"
     q, _, _ = rows_for(caller)
@@ -1114,7 +1114,7 @@ def test_a_causal_switch_that_bears_no_mask_yields_to_it() -> None:
     torch.testing.assert_close(answer.out, strict(q, k, v, mask=allowed))
 
 
-def test_training_is_told_to_the_module_and_to_the_call_and_taken_back() -> None:
+def test_training_mode_is_set_on_module_and_call_and_restored() -> None:
     caller = found(Switches, SIZED)
     q, _, _ = rows_for(caller)
     torch.testing.assert_close(caller(Inputs(q), training=True).out, caller(Inputs(q)).out + 1.0)
@@ -1134,7 +1134,7 @@ def test_the_search_leaves_no_state_behind() -> None:
     torch.testing.assert_close(caller(Inputs(q)).out * 2, caller(Inputs(q)).out)
 
 
-def test_inputs_and_outputs_are_nobody_elses() -> None:
+def test_inputs_and_outputs_share_no_memory_with_the_caller() -> None:
     caller = found(ChangesItsInput, SIZED)
     q, _, _ = rows_for(caller)
     kept = q.clone()
@@ -1145,7 +1145,7 @@ def test_inputs_and_outputs_are_nobody_elses() -> None:
     assert identity.is_function
 
 
-def test_it_is_asked_in_float32_where_something_inside_rounds_to_that() -> None:
+def test_it_is_called_in_float32_if_it_rounds_to_float32_inside() -> None:
     assert found(Float32Inside, SIZED).dtype == torch.float32
     assert found(Float32Only, SIZED).dtype == torch.float32
     assert found(Fused, SIZED).dtype == torch.float64
@@ -1170,7 +1170,7 @@ def test_the_copy_in_float64_has_the_numbers_of_what_was_built() -> None:
         assert torch.equal(mine, theirs.double())
 
 
-def test_another_copy_is_asked_in_the_same_way() -> None:
+def test_another_copy_is_called_with_the_same_convention() -> None:
     caller = found(BatchSecondUnpacked, SIZED)
     other = copy.deepcopy(caller.built.call).half()
     with torch.no_grad():
@@ -1291,13 +1291,13 @@ def refusal(
     return refused.value
 
 
-def test_a_parameter_that_nobody_knows_is_asked_for_by_name() -> None:
+def test_a_required_parameter_of_unknown_role_is_named_in_the_error() -> None:
     error = refusal(WantsNumber, SIZED)
     assert error.message == "WantsNumber needs a value for fudge, which mha cannot guess from the name"
     assert error.hint == "give it, for example --call-arg fudge=1"
 
 
-def test_all_parameters_that_nobody_knows_are_asked_for_at_once() -> None:
+def test_all_required_parameters_of_unknown_role_are_named_at_once() -> None:
     def wants(x, *, wibble, mask=None, wobble, wubble=1):
         return x
 
@@ -1316,7 +1316,7 @@ class Raises(Projections):
         raise KeyError("the table of tides is missing")
 
 
-def test_an_error_of_theirs_is_told_with_its_line() -> None:
+def test_an_exception_in_user_code_is_reported_with_its_line() -> None:
     error = refusal(Raises, SIZED)
     line = Raises.forward.__code__.co_firstlineno + 1
     assert re.fullmatch(
@@ -1326,7 +1326,7 @@ def test_an_error_of_theirs_is_told_with_its_line() -> None:
     )
 
 
-def test_the_commonest_error_is_told_in_four_lines_with_the_number_of_the_others() -> None:
+def test_the_most_frequent_error_is_reported_in_four_lines_with_the_number_of_others() -> None:
     class Varied(Projections):
         def forward(self, x):
             if x.shape == (3, 7, 32):
@@ -1377,7 +1377,7 @@ class Grouped(nn.Module):
          "--arg num_heads=6 or --arg num_heads=9 or --arg kv_heads=2 or --arg kv_heads=4 would fit"),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_divide_are_told_with_those_nearby_that_do(
+def test_sizes_that_do_not_divide_are_reported_with_nearby_ones_that_do(
     thing: Any, arguments: dict[str, Any], rule: str, fits: str
 ) -> None:
     error = refusal(thing, arguments)
@@ -1411,7 +1411,7 @@ def test_sizes_are_not_blamed_where_they_divide_or_something_else_is_wrong() -> 
          "but found at least two devices, cuda:0 and cpu!", "cannot-examine", "--device cuda"),
     ],
 )  # fmt: skip
-def test_what_ends_a_call_or_wants_another_device_is_told_plainly(
+def test_an_exit_and_a_missing_device_are_reported(
     fault: BaseException, message: str, code: str, hint: str | None
 ) -> None:
     class Stops(Projections):
@@ -1446,7 +1446,7 @@ class Looks(nn.Module):
         return self.table(input_ids)
 
 
-def test_a_module_of_token_ids_is_told_from_attention() -> None:
+def test_a_module_that_takes_token_ids_is_not_called_attention() -> None:
     assert (refusal(Looks, {"n_tokens": 50, "d_model": D}).hint or "").endswith(
         "it takes token ids: name the attention inside it, which takes token vectors"
     )
@@ -1513,7 +1513,7 @@ def test_a_search_gives_the_same_twice() -> None:
         ("", "mask", None),
     ],
 )  # fmt: skip
-def test_only_a_clear_statement_says_what_true_in_a_mask_means(
+def test_only_a_clear_statement_gives_the_meaning_of_true_in_a_mask(
     documentation: str, parameter: str, meaning: str | None
 ) -> None:
     assert documented_meaning(documentation, parameter) == meaning
@@ -1584,7 +1584,7 @@ def test_only_a_clear_statement_says_what_true_in_a_mask_means(
         ("mask: a boolean mask, added to the scores as -inf where True hides", "hide"),
     ],
 )
-def test_exceptions_and_negations_say_nothing(documentation: str, meaning: str | None) -> None:
+def test_clauses_with_exceptions_and_negations_have_no_meaning(documentation: str, meaning: str | None) -> None:
     assert documented_meaning(documentation, "mask") == meaning
 
 

@@ -63,7 +63,7 @@ def test_an_operation_has_one_name_whichever_way_it_is_written(ask: object, name
     assert watched(ask)[-1].name == name
 
 
-def test_operations_come_in_order_with_the_line_that_asked_for_them() -> None:
+def test_operations_come_in_order_with_their_source_line() -> None:
     module, x = Attention(), torch.randn(2, 5, 6)
     out, operations = watch(lambda: module(x), HERE)
     names = [one.name for one in operations]
@@ -130,7 +130,7 @@ def test_the_method_where_has_its_tensors_in_the_order_of_the_function() -> None
         assert one.inputs[1] is A
 
 
-def test_the_fused_kernel_tells_its_mask_and_whether_it_is_causal() -> None:
+def test_the_fused_kernel_is_recorded_with_its_mask_and_causality() -> None:
     q = torch.randn(2, 3, 5, 4)
     one = watched(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.3))[-1]
     assert one.name == "scaled_dot_product_attention"

@@ -44,7 +44,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("letters", NAMES)
-def test_names_that_people_use_say_what_they_are_for(letters):
+def test_common_names_show_the_role_of_a_parameter(letters):
     read = {name: read_name(name)[0] for name in NAMES[letters].split()}
     assert read == dict.fromkeys(NAMES[letters].split(), letters)
 
@@ -107,7 +107,7 @@ def test_a_conv1d_of_gpt2_is_applied_the_other_way_round():
     assert parts_of(module, {})[0].bias is module.c_attn.bias
 
 
-def test_a_list_of_layers_is_told_by_its_numbers():
+def test_a_list_of_layers_is_recognised_by_its_numbers():
     module = nn.Module()
     module.linears = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
     assert [(p.name, p.letters, p.number) for p in parts_of(module, {})] == [(f"linears.{i}", "", i) for i in range(4)]

@@ -98,7 +98,7 @@ def test_ten_megabytes_come_back_whole(job: Job) -> None:
     assert found.result == bytes(range(251)) * 40000
 
 
-def test_stages_are_heard_once_each_as_they_begin(job: Job) -> None:
+def test_each_stage_is_reported_once_as_it_begins(job: Job) -> None:
     heard: list[str] = []
     job(
         """
@@ -111,7 +111,7 @@ def test_stages_are_heard_once_each_as_they_begin(job: Job) -> None:
     assert heard == ["loading torch", "calling A", "comparing"]
 
 
-def test_the_real_torch_is_loaded_with_two_threads_at_most_and_warnings_are_not_told(
+def test_the_real_torch_is_loaded_with_two_threads_at_most_and_without_warnings(
     folder: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "torch.py").unlink()
@@ -160,7 +160,7 @@ def test_an_error_of_the_job_comes_back_whole(job: Job) -> None:
     )
 
 
-def test_an_endless_stage_is_ended_and_its_line_is_told(job: Job) -> None:
+def test_an_endless_stage_is_ended_and_its_line_is_reported(job: Job) -> None:
     with children_counted():
         fault = refused(job, "stage('importing theirs.py')\nwhile True: pass", time_limit_s=0.5)
     assert fault.message == "importing theirs.py took longer than 0.5 seconds"
@@ -199,7 +199,7 @@ def test_native_code_that_holds_the_interpreter_is_ended_too(job: Job) -> None:
         ("os.abort()", "by SIGABRT", "theirs.py:4 says: os.abort()"),
     ],
 )  # fmt: skip
-def test_a_process_that_ends_says_how_and_where_and_what_it_printed(
+def test_an_early_exit_is_reported_with_its_status_stage_and_printed_lines(
     folder: Path, job: Job, source: str, how: str, hint: str | None
 ) -> None:
     fault = refused(job, f"stage('calling A')\n{source}")
@@ -217,13 +217,13 @@ def test_a_process_that_ends_says_how_and_where_and_what_it_printed(
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
-def test_what_a_call_raises_is_told_with_its_line(job: Job, source: str, said: str) -> None:
+def test_an_exception_in_a_call_is_reported_with_its_line(job: Job, source: str, said: str) -> None:
     fault = refused(job, f"stage('calling A')\n{source}")
     assert (fault.message, fault.hint) == (f"calling A failed: {said}", f"theirs.py:4 says: {source}")
     assert fault.code == "raised"
 
 
-def test_a_call_without_memory_says_so(job: Job) -> None:
+def test_a_call_that_runs_out_of_memory_is_reported(job: Job) -> None:
     fault = refused(job, "stage('calling A')\nraise MemoryError")
     assert (fault.message, fault.code) == ("out of memory while calling A", "out-of-memory")
 
@@ -238,7 +238,7 @@ def test_a_job_that_is_not_there_is_a_bug_of_ours(folder: Path, monkeypatch: pyt
         run_in_child("mhacli.errors:nothing", {}, time_limit_s=1)
 
 
-def test_endless_printing_is_ended_and_its_end_is_told(job: Job) -> None:
+def test_endless_printing_is_ended_and_its_last_lines_are_reported(job: Job) -> None:
     fault = refused(job, "stage('calling A')\nn = 0\nwhile True: n += 1; print(f'line {n}', 'x' * 90)", time_limit_s=1)
     assert fault.code == "too-slow"
     last = str(fault.hint).partition("it last printed: ")[2].split(" / ")
@@ -267,7 +267,7 @@ def test_of_a_long_print_the_last_whole_lines_come_back(job: Job) -> None:
     assert KEPT_BYTES - 2000 < len(printed.encode()) <= KEPT_BYTES + 4
 
 
-def test_a_process_that_closes_its_pipe_is_told_of(job: Job) -> None:
+def test_a_process_that_closes_its_pipe_is_reported(job: Job) -> None:
     fault = refused(job, "os.closerange(3, 64)\ntime.sleep(0.2)\nreturn b''")
     assert (fault.code, fault.message.endswith(" with exit status 1")) == ("crashed", True)
 
@@ -277,7 +277,7 @@ def test_a_process_that_closes_its_pipe_is_told_of(job: Job) -> None:
     [("stage('calling A')", "hello\\n"), ("", '{"stage": "calling A", "limited": true}\\nhello\\n')],
     ids=["after a stage", "at once with it"],
 )
-def test_a_pipe_that_they_write_into_is_told_of_at_its_stage(job: Job, first: str, written: str) -> None:
+def test_user_code_that_writes_into_the_pipe_is_reported_with_its_stage(job: Job, first: str, written: str) -> None:
     source = f"""
     {first}
     for fd in range(3, 256):
@@ -311,7 +311,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 @pytest.mark.parametrize("busy", ["time.sleep(600)", "re.match('(a+)+$', 'a' * 60 + 'b')"], ids=["sleeping", "native"])
-def test_no_process_outlives_the_one_that_asked(folder: Path, number: signal.Signals, busy: str) -> None:
+def test_no_process_outlives_its_parent(folder: Path, number: signal.Signals, busy: str) -> None:
     (folder / "theirs.py").write_text(
         f"{HEADER}def job(request, stage):\n"
         "    child = subprocess.Popen(['sleep', '600'])\n"
@@ -333,7 +333,7 @@ def test_asking_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_process_that_cannot_start_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(folder / "no_python"))
     with pytest.raises(MhaError, match=r"^could not start a process to run the code: No such file or directory$"):
         run_in_child("theirs:job", {}, time_limit_s=1)

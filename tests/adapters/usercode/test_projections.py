@@ -446,7 +446,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_right_reading_is_listed_soon_and_tells_its_choices(name):
+def test_the_right_reading_comes_early_with_its_choices(name):
     layout = LAYOUTS[name]
     found = read(layout)
     right = [place for place, reading in enumerate(found) if is_right(reading, layout)]
@@ -507,7 +507,7 @@ def test_what_lies_side_by_side_without_a_name_is_tried_in_every_order():
     assert "c_attn holds q, k, v in this order" in orders
 
 
-def test_a_layer_that_nothing_reads_is_told():
+def test_an_unused_layer_is_listed():
     module = module_of(
         q_proj=nn.Linear(D, D),
         k_proj=nn.Linear(D, D),
@@ -528,7 +528,7 @@ def test_a_layer_that_nothing_reads_is_told():
     ],
     ids=["two without names", "no values", "rows of another width", "nothing"],
 )
-def test_where_queries_keys_and_values_cannot_be_told_nothing_is_read(module):
+def test_indistinguishable_queries_keys_and_values_give_no_reading(module):
     assert list(projection_readings(parts_of(module, {}), WIDTHS)) == []
 
 

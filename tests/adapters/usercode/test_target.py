@@ -194,12 +194,12 @@ def test_the_documentation_is_docstrings_and_comments_of_the_author_alone(write:
     ]
 
 
-def test_what_torch_says_of_every_module_is_no_documentation_of_one(write: Write) -> None:
+def test_the_docstring_of_nn_module_is_no_documentation(write: Write) -> None:
     write("mine.py", "from torch import nn\nclass Attention(nn.Module):\n    def forward(self, x): return x\n")
     assert find_target("mine.py:Attention").documentation == ""
 
 
-def test_a_method_that_a_base_of_theirs_gives_is_documented_there(write: Write) -> None:
+def test_an_inherited_method_is_documented_by_its_base(write: Write) -> None:
     write(
         "mine.py",
         """
@@ -353,7 +353,9 @@ def test_a_module_that_is_not_there_is_named_with_those_that_are_like_it(write: 
          "mine.py:1 says: from . import other; name it as PACKAGE.MODULE:NAME from the folder that holds its package"),
     ],
 )  # fmt: skip
-def test_what_a_file_raises_is_told_in_its_words_with_its_line(write: Write, source: str, said: str, line: str) -> None:
+def test_an_exception_in_a_file_is_reported_with_its_message_and_line(
+    write: Write, source: str, said: str, line: str
+) -> None:
     path = write("mine.py")
     path.write_text(source)
     fault = refused("mine.py:A")
@@ -362,7 +364,7 @@ def test_what_a_file_raises_is_told_in_its_words_with_its_line(write: Write, sou
     assert "mine" not in sys.modules
 
 
-def test_the_line_is_that_of_the_file_of_theirs_in_which_it_happened(write: Write) -> None:
+def test_the_line_is_in_the_user_file_that_raised(write: Write) -> None:
     write("sibling.py", "def broken():\n    return [].pop()\n")
     write("mine.py", "import sibling\nsibling.broken()\n")
     assert told("mine.py:A") == (
@@ -391,7 +393,7 @@ def test_an_interrupt_is_none_of_their_faults(write: Write) -> None:
 # -------------------------------------------------------------------------------------------------------------- names
 
 
-def test_a_name_that_is_not_there_is_told_with_those_that_are_modules_first(write: Write) -> None:
+def test_a_missing_name_is_reported_with_the_existing_ones_modules_first(write: Write) -> None:
     path = write(
         "mine.py",
         """
@@ -412,7 +414,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are_modules_first(writ
     assert told("mine.py:Linea")[1] == "did you mean mine.py:Linear?"
 
 
-def test_a_nested_name_that_is_not_there_is_told_with_those_of_its_class(write: Write) -> None:
+def test_a_missing_nested_name_is_reported_with_those_of_its_class(write: Write) -> None:
     write("mine.py", "class Outer:\n    class Inner: pass\n    def attend(self): pass\n")
     assert told("mine.py:Outer.Iner") == (
         "Outer of mine.py has no Iner, only Inner, attend",
@@ -420,7 +422,7 @@ def test_a_nested_name_that_is_not_there_is_told_with_those_of_its_class(write: 
     )
 
 
-def test_a_file_without_any_name_says_so_and_a_long_list_is_cut(write: Write) -> None:
+def test_a_file_without_names_is_reported_and_a_long_list_is_cut(write: Write) -> None:
     write("empty.py", "WIDTH = 3")
     assert told("empty.py:A") == ("empty.py has no A, and no class or function", None)
     write("long.py", "".join(f"class C{n:02}: pass\n" for n in range(30)))

@@ -51,7 +51,7 @@ WAYS = {f"{entry.code}: {way.description}": (entry, way) for entry in MISTAKES f
 # ------------------------------------------------------------------------------------------------------------ what it says
 
 
-def test_an_entry_says_everything_in_the_words_of_the_house():
+def test_an_entry_is_complete_and_uses_the_usual_terms():
     for entry in MISTAKES:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", entry.code)
         for text in (entry.message, entry.effect):
@@ -78,7 +78,7 @@ def test_an_entry_changes_a_stage_that_exists_or_is_found_by_a_probe():
             assert entry.variants
 
 
-def test_no_two_ways_are_told_in_the_same_words():
+def test_no_two_variants_have_the_same_description():
     said = [way.description for entry in MISTAKES for way in entry.variants]
     assert sorted(said) == sorted(set(said))
 
@@ -302,7 +302,7 @@ def test_mistakes_that_give_the_same_numbers_are_those_that_are_the_same_in_prin
 
 
 @pytest.mark.full
-def test_another_text_and_another_scale_tell_all_other_mistakes_apart():
+def test_another_text_and_another_scale_distinguish_all_other_mistakes():
     assert alike(tuple(CASES)) == set(SAME_ALWAYS)
 
 
@@ -345,7 +345,7 @@ NOTHING_TO_DO = {
 
 
 @pytest.mark.parametrize("why", NOTHING_TO_DO)
-def test_a_mistake_that_cannot_be_made_says_so(why):
+def test_an_impossible_mistake_raises_inapplicable(why):
     asked, codes = NOTHING_TO_DO[why]
     ways = [way for way in WAYS.values() if way[0].code in codes and way[0].stage]
     assert {entry.code for entry, _ in ways} == codes

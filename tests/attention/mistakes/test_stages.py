@@ -178,7 +178,7 @@ def test_a_query_that_may_see_nothing_gets_zeros_and_so_the_bias_of_the_output(n
     assert not out.isnan().any()
 
 
-def test_what_was_allowed_is_told_with_four_axes_and_none_where_all_is(normal):
+def test_visible_cells_have_four_axes_and_are_none_without_a_mask(normal):
     case = drawn(SHAPES["fewer queries than keys"], normal)
     assert run(RIGHT, case.layer, case.rows).keep is None
     keep = run(RIGHT, replace(case.layer, causal=True), case.rows).keep
@@ -420,7 +420,7 @@ def test_a_bias_is_added_to_the_scores_before_the_softmax(normal):
     assert worst(at["pattern"], powers / powers.sum(-1, keepdims=True)) <= EXACT
 
 
-def test_a_sink_takes_the_share_of_a_key_whose_score_is_its_logit(normal):
+def test_a_sink_takes_the_weight_of_a_key_whose_score_is_its_logit(normal):
     case = drawn(SHAPES["six heads share two"], normal, context=False)
     logits = normal(6)
     plain = dict(tapped(case.layer, case.rows))

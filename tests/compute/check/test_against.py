@@ -253,7 +253,7 @@ def test_the_same_layer_written_otherwise_is_alike_with_its_weights_carried_over
         ("FusedUnscaled", "Fused"),
     ],
 )
-def test_a_layer_that_makes_a_mistake_is_told_apart_with_numbers(one, other, compared):
+def test_a_layer_with_a_mistake_differs_with_numbers(one, other, compared):
     found = compared(one, other)
     (finding,) = found.findings
     assert found.verdict == "wrong"
@@ -302,7 +302,7 @@ def test_rows_must_be_as_wide(asked):
     )
 
 
-def test_projections_that_cannot_be_told_are_not_carried_over(asked):
+def test_unidentified_projections_are_not_copied(asked):
     error, _ = refusal(asked, "Separate", "Unfindable")
     assert str(error) == (
         "cannot give both the same weights: the names or shapes of their projections do not correspond"

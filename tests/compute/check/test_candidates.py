@@ -91,7 +91,7 @@ This does not scale to long texts.
 
 
 @pytest.mark.parametrize("sentence", UNSCALED)
-def test_a_documentation_says_that_there_is_no_scale(sentence):
+def test_documentation_may_state_that_there_is_no_scale(sentence):
     assert {value for value, _ in documented_scales(sentence)} == {1.0}
     assert all(words.lower() in sentence.lower() for _, words in documented_scales(sentence))
 
@@ -134,7 +134,7 @@ PAIRINGS = {
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
-def test_a_documentation_says_how_columns_are_paired(pairing):
+def test_documentation_may_state_the_pairing_of_columns(pairing):
     for sentence in PAIRINGS[pairing].splitlines():
         assert documented_pairing(sentence) == (None if pairing == "nothing" else pairing), sentence
 
@@ -152,27 +152,27 @@ class ProbeReply(nn.Module):
 @pytest.mark.parametrize(
     "name", ["n_heads", "num_heads", "heads", "h", "nhead", "n_head", "num_attention_heads", "config.n_head"]
 )
-def test_the_heads_are_told_by_an_argument(name):
+def test_the_number_of_heads_comes_from_an_argument(name):
     assert stated_heads(built(**{name: 6, "d_model": 24}), None, REQUEST) == [6]
 
 
-def test_the_heads_are_told_by_an_attribute_of_the_module_or_of_what_it_holds():
+def test_the_number_of_heads_comes_from_an_attribute_of_the_module_or_a_child():
     inner = ProbeReply(num_heads=4)
     assert stated_heads(built(), ProbeReply(inner=inner), REQUEST) == [4]
     assert stated_heads(built(n_heads=2), ProbeReply(num_heads=4), REQUEST) == [2, 4]
 
 
-def test_an_option_tells_the_heads_before_everything_else():
+def test_the_heads_option_has_priority():
     request = CheckRequest(TargetRequest("mine.py:Attention"), n_heads=5)
     assert stated_heads(built(n_heads=2), ProbeReply(num_heads=4), request) == [5]
 
 
 @pytest.mark.parametrize("value", [True, 0, -2, 2.0, "4", 5000, None])
-def test_what_is_no_count_tells_no_heads(value):
+def test_a_value_that_is_no_count_is_no_number_of_heads(value):
     assert stated_heads(built(n_heads=value), None, REQUEST) == []
 
 
-def test_heads_that_are_told_are_tried_first_then_one_and_as_many_as_their_columns():
+def test_stated_heads_come_first_then_one_head_and_as_many_as_their_columns():
     assert head_counts(built(n_heads=3), None, REQUEST, parts_width=24) == [(3, None), (1, None), (8, None)]
     assert head_counts(built(n_heads=6, n_kv_heads=2), None, REQUEST, parts_width=24) == [(6, 2), (1, None), (4, 2)]
 
@@ -183,7 +183,7 @@ def test_groups_of_norms_and_convolutions_are_no_heads():
     assert {one.layer.n_kv_heads for one in listed(module, n_heads=3) if one.layer.n_heads == 3} == {3}
 
 
-def test_heads_that_nobody_tells_are_all_that_divide_the_width():
+def test_unstated_heads_are_all_divisors_of_the_width():
     counts = head_counts(built(), None, REQUEST, parts_width=12)
     assert counts == [(n, None) for n in (1, 2, 3, 4, 6, 12)]
 
@@ -216,13 +216,13 @@ def test_a_scale_that_is_learned_is_read_as_it_is_as_its_exponential_and_as_its_
     assert scales(module=module) == pytest.approx([None, 2.0, math.exp(2), 0.5])
 
 
-def test_every_other_scale_is_told_as_a_choice():
+def test_every_unusual_scale_is_a_choice():
     for value, choice in intended_layer(built("unscaled", scale=0.2), None, REQUEST, (False,)).scales:
         assert (choice is None) == (value is None)
         assert choice is None or choice.name == "scale"
 
 
-def test_rotations_are_tried_only_where_something_says_rotary():
+def test_rotations_are_candidates_only_with_a_mention_of_rotary():
     assert intended_layer(built("plain attention"), None, REQUEST, (False,)).pairings == (None,)
     open_one = intended_layer(built("attention with rotary positions"), None, REQUEST, (False,))
     assert (open_one.pairings, open_one.is_pairing_known) == ((None, "half", "interleaved"), False)
@@ -230,7 +230,7 @@ def test_rotations_are_tried_only_where_something_says_rotary():
     assert (known.pairings, known.is_pairing_known) == (("interleaved",), True)
 
 
-def test_an_option_says_how_columns_are_paired_before_the_documentation():
+def test_the_rope_option_has_priority_over_the_documentation():
     request = CheckRequest(TargetRequest("mine.py:Attention"), rope="half")
     known = intended_layer(built("RoPE as in GPT-J"), None, request, (False,))
     assert (known.pairings, known.is_pairing_known) == (("half",), True)
@@ -303,7 +303,7 @@ def test_norms_around_a_layer_are_choices():
     assert all(one.layer.q_norm is not None and one.layer.k_norm is None for one in found)
 
 
-def test_what_each_norm_does_is_what_its_choices_say():
+def test_each_norm_does_what_its_choices_state():
     norm, x, out = nn.LayerNorm(12), torch.randn(2, 12), torch.randn(2, 12)
     for one in listed(Layers(norm=norm), n_heads=3):
         names = {choice.name for choice in one.choices}
@@ -314,7 +314,7 @@ def test_what_each_norm_does_is_what_its_choices_say():
         assert (one.layer.before is norm) == ("pre-norm" in names)
 
 
-def test_heads_that_are_cut_otherwise_than_told_may_keep_the_scale_of_those_that_are_told():
+def test_heads_other_than_stated_may_keep_the_scale_of_the_stated_ones():
     scales_of = {one.layer.n_heads: set() for one in listed(Layers(), n_heads=3)}
     for one in listed(Layers(), n_heads=3):
         scales_of[one.layer.n_heads].add(one.layer.scale)
@@ -330,5 +330,5 @@ def test_a_function_is_one_layer_without_weights():
     assert (only.layer.n_heads, only.layer.n_kv_heads) == (3, 3)
 
 
-def test_where_projections_cannot_be_told_there_is_no_candidate():
+def test_unidentified_projections_give_no_candidate():
     assert listed(nn.Linear(12, 10), n_heads=3) == []

@@ -635,18 +635,18 @@ def test_a_token_of_own_rows_sees_itself_only_where_its_value_moves_its_output()
     assert torch.equal(facts.influence, ~torch.eye(7, dtype=torch.bool))
 
 
-def test_randomness_and_state_are_told_apart():
+def test_randomness_and_state_are_distinguished():
     facts = {name: found(MISTAKES[name][0]())[1] for name in ("noise", "a mean that is kept", "a cache that is kept")}
     assert [(f.is_random, f.keeps_state) for f in facts.values()] == [(True, False), (False, True), (False, True)]
     _, calm = found(RIGHT["fused, dropout"]())
     assert (calm.is_random, calm.keeps_state, calm.is_random_with_dropout) == (False, False, False)
 
 
-def test_what_keeps_state_is_asked_afresh_so_that_nothing_else_of_it_is_doubted():
+def test_a_module_with_state_gets_fresh_copies_so_that_other_probes_pass():
     assert failed(MISTAKES["a cache that is kept"][0]()) == {"determinism"}
 
 
-def test_random_in_eval_mode_by_its_dropout_is_told_from_other_noise():
+def test_dropout_in_eval_mode_is_distinguished_from_other_noise():
     by_dropout = subject(DropoutInEval, of={"d_model": D, "n_heads": HEADS, "dropout": 0.3})
     _, facts = found(by_dropout)
     assert (facts.is_random, facts.is_random_with_dropout, facts.dropout_names) == (True, True, ("dropout",))
@@ -688,7 +688,7 @@ def test_a_mask_is_read_in_the_meaning_that_works():
     assert not hide.works
 
 
-def test_a_mask_that_means_the_opposite_of_what_is_said_fails():
+def test_a_mask_with_the_opposite_of_the_stated_meaning_fails():
     asked = RIGHT["torch's own function"]()
     assert failed(asked, request=replace(REQUEST, mask_means="keep")) == set()
     assert failed(asked, request=replace(REQUEST, mask_means="hide")) == {"mask"}
@@ -711,7 +711,7 @@ def test_a_form_serves_as_mask_and_as_padding():
         (lambda: RIGHT["torch's own function"](), "zeros"),
     ],
 )
-def test_a_query_without_a_key_answers_zeros_or_the_mean_or_nan_and_nobody_is_accused(make, kind):
+def test_a_query_without_a_key_may_give_zeros_the_mean_or_nan(make, kind):
     answers, facts = found(make())
     assert facts.empty_row == kind
     assert answers["query without a key"].ok is None, "no NaN reaches other queries"
@@ -806,7 +806,7 @@ def test_what_works_once_keeps_state(monkeypatch):
     assert facts.keeps_state
 
 
-def test_a_slow_one_is_asked_little(monkeypatch):
+def test_a_slow_module_gets_few_calls(monkeypatch):
     for call_s, most in ((0.06, 75), (0.6, 25), (10.0, 25)):
         monkeypatch.setattr("mhacli.compute.check.probes.context.ProbeContext.timed", lambda self, inputs, s=call_s: s)
         asked = subject(Separate, **BY_MASK, of={"d_model": D, "n_heads": HEADS, "dropout": 0.1})
@@ -835,7 +835,7 @@ def test_the_same_question_gives_the_same_numbers():
     assert other["float16"].value != once["float16"].value
 
 
-def test_every_call_is_told_before_it_begins():
+def test_every_call_is_reported_before_it_begins():
     asked, stages = subject(Separate, **BY_MASK), []
     way = asked.way
 

@@ -201,7 +201,7 @@ UNPACKINGS = {
 
 
 @pytest.mark.parametrize("source", UNPACKINGS)
-def test_the_line_that_cuts_a_fused_projection_tells_its_order(source):
+def test_the_line_that_splits_a_fused_projection_shows_its_order(source):
     assert unpacks_in_order((operation("chunk", torch.zeros(1), 3, source),), "qkv") is UNPACKINGS[source]
 
 
@@ -210,7 +210,7 @@ def test_the_order_is_that_of_the_name():
     assert unpacks_in_order((operation("chunk", torch.zeros(1), 3, line),), "kqv") is True
 
 
-def test_lines_that_do_not_cut_tell_no_order():
+def test_lines_that_do_not_split_show_no_order():
     assert unpacks_in_order((operation("linear", torch.zeros(1), 3, "k, q, v = f(x)"),), "qkv") is None
     assert unpacks_in_order((), "qkv") is None
 

@@ -282,7 +282,7 @@ def test_a_difference_that_is_taken_back_later_is_none(factors, site):
     assert first_apart(factors) == site
 
 
-def test_numbers_are_compared_whatever_the_order_of_their_axes():
+def test_numbers_are_compared_in_any_order_of_axes():
     generator = torch.Generator().manual_seed(4)
     heads = torch.randn(2, 3, 5, 7, generator=generator)
     assert factor_of((heads,), (heads.transpose(1, 2),)) == 1.0

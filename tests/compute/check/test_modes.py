@@ -100,7 +100,7 @@ def test_each_mode_is_reported_with_its_call_and_its_verdict() -> None:
     ]
 
 
-def test_a_probe_that_fails_in_one_mode_fails_and_says_in_which() -> None:
+def test_a_probe_that_fails_in_one_mode_fails_and_names_the_mode() -> None:
     (padding,) = (probe for probe in examined("ContextMaskUnread").probes if probe.name == "padding")
     assert padding.ok is False
     assert padding.message.startswith("in cross-attention: ")
@@ -110,7 +110,7 @@ def test_what_can_be_called_in_one_way_alone_has_no_modes() -> None:
     assert examined("MaskBehindASwitch").modes == ()
 
 
-def test_a_choice_of_one_mode_says_of_which() -> None:
+def test_a_choice_of_one_mode_names_the_mode() -> None:
     told = {choice.name: choice.message for choice in examined("CausalOverOwnRows").choices}
     assert told["meant-causal"].endswith("(in self-attention)")
 

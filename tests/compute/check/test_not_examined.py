@@ -63,11 +63,11 @@ def test_a_switch_is_named_where_its_other_position_moves_the_output(tmp_path):
 @pytest.mark.parametrize(
     "more", ["output_attentions=None", "return_dict=True", "need_weights=False", "*, verbose=False"]
 )
-def test_what_asks_for_more_results_is_not_named(tmp_path, more):
+def test_switches_for_more_results_are_not_listed(tmp_path, more):
     assert left_out(tmp_path, more) == ()
 
 
-def test_a_mask_that_was_given_and_a_position_that_was_not_are_told_apart(tmp_path):
+def test_a_mask_that_was_given_and_a_position_that_was_not_are_distinguished(tmp_path):
     assert left_out(tmp_path, "start_pos: int = 0", "v = v + 0 * start_pos") == ("start_pos",)
 
 

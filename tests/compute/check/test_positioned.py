@@ -52,7 +52,7 @@ def test_a_mistake_beside_what_is_read_from_the_run_is_named(slip: Slip, tmp_pat
 
 
 @pytest.mark.parametrize(("layer", "own"), [("T5", 1.0), pytest.param("SwinCosine", None, marks=pytest.mark.full)])
-def test_a_scale_that_is_told_is_the_only_one(layer: str, own: float | None) -> None:
+def test_a_stated_scale_is_the_only_candidate(layer: str, own: float | None) -> None:
     def verdict(scale: float) -> str:
         return examination_of(CheckRequest(TargetRequest(f"{FILE}:{layer}"), scale=scale)).verdict
 
@@ -60,12 +60,12 @@ def test_a_scale_that_is_told_is_the_only_one(layer: str, own: float | None) -> 
     assert own is None or verdict(own) == "right"
 
 
-def test_a_bias_is_told_as_a_choice_with_its_line() -> None:
+def test_a_bias_is_listed_as_a_choice_with_its_line() -> None:
     (bias,) = (choice for choice in right("T5").choices if choice.name == "score-bias")
     number = next(n for n, line in enumerate(FILE.read_text().splitlines(), 1) if "scores += self.compute_bias" in line)
     assert bias.message == f"score bias [head, query, key], read from the run at positioned.py:{number}"
 
 
-def test_partial_rotation_is_told_with_its_columns_pairs_and_base() -> None:
+def test_partial_rotation_is_listed_with_its_columns_pairs_and_base() -> None:
     told = {choice.name: choice.message for choice in right("PartialNeoX").choices}
     assert told["rope"] == "rotary positions rotate the first 8 of 16 columns, column j with column j + d/2, base 10000"

@@ -52,7 +52,7 @@ def test_an_unusual_layer_is_not_accused(case: Case) -> None:
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", rows(RIGHT))
-def test_what_another_author_would_have_done_otherwise_is_told(case: Right) -> None:
+def test_design_choices_are_listed(case: Right) -> None:
     told = {choice.name for choice in examined(case).choices}
     assert {NAMES[name] for name in case.choices if name in NAMES} - told == set()
 

@@ -51,7 +51,7 @@ def written(folder: Path, **wrong: object) -> TargetRequest:
     ],
     ids=["wide and one later", "unscaled and over queries"],
 )
-def test_two_mistakes_are_named_although_nothing_says_that_it_is_causal(
+def test_two_mistakes_are_named_without_a_statement_of_causality(
     tmp_path: Path, wrong: dict[str, object], codes: list[str]
 ) -> None:
     found = examination_of(CheckRequest(written(tmp_path, **wrong)))

@@ -301,7 +301,7 @@ def checked(path: Path, name: str) -> Examination:
 
 
 @STYLE
-def test_numpy_says_that_each_style_is_attention(style: Style) -> None:
+def test_numpy_confirms_that_each_style_is_attention(style: Style) -> None:
     x, y = rows(style)
     with torch.no_grad():
         module = made(style, styles)
@@ -348,7 +348,7 @@ def test_a_mistaken_style_is_never_called_right(style: Style, mistaken: Callable
         ("Masked attention: takes a mask", False),
     ],
 )
-def test_the_first_line_of_a_docstring_says_whether_causality_is_meant(
+def test_the_first_line_of_a_docstring_shows_whether_causality_is_meant(
     title: str, is_causal: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / f"titled_{abs(hash(title))}.py"

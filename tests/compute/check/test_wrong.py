@@ -26,7 +26,7 @@ def names(cases: Iterable[Wrong]) -> list[str]:
 
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
-def test_a_wrong_layer_is_told_by_its_mistake(case: Wrong) -> None:
+def test_a_wrong_layer_is_named_by_its_mistake(case: Wrong) -> None:
     examination = examined(case)
     assert examination.verdict == "wrong"
     first, *others = [finding.code for finding in examination.findings]
@@ -59,7 +59,7 @@ def shape_of(expression: str) -> str:
 
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", TOLD, ids=names(TOLD))
-def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: Wrong) -> None:
+def test_a_proof_holds_within_rounding_and_every_finding_has_a_fix(case: Wrong) -> None:
     for finding in examined(case).findings:
         entry = next(entry for entry in MISTAKES if entry.message == finding.message)
         in_torch = entry.fix_in_torch if "scaled_dot_product_attention" in finding.source else ""
@@ -72,7 +72,7 @@ def test_a_proof_holds_within_rounding_and_every_finding_says_what_to_do(case: W
 
 
 @pytest.mark.full
-def test_every_code_that_is_promised_is_told_of_a_layer() -> None:
+def test_every_promised_code_is_found_in_a_layer() -> None:
     told = {finding.code for case in TOLD for finding in examined(case).findings}
     assert set(CODES) - told == set()
     assert len(told) >= 34

@@ -127,7 +127,7 @@ def fused(axis: int = -1, merge: str = "z.transpose(1, 2).reshape(B, T, C)") -> 
     return FUSED.replace("AXIS", str(axis)).replace("MERGE", merge)
 
 
-def test_sites_are_found_by_where_they_stand_whatever_the_variables_are_called(tmp_path: Path) -> None:
+def test_sites_are_found_by_dataflow_and_not_by_variable_names(tmp_path: Path) -> None:
     found = [step.site for step in walked(tmp_path, SEPARATE).trace]
     assert found == [
         "x", "context", "q_proj", "q.view", "q", "k_proj", "k.view", "k", "v_proj", "v.view", "v", "kᵀ", "qk", "scores",
@@ -135,7 +135,7 @@ def test_sites_are_found_by_where_they_stand_whatever_the_variables_are_called(t
     ]  # fmt: skip
 
 
-def test_axes_are_named_and_queries_and_keys_are_told_apart_by_their_number(tmp_path: Path) -> None:
+def test_axes_are_named_and_queries_and_keys_are_distinguished_by_their_number(tmp_path: Path) -> None:
     record = walked(tmp_path, SEPARATE)
     found, sizes = steps(record), dict(record.module.sizes) if record.module else {}
     assert sizes["query"] != sizes["key"]
@@ -161,7 +161,7 @@ def test_each_step_stands_beside_the_line_that_made_it(tmp_path: Path) -> None:
         assert step.file == str(tmp_path / "theirs.py")
 
 
-def test_heads_as_many_as_they_are_wide_are_told_apart_by_a_second_build(tmp_path: Path) -> None:
+def test_heads_as_many_as_their_width_are_distinguished_by_a_rebuild(tmp_path: Path) -> None:
     record = walked(tmp_path, fused())  # 8 heads of width 8
     assert record.module is not None
     assert record.module.n_runs == 3
@@ -172,7 +172,7 @@ def test_heads_as_many_as_they_are_wide_are_told_apart_by_a_second_build(tmp_pat
     assert found["qkv.view"].axes == ("batch", "query", "part", "head", "d_head")
 
 
-def test_queries_and_keys_of_the_same_rows_are_told_apart_by_the_operations(tmp_path: Path) -> None:
+def test_queries_and_keys_of_self_attention_are_distinguished_by_the_operations(tmp_path: Path) -> None:
     found = steps(walked(tmp_path, fused()))
     assert found["kᵀ"].axes == ("batch", "head", "d_head", "key")
     assert found["pattern"].axes == ("batch", "head", "query", "key")
@@ -181,14 +181,14 @@ def test_queries_and_keys_of_the_same_rows_are_told_apart_by_the_operations(tmp_
 
 
 @pytest.mark.parametrize(("axis", "name"), [(-2, "query"), (1, "head"), (0, "batch")])
-def test_a_softmax_over_another_axis_than_the_keys_is_said(tmp_path: Path, axis: int, name: str) -> None:
+def test_a_softmax_over_another_axis_than_the_keys_gets_a_remark(tmp_path: Path, axis: int, name: str) -> None:
     step = steps(walked(tmp_path, fused(axis=axis)))["pattern"]
     assert step.formula == f"pattern = softmax(scores) over {name}"
     assert step.remark == f"the softmax runs over {name}, not over key: the weights of a query do not sum to 1"
     assert step.meaning == ""
 
 
-def test_heads_that_are_joined_without_being_turned_back_are_said_to_be_mixed(tmp_path: Path) -> None:
+def test_heads_merged_without_a_transpose_get_a_remark(tmp_path: Path) -> None:
     step = steps(walked(tmp_path, fused(merge="z.reshape(B, T, C)")))["concat"]
     said = "a reshape keeps the numbers in their order, and cannot exchange head and query: they are mixed"
     assert step.remark == said
@@ -233,14 +233,14 @@ def test_a_function_is_given_queries_keys_and_values_in_heads(tmp_path: Path) ->
     assert record.module.result == record.module.expected
 
 
-def test_a_mask_that_is_asked_for_is_walked_too(tmp_path: Path) -> None:
+def test_a_requested_mask_is_traced_too(tmp_path: Path) -> None:
     found = steps(walked(tmp_path, SEPARATE, causal=True))
     assert found["scores"].operation == "masked_fill"
     assert found["scaled"].formula.startswith("scaled = qk / ")
     assert found["mask"].axes[-2:] == ("query", "key")
 
 
-def test_views_are_told_from_copies_and_in_place_from_both(tmp_path: Path) -> None:
+def test_views_copies_and_in_place_operations_are_distinguished(tmp_path: Path) -> None:
     found = steps(walked(tmp_path, SEPARATE))
     assert (found["q.view"].layout, found["q.view"].view_of) == ("view", "q_proj")
     assert (found["kᵀ"].layout, found["kᵀ"].view_of) == ("view", "k")

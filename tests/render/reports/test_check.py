@@ -21,7 +21,7 @@ from mhacli.results.check import (
 )
 
 
-def test_a_mistake_is_told_with_its_line_its_fix_and_its_proof():
+def test_a_mistake_is_shown_with_its_line_its_fix_and_its_proof():
     assert (
         drawn(WRONG, 104)
         == """\
@@ -54,7 +54,7 @@ wrong: the softmax runs over another axis than the keys (mine.py:31); fix: score
     )
 
 
-def test_what_is_right_is_told_in_few_lines():
+def test_a_right_verdict_takes_few_lines():
     shown = drawn(RIGHT)
     assert shown.startswith(
         "✓ right  mine.py:MultiHeadAttention\nthe reference gives the same output with the same weights\n"
@@ -64,7 +64,7 @@ def test_what_is_right_is_told_in_few_lines():
     assert len(shown.splitlines()) < 22
 
 
-def test_of_two_modes_each_is_told_with_its_verdict_and_its_call():
+def test_each_of_two_modes_is_shown_with_its_verdict_and_its_call():
     modes = (
         ModeReport("self", "right", "forward(x, mask=…)", (), (), None),
         ModeReport("cross", "wrong", "forward(x, context)", ("mask-ignored",), (), None),
@@ -74,7 +74,7 @@ def test_of_two_modes_each_is_told_with_its_verdict_and_its_call():
     assert "         cross-attention: ✗ wrong  forward(x, context)\n" in shown
 
 
-def test_what_is_unknown_says_why_how_near_the_catalogue_came_and_where_it_departs():
+def test_an_unknown_verdict_has_a_reason_the_closest_mistake_and_the_first_difference():
     shown = drawn(UNKNOWN)
     for piece in (
         "? unknown  mine.py:MultiHeadAttention\n\nbuilt ",
@@ -86,14 +86,14 @@ def test_what_is_unknown_says_why_how_near_the_catalogue_came_and_where_it_depar
         assert piece in shown
 
 
-def test_what_is_unknown_says_what_to_do_next():
+def test_an_unknown_verdict_suggests_next_steps():
     shown = drawn(replace(UNKNOWN, next_steps=("try this", "or \x1b[31mthat")))
     assert "next     try this\n         or \\x1b[31mthat\n" in shown
     assert "next" not in drawn(UNKNOWN)
 
 
 @pytest.mark.parametrize("examination", [RIGHT, UNKNOWN, replace(WRONG, findings=(AXIS, STATE))])
-def test_where_not_all_is_proven_every_probe_that_was_asked_is_named(examination):
+def test_unless_all_is_proven_every_probe_is_listed(examination):
     shown = drawn(examination)
     assert "· visible keys: every token sees every token\n" in shown
     assert "✓ determinism" in shown
@@ -118,7 +118,7 @@ def test_every_guessed_argument_is_named_with_the_option_that_sets_it():
     assert "--arg dim=… --arg heads=…" in shown
 
 
-def test_probes_that_say_the_same_share_a_line():
+def test_probes_with_the_same_message_share_a_line():
     undecided = (
         ProbeResult("float16", "NaN", 3.0),
         ProbeResult("one key", "other", 1.0),
@@ -190,7 +190,7 @@ def test_mistakes_that_only_explain_it_together_name_each_other():
     assert "scale-missing with softmax-axis  proven" in shown
 
 
-def test_of_many_mistakes_the_first_are_told_in_full_and_the_others_named():
+def test_of_many_mistakes_the_first_are_shown_in_full_and_the_others_named():
     many = tuple(replace(AXIS, code=f"code-{i}", message=f"mistake {i}") for i in range(6))
     shown = drawn(replace(WRONG, findings=many), 120)
     assert "mistake 0; mistake 1; mistake 2; and 3 mistakes more" in shown
@@ -217,7 +217,7 @@ def test_colour_changes_no_letter():
     assert [line.rstrip() for line in plain.splitlines()] == drawn(WRONG).splitlines()
 
 
-def test_nothing_that_a_module_says_reaches_the_terminal_raw():
+def test_no_text_of_a_module_reaches_the_terminal_raw():
     evil = "[red]x\x1b[2J\u202e\u200b\x9b"
     finding = Finding(evil, evil, f"{evil}\n{evil}", evil, evil, together_with=(evil,), file=evil, line=3, source=evil)
     examination = Examination(
