@@ -328,19 +328,19 @@ def _name_outputs(flow: Dataflow, roles: Roles) -> None:
     below = _descendants(flow, (attention.z for attention in roles.attentions if attention.z is not None))
     below = [index for index in below if index not in roles.sites]
     projection = next((index for index in below if flow.reads_parameter(index)), None)
-    joined = None
+    concatenation = None
     if projection is not None:
         roles.sites[projection] = "out"
         producer = next(
             (source for source in flow.made_by[projection] if source is not None and flow.live[source]), None
         )
-        joined = producer if producer in below else None
+        concatenation = producer if producer in below else None
     elif below and flow.operations[below[-1]].name in ("view", "reshape", "cat", "flatten", "permute", "squeeze"):
-        joined = below[-1]
+        concatenation = below[-1]
     for index in below:
         is_after = projection is not None and index > projection
         operation = flow.operations[index]
-        if joined is not None and _key(operation) == _key(flow.operations[joined]):
+        if concatenation is not None and _key(operation) == _key(flow.operations[concatenation]):
             roles.sites.setdefault(index, "concat")
         roles.sites.setdefault(index, f"{'out' if is_after else 'z'}.{operation.name}")
     for index in _descendants(
@@ -422,7 +422,7 @@ def formula_of(flow: Dataflow, index: int, sites: Mapping[int, str], axes: Mappi
         return f"{names[0]} W" if flow.is_live(index, 0) else f"W {names[-1]}"
     if operation.name in ("bmm", "matmul", "mm", "baddbmm"):
         added = f"{names[0]} + " if operation.name == "baddbmm" else ""
-        return added + " ".join("kᵀ" if name == "kᵀ" else name for name in names[-2:])
+        return added + " ".join(names[-2:])
     if bare in _SIGNS:
         return _with_sign(bare, names, arguments)
     return _shape_formula(operation, names, axes[index])
