@@ -208,7 +208,33 @@ CONCEPTS = (
         "The keys and values of earlier tokens, stored so that each step computes only those of the new token. mha "
         "decode shows what each step reads and how large the cache is.",
         source="Shazeer 2019, section 2.4",
-        also=("cache",),
+        also=("cache", "KV cache per token"),
+    ),
+    _concept(
+        "token",
+        "The unit of text that a model reads: a word, a part of a word or a mark. --tokens lists them: index is the position, "
+        "id the number in the vocabulary, piece the tokenizer's own name, bytes the UTF-8 bytes, offsets the character positions.",
+        also=("index", "id", "piece", "bytes", "offsets", "special"),
+    ),
+    _concept(
+        "timings",
+        "The times of mha run --timings. The first run includes costs that occur only once, such as allocating memory; median "
+        "and IQR are those of the other runs. of total is the median of the stage divided by that of the whole run.",
+        also=("first run", "stage", "of total"),
+    ),
+    _concept(
+        "route",
+        "One of three common formulations of multi-head attention. separate: one matrix each for q, k and v. fused: one matrix "
+        "for all three. per-head: small matrices for each head. mha trace computes all of them; the table shows the largest "
+        "difference of the output from that of separate.",
+        also=("routes", "separate", "fused", "per-head", "largest difference"),
+    ),
+    _concept(
+        "agree",
+        "In mha scan, the percentage of documents in which the head has this type, judged by that document alone. Beside it "
+        "stands the statistic that defines the type: its mean over the documents, the 95 % interval of this mean, and the "
+        "values between which 90 % of the documents lie.",
+        also=("spread", "statistic", "5 to 95 % of documents"),
     ),
     _concept(
         "span",

@@ -264,7 +264,7 @@ def timing_table(record: Record, screen: Screen) -> Table:
     """Median, spread and percentage of every stage, with the first run separate, and tokens per second in total."""
     total = record.timings.get("total")
     is_wide = screen.width >= _WIDE
-    columns = ("first run" if is_wide else "first", "median", "IQR", "share")
+    columns = ("first run" if is_wide else "first", "median", "IQR", "of total")
     table = plain_table(("stage", False), *((name, True) for name in columns), gap=2 if is_wide else 1)
     if total is None:
         return table
@@ -278,6 +278,6 @@ def timing_table(record: Record, screen: Screen) -> Table:
     n_tokens = sum(len(sequence.tokens) for sequence in record.sequences)
     rate = f"{n_tokens / total.median_s:,.0f} tokens/s " if total.median_s else ""
     caption = [f"{rate}over {count_of(len(total.samples_s), 'run')} after the first", rough_note([total])]
-    table.caption = Text(" · ".join(filter(None, caption)), style="dim")
+    table.caption = Text("; ".join(filter(None, caption)), style="dim")
     table.caption_justify = "left"
     return table
