@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import exp
 
 from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.render.base.cells import CHANGES, cell
-from mhacli.render.base.format import count_of, fitted, flowing, left_out, number_text, or_dash, plain_table, type_text
+from mhacli.render.base.format import (
+    count_of,
+    fitted,
+    flowing,
+    left_out,
+    number_text,
+    or_dash,
+    percent_text,
+    plain_table,
+    type_text,
+)
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
 from mhacli.results.columns import EFFECT_COLUMNS
@@ -21,6 +32,8 @@ _MAX_ROWS, NUMBER, MARK, _QUOTED = 7, 6, 2, 40
 """The most rows of the table, the columns of a cell of the map with and without its number, and those of a text that is named."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
+_SMALL = 0.01
+"""A change of the output vector that hardly matters."""
 WORDS = ("removed", "from → to", "type")
 """The columns of words."""
 _SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order", "later", "direct")
@@ -53,6 +66,7 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     yield from _direct_words(summary, screen)
     yield from _rank_words(summary, screen)
     yield _proof(summary, screen)
+    yield _answer(record, summary, screen)
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
@@ -60,7 +74,8 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
     summary = record.effect
     assert summary is not None
     more = (*_direct_words(summary, screen), *_rank_words(summary, screen)) if summary.verified.ok else ()
-    return _question(record, summary, screen), *more, _proof(summary, screen)
+    answer = (_answer(record, summary, screen),) if summary.verified.ok else ()
+    return _question(record, summary, screen), *more, _proof(summary, screen), *answer
 
 
 def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
@@ -364,3 +379,51 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
         style="green",
     )
     return flowing([words, floor], screen.width)
+
+
+# ----------------------------------------------------------------------------------------------------------- the answer
+
+
+def _answer(record: Record, summary: EffectSummary, screen: Screen) -> Text:
+    """Whether what was removed matters, in a sentence: the largest change, and what it does to the prediction."""
+    sizes = [abs(summary.change_of(effect) or 0.0) for effect in record.effects]
+    most, largest = max(zip(record.effects, sizes, strict=True), key=lambda each: each[1])
+    name, s = _subject(most, record), "" if most.removed == "heads" else "s"
+    measured = "the output vector" if summary.target is None else _measured(summary)
+    n, n_without = len(sizes), sizes.count(0.0)
+    if not largest:
+        which = f"{name} does not matter here" if n == 1 else f"none of the {n} removals matters here"
+        return _sentence(f"{which}: {measured} stays as it is", screen)
+    is_small, consequence = _consequence(most, summary, measured)
+    verb = f"matter{s} most" if n > 1 else f"hardly matter{s}" if is_small else f"matter{s}"
+    rest = f"; {n_without} of {n} removals change nothing" if n_without else ""
+    return _sentence(f"{name} {verb}: without {'it' if s else 'them'} {consequence}{rest}", screen)
+
+
+def _sentence(words: str, screen: Screen) -> Text:
+    return flowing([Text(word, style="bold") for word in words.split(" ")], screen.width, " ")
+
+
+def _subject(effect: Effect, record: Record) -> str:
+    """What was removed, as the subject of a sentence."""
+    name = removal_name(effect, record)
+    if effect.removed == "edge":
+        return f"the weight {_edge_text(record, effect)} of {name}"
+    if effect.removed == "spans":
+        return f"what “{token_label(effect.spans[1])}” reads of “{token_label(effect.spans[0])}”"
+    return name if name.startswith("head") else f"head{'s' * (effect.removed == 'heads')} {name}"
+
+
+def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> tuple[bool, str]:
+    """Whether the answer of the model stays as it is in the numbers that are shown, and what it is without a part."""
+    change = summary.change_of(effect) or 0.0
+    if summary.target is None:
+        return change < _SMALL, f"{measured} moves by {percent_text(change)} of its length"
+    words = f"{measured} {'falls' if change < 0 else 'rises'} by {number_text(abs(change))}"
+    if summary.versus is not None or summary.logprob is None or effect.d_logprob is None:
+        return False, words
+    before, after = (percent_text(exp(p)) for p in (summary.logprob, summary.logprob + effect.d_logprob))
+    was, now = (rank == 0 for rank in (summary.rank, effect.rank))
+    kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
+    is_small = before == after and was == now
+    return is_small, f"{words}, its probability goes from {before} to {after}, and it {kept} the likeliest"

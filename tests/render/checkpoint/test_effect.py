@@ -10,7 +10,7 @@ from support.effects_made import SUMMARY, edge_effect, head_effect, with_effects
 
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.effect import effect_view
-from mhacli.results.record.effect import DirectSum, Judgement, Screening, Verification
+from mhacli.results.record.effect import DirectSum, Effect, EffectSummary, Judgement, Screening, Verification
 from mhacli.results.record.record import Record
 
 
@@ -169,3 +169,33 @@ def test_edges_that_are_masked_already_are_named_and_counted() -> None:
     text = shown(with_effects(edge_effect(0, -1.0), edge_effect(1, 0.5), masked), 120)
     assert len(re.findall(r"^0\.1 .*\(masked\)", text, re.MULTILINE)) == 1
     assert re.search(r"^1 of 3 removals .* exactly 0", text, re.MULTILINE)
+
+
+def answer(*effects: Effect, summary: EffectSummary = SUMMARY) -> str:
+    """The last lines, as one."""
+    text = " ".join(shown(with_effects(*effects, summary=summary), 200).split())
+    return text[text.index(" noise and print as 0 ") + len(" noise and print as 0 ") :]
+
+
+def test_the_last_sentence_says_what_matters_most_and_what_the_model_answers_without_it() -> None:
+    largest = replace(head_effect(1, 2, -2.0), d_logprob=-1.0, rank=3)
+    words = answer(head_effect(0, 0, 0.5), largest, head_effect(0, 1, 0.0))
+    assert words == (  # e^-0.25 = 0.78, e^-1.25 = 0.29
+        "head 1.2 matters most: without it the logit of “mat” falls by 2, its probability goes from 78 % to 29 %, "
+        "and it is no longer the likeliest; 1 of 3 removals change nothing"
+    )
+
+
+def test_the_last_sentence_calls_small_what_changes_no_digit_and_nothing_what_is_noise() -> None:
+    small = replace(head_effect(1, 2, 1e-3), d_logprob=1e-4, rank=0)
+    assert answer(small).startswith("head 1.2 hardly matters: ")
+    assert answer(head_effect(1, 2, 0.0)).startswith("head 1.2 does not matter here: ")
+    assert answer(head_effect(1, 2, 0.0), head_effect(1, 1, 0.0)).startswith("none of the 2 removals matters here: ")
+
+
+def test_the_last_sentence_of_an_output_vector_and_of_heads_together() -> None:
+    vector = replace(SUMMARY, metric="d_output", target=None, target_id=None, logit=None, logprob=None, rank=None)
+    both = replace(head_effect(0, 0, 0.25), removed="heads", layer=None, head=None, heads=((0, 0), (1, 2)))
+    assert answer(both, head_effect(0, 0, 0.1), summary=vector) == (
+        "heads 0.0 + 1.2 matter most: without them the output vector moves by 25 % of its length"
+    )
