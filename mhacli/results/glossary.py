@@ -213,7 +213,7 @@ CONCEPTS = (
     _concept(
         "token",
         "The unit of text that a model reads: a word, a part of a word or a mark. --tokens lists them: index is the position, "
-        "id the number in the vocabulary, piece the tokenizer's own name, bytes the UTF-8 bytes, offsets the character positions.",
+        "id the number in the vocabulary, piece the tokenizer's own name, bytes its UTF-8 bytes, offsets its characters.",
         also=("index", "id", "piece", "bytes", "offsets", "special"),
     ),
     _concept(
