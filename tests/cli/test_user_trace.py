@@ -93,7 +93,7 @@ def test_a_softmax_over_the_queries_is_reported_twice_and_is_no_failure(tmp_path
     done = mha(tmp_path, "my.py:Attention", "--arg", "axis=-2", columns=200)
     assert done.returncode == 0
     assert "! the softmax runs over query, not over key: the weights of a query do not sum to 1" in done.stdout
-    assert "! look at 14 pattern" in done.stdout
+    assert "! warning at step 14 pattern" in done.stdout
 
 
 def test_json_is_the_record_and_a_saved_one_is_drawn_again_as_it_was(

@@ -17,6 +17,7 @@ _PARTS: Mapping[str, str] = {
     "q": "self.q_proj", "k": "self.k_proj", "v": "self.v_proj", "qkv": "self.qkv", "o": "self.out_proj",
 }  # fmt: skip
 """The projection of each role in corrected expressions."""
+_NO_SIZES: Mapping[str, int | None] = {}
 _SHAPE = ("batch", "length", "d_model")
 _CALLS = ("forward", "__call__")
 
@@ -38,16 +39,45 @@ def is_within(line: SourceLine, function: ast.FunctionDef) -> bool:
     return line.line is not None and function.lineno <= line.line <= (function.end_lineno or 0)
 
 
-def names_within(function: ast.FunctionDef, module: nn.Module | None, parts: Sequence[str]) -> dict[str, str]:
+def names_within(
+    function: ast.FunctionDef,
+    module: nn.Module | None,
+    parts: Sequence[str],
+    sizes: Mapping[str, int | None] = _NO_SIZES,
+) -> dict[str, str]:
     """Maps each name in corrected expressions, such as `n_heads`, to the user's name in a function, such as `self.n_head`.
-    `parts` are the names of the projections."""
+    `parts` are the names of the projections, `sizes` the sizes of the layer by their roles."""
     shapes = (shape for node in ast.walk(function) if isinstance(node, ast.Assign) and (shape := _unpacked_shape(node)))
     names = {plain: name for plain, name in zip(_SHAPE, next(shapes, ()), strict=False) if name != "_"}
     first, *others = [argument.arg for argument in function.args.args] or [""]
     if first != "self" or module is None:
         return names
     rows = {"x": others[0]} if others and function.name in _CALLS else {}
-    return names | rows | dict(_sizes(module)) | dict(_projections(parts))
+    by_value = dict(_sizes_by_value(function, module, sizes))
+    return names | rows | by_value | dict(_sizes(module)) | dict(_projections(parts))
+
+
+def _sizes_by_value(
+    function: ast.FunctionDef, module: nn.Module, sizes: Mapping[str, int | None]
+) -> Iterator[tuple[str, str]]:
+    """Attributes without a role by their name that a function uses, if only one of them has the value of a size."""
+    used = {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    values = {name: value for name, value in vars(module).items() if name in used and role_of(name) is None}
+    for role, size in sizes.items():
+        same = [name for name, value in values.items() if type(value) is int and value == size]
+        if len(same) == 1:
+            yield role, f"self.{same[0]}"
+
+
+def mentions(function: ast.FunctionDef, word: str) -> bool:
+    """Whether a name or an attribute in a function contains a word."""
+    nodes = ast.walk(function)
+    names = [node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes]
+    return any(word in name.lower() for name in names)
 
 
 def _sizes(module: nn.Module) -> Iterator[tuple[str, str]]:

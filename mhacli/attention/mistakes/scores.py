@@ -142,7 +142,7 @@ _SCALES = (
         "the scores are divided by √d_model instead of √d_head",
         "scores / math.sqrt(d_model)",
         "scores are too small by √n_heads: attention is nearly uniform",
-        "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (
             MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
@@ -156,7 +156,7 @@ _SCALES = (
         "the scores are divided by d_head instead of its root",
         "scores / d_head",
         "scores are too small by √d_head: attention is nearly uniform",
-        "scores / math.sqrt(d_head)",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are divided by d_head", scaled_by(lambda layer, d, right: 1 / d)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
@@ -190,7 +190,7 @@ _SCALES = (
         "the scores are divided by the length, or its root, instead of √d_head",
         "scores / math.sqrt(k.size(-2))",
         "how sharp attention is depends on how long the text is",
-        "scores / math.sqrt(q.size(-1))",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         tuple(
             MistakeVariant(f"the scores are divided by {divisor}", scaled_by_size(axis, power), is_rare=True)
@@ -208,7 +208,7 @@ _SCALES = (
         "the scores are divided by the root of the size of the batch instead of √d_head",
         "scores / math.sqrt(q.size(0))",
         "how sharp attention is depends on the size of the batch",
-        "scores / math.sqrt(q.size(-1))",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (
             MistakeVariant(
@@ -222,7 +222,7 @@ _SCALES = (
         "the scores are divided by the root of the number of heads instead of √d_head",
         "scores / math.sqrt(n_heads)",
         "how sharp attention is depends on the number of heads instead of their width",
-        "scores / math.sqrt(d_head)  # d_head = d_model // n_heads",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5), is_rare=True),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
@@ -232,7 +232,7 @@ _SCALES = (
         "the scores are multiplied by √d_head instead of divided",
         "scores * math.sqrt(d_head)",
         "scores are too large by d_head: nearly every query takes one key alone",
-        "scores / math.sqrt(d_head)",
+        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are multiplied by √d_head", scaled_by(lambda layer, d, right: d**0.5)),),
         fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from mhacli.adapters.usercode.arguments import role_of, stated
 from mhacli.adapters.usercode.call.find_call import find_modes
 from mhacli.adapters.usercode.call.user_attention import UserAttention
-from mhacli.adapters.usercode.names import function_around, in_user_names, names_within
+from mhacli.adapters.usercode.names import function_around, in_user_names, mentions, names_within
 from mhacli.adapters.usercode.process import SourceLine, Stage
 from mhacli.adapters.usercode.projections import parts_of
 from mhacli.adapters.usercode.types import Built
@@ -74,24 +74,36 @@ def _proven(diagnosis: Diagnosis, subject: UserAttention, request: CheckRequest)
         lines += [f"the same in line {other.line}: {other.source}" for other in other_lines if other.line is not None]
         parts = () if candidate.reading is None else candidate.reading.parts
         finding = finding_of(chosen.mistake, "\n".join(lines), line, error=error, tolerance=tolerance, together=others)
-        names = _user_names(line, observed, subject, case, parts)
-        if chosen.mistake.stage == "scale":  # the user's variable holds scores that are scaled already
-            names.pop("scores", None)
+        names = _user_names(line, observed, subject, case, parts, candidate.layer)
         effect = chosen.variant.effect or finding.effect
         yield replace(finding, fix=in_user_names(finding.fix, names), effect=effect)
 
 
 def _user_names(
-    line: SourceLine, observed: SourceLocator, subject: UserAttention, case: InputCase, parts: Sequence[str]
+    line: SourceLine,
+    observed: SourceLocator,
+    subject: UserAttention,
+    case: InputCase,
+    parts: Sequence[str],
+    layer: ReferenceLayer,
 ) -> dict[str, str]:
-    """Maps names in corrected expressions to the user's names in the function around a line."""
+    """Maps names in corrected expressions to the user's names in the function around a line, or to what they stand for."""
     function = function_around(line)
     if function is None:
         return {}
-    names = names_within(function, subject.built.module, parts) | dict(observed.names_in(function))
+    sizes = {"n_heads": layer.n_heads, "d_head": layer.d_head}
+    names = names_within(function, subject.built.module, parts, sizes) | dict(observed.names_in(function))
+    if (scaled := names.pop("scaled", None)) is not None:
+        names.setdefault("scores", scaled)
+    if "z" not in names and {"pattern", "v"} <= {*names} and layer.n_kv_heads == layer.n_heads:
+        names["z"] = f"({names['pattern']} @ {names['v']})"
+    if "q" in names:
+        names.setdefault("d_head", f"{names['q']}.size(-1)")
     mask = None if case.form is None else case.form.parameter
     if mask is not None and mask in (argument.arg for argument in function.args.args):
         names["mask"] = mask
+    elif layer.causal and "length" in names and not mentions(function, "mask"):
+        names["mask"] = f"torch.ones({names['length']}, {names['length']}).tril()"
     return names
 
 
@@ -234,7 +246,10 @@ def contradictions(
         if fact == "n_heads":
             finding, line = _heads_finding(request, layer, subject.built, subject.sizes.d_in), observed.line_of("q")
         else:
-            finding, line = _scale_finding(request, layer, case), observed.line_of("scaled")
+            line = observed.line_of("scaled")
+            reading = diagnosis.candidate.reading
+            names = _user_names(line, observed, subject, case, () if reading is None else reading.parts, layer)
+            finding = _scale_finding(request, layer, case, names)
         yield replace(
             finding, evidence=finding.evidence + proof, proven=error is not None, error=error, tolerance=tolerance,
             file=line.file, line=line.line, source=line.source,
@@ -255,19 +270,19 @@ def _heads_finding(request: CheckRequest, layer: ReferenceLayer, built: Built, d
     )
 
 
-def _scale_finding(request: CheckRequest, layer: ReferenceLayer, case: InputCase) -> Finding:
+def _scale_finding(request: CheckRequest, layer: ReferenceLayer, case: InputCase, names: Mapping[str, str]) -> Finding:
+    advice = ""
     if isinstance(layer.scale, Tensor):
         scale_text = "a learned number of each head"
-    elif layer.scale is None:
-        d_head = layer.d_head or case.rows.queries.shape[-1]
-        scale_text = f"{d_head**-0.5:.4g} = 1/√d_head"
     else:
-        scale_text = f"{layer.scale:.4g}"
+        scale = (layer.d_head or case.rows.queries.shape[-1]) ** -0.5 if layer.scale is None else layer.scale
+        scale_text = f"{scale:.4g}" + " = 1/√d_head" * (layer.scale is None)
+        advice = f", or state --scale {scale:.4g}"
     return Finding(
         code="scale-not-as-stated",
         message=f"the code multiplies the scores by {scale_text}, and --scale says {request.scale:.4g}",
         evidence=f"matches exactly if the scores are multiplied by {scale_text}",
-        fix=f"scores = qk * {request.scale:.4g}",
+        fix=in_user_names(f"q @ k.transpose(-2, -1) * {request.scale:.4g}", names) + advice,
         effect="the softmax is sharper or flatter than intended",
     )
 

@@ -190,7 +190,7 @@ class SourceLocator:
 
     def names_in(self, function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
         """Sites with the variable of a function that holds their numbers."""
-        for site in ("q", "k", "v", "scores", "pattern", "z"):
+        for site in ("q", "k", "v", "scaled", "scores", "pattern", "z"):
             producer = self._producer(site)
             if producer is None or not is_within(producer.at, function):
                 continue

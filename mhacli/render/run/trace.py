@@ -53,7 +53,8 @@ _KINDS = {
 _MORE = "--verbose prints the steps of the whole layer before it"
 _ALWAYS = ("content", "position")
 _OF_UNWATCHED = Comparison(
-    "an unwatched call agrees", "an unwatched call gives another shape, or NaN or infinity at other positions"
+    "a call without tracing gives the same result",
+    "a call without tracing gives another shape, or NaN or infinity at other positions",
 )
 
 
@@ -369,7 +370,7 @@ def _argument(argument: Argument) -> str:
 def _how(module: UserModule) -> str:
     if module.n_runs == 1:
         return "one run: axes are named by their sizes alone, and a|b is one of the two"
-    return f"axes are named by how they follow these sizes in {count_of(module.n_runs, 'run')} with different ones"
+    return f"axes are named by comparing {count_of(module.n_runs, 'run')} with different sizes"
 
 
 def _printed(module: UserModule) -> Iterator[Text]:
@@ -406,6 +407,6 @@ def module_closing(record: Record, module: UserModule) -> Sequence[RenderableTyp
         line = Text(f"! result: {list(module.result)}, where attention gives {list(module.expected)} = {shape_text}")
         line.stylize("bold yellow")
     odd = [f"{number} {visible(step.site)}" for number, step in enumerate(record.trace, 1) if step.remark]
-    remarks = [Text(f"! look at {', '.join(odd)}", style="bold yellow")] if odd else []
+    remarks = [Text(f"! warning at step {', '.join(odd)}", style="bold yellow")] if odd else []
     check = self_check_line(record.self_check, _OF_UNWATCHED)
     return [line, *remarks, check]

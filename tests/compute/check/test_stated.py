@@ -126,5 +126,6 @@ def test_a_corrected_expression_has_the_names_of_the_author(tmp_path: Path) -> N
 
     assert fix_of(axis=-2) == "logits.softmax(dim=-1)"
     assert (
-        fix_of(joined="head_out.reshape(b, t, d)") == "head_out.transpose(1, 2).reshape(b, t, self.num_heads * d_head)"
+        fix_of(joined="head_out.reshape(b, t, d)")
+        == "head_out.transpose(1, 2).reshape(b, t, self.num_heads * q.size(-1))"
     )
