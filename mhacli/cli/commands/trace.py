@@ -174,6 +174,10 @@ def trace(
         record = walk_target(target, own, layer=layer, device=device, values=walking.values)
         save_record(record, save)
         _present(record, presentation, ())
+        if sys.stdout.isatty() and not has_format:
+            from mhacli.cli.shared.next_steps import suggest_after_code
+
+            suggest_after_code(target, own.arg or [])
         return
     _walk_ours(cell, presentation, source=source, text=text, layer=layer, device=device)
 
@@ -208,6 +212,11 @@ def _walk_ours(
         record = walk.walk(request, route=walking.route, values=walking.values, place=place)
         save_files(record, request, save)
     _present(record, presentation, request.notes)
+    is_alone = presentation.output.formats.chosen() is None and place is None
+    if sys.stdout.isatty() and is_alone and "-" not in [*(source.typed or ()), *(source.file or ())]:
+        from mhacli.cli.shared.next_steps import suggest_after_trace
+
+        suggest_after_trace(record, (source, text, layer, device))
 
 
 def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None:

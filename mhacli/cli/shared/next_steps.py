@@ -55,6 +55,20 @@ def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: 
     write("".join(_suggested((words, "") for words in commands)))
 
 
+def suggest_after_trace(record: Record, groups: tuple[object, ...]) -> None:
+    """Prints, after the steps of a layer, how to follow its largest attention weight. `groups` are the options to repeat."""
+    cell = strongest_cell(record, ViewOptions())
+    if cell is not None:
+        words = ["mha", "trace", *_retyped(groups, _cell_words(cell))]
+        write("".join(_suggested([(words, cell_text(record, cell, ViewOptions()))])))
+
+
+def suggest_after_code(target: str, arguments: list[str]) -> None:
+    """Prints, after the steps of user code, how to check it."""
+    words = ["mha", "check", target, *(word for argument in arguments for word in ("--arg", argument))]
+    write("".join(_suggested([(words, "whether it is right, and if not, which mistake it makes")])))
+
+
 def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOptions) -> None:
     """Prints what to type after the statistics of heads: the map of the head that stands out most, and the viewer or the page."""
     saved = given.save.save
@@ -127,10 +141,8 @@ def next_commands(
     """The commands that follow a cell, with that in words, and that make a page of the record or open it."""
     cell = strongest_cell(record, options)
     if can_repeat(given) and cell is not None:
-        layer, sequence, place = cell
+        layer, chosen = cell[0], _cell_words(cell)
         of_layer = (given.source, given.text, given.layer, given.device)
-        chosen = ["--cell", ",".join(map(str, place))]
-        chosen += ["--sequence", str(sequence)] if sequence else []
         if given.model.model is not None:
             chosen = ["--model", given.model.model, "--layer", str(layer), *chosen]
             chosen += ["--revision", given.model.revision] if given.model.revision else []
@@ -145,6 +157,11 @@ def next_commands(
         everything = (given.source, given.text, given.layer, given.device, given.model, given.reading)
         page = output.pictures.html is None
         yield ["mha", "run" if page else "view", *_retyped(everything, ["--html", PAGE] if page else [])], ""
+
+
+def _cell_words(cell: LayerCell) -> list[str]:
+    _, sequence, place = cell
+    return ["--cell", ",".join(map(str, place)), *(["--sequence", str(sequence)] if sequence else [])]
 
 
 def cell_text(record: Record, cell: LayerCell, options: ViewOptions) -> str:

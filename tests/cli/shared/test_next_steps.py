@@ -11,7 +11,15 @@ from support.records import make_record
 
 from mhacli.cli.options import ColourOptions, DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions
-from mhacli.cli.shared.next_steps import cell_text, next_commands, strongest_cell, suggest_after_heads, typed_words
+from mhacli.cli.shared.next_steps import (
+    cell_text,
+    next_commands,
+    strongest_cell,
+    suggest_after_code,
+    suggest_after_heads,
+    suggest_after_trace,
+    typed_words,
+)
 from mhacli.cli.shared.output import PictureOptions, RecordFormats, RecordOutput
 from mhacli.render.base.options import ViewOptions
 
@@ -143,6 +151,19 @@ def test_a_command_that_the_terminal_has_no_room_for_breaks_between_options_and_
 def test_after_saved_heads_the_viewer_is_suggested_also_of_a_text_from_stdin(capsys):
     given = typed("-", save=SaveOptions(save="h.safetensors"))
     assert after_heads(capsys, make_record(), given) == ["next: mha view h.safetensors"]
+
+
+def test_after_the_steps_of_a_layer_the_cell_with_the_largest_weight_is_suggested(capsys):
+    suggest_after_trace(RECORD, (SourceOptions(typed=["a b"]), LayerOptions(heads=2)))
+    command, about = capsys.readouterr().out.splitlines()
+    assert command == 'next: mha trace "a b" --heads 2 --cell 1,2,0'
+    assert about.endswith(" .70")
+
+
+def test_after_the_steps_of_code_the_check_with_the_same_arguments_is_suggested(capsys):
+    suggest_after_code("my.py:Mine", ["d_model=8", "n=2"])
+    command, _ = capsys.readouterr().out.splitlines()
+    assert command == "next: mha check my.py:Mine --arg d_model=8 --arg n=2"
 
 
 def test_texts_that_look_like_options_stand_behind_two_dashes():
