@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
@@ -445,7 +445,9 @@ class _FunctionWatch(TorchFunctionMode):
             self._watch.pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
     def _follow(self, pending: _Pending, func: Any, args: Any, kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-        if not isinstance(args[0], Tensor) or args[0].untyped_storage().data_ptr() not in pending.storages:
+        if func is torch.einsum:
+            return self._follow_einsum(pending, args, result)
+        if not pending.is_held(args[0]):
             return result
         if func in _PRODUCTS:
             pending.v, pending.z = args[1], result
@@ -455,6 +457,45 @@ class _FunctionWatch(TorchFunctionMode):
             pending.hold(result)
             pending.is_dropped |= func in _DROPPING and _drops(args, kwargs)
         return result
+
+    def _follow_einsum(self, pending: _Pending, args: Any, result: Tensor) -> Tensor:
+        """The product with the values, where it is written as an einsum of two tensors."""
+        equation, *tensors = args
+        at = next((i for i, tensor in enumerate(tensors) if pending.is_held(tensor)), None)
+        orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
+        if at is None or orders is None:
+            return result
+        of_values, of_output = orders
+        pending.v, pending.z = tensors[1 - at].permute(of_values), result.permute(of_output)
+        shape = pending.z.shape
+        changed = self._watch.tell_pending()
+        if changed is None:
+            return result
+        return changed.reshape(shape).permute([of_output.index(axis) for axis in range(len(of_output))])
+
+
+def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[int], list[int]] | None:
+    """The axes of the values and of the output in the order of batch, head, place and width, if an einsum of two tensors, number
+    `at` of which is a pattern, is its product with values. `n_axes` are those of both tensors.
+
+    >>> _product_axes("bhqk,bkhd->bqhd", 0, [4, 4])
+    ([0, 2, 1, 3], [0, 2, 1, 3])
+    >>> _product_axes("...qk,...kd->...qd", 0, [3, 3])
+    ([0, 1, 2], [0, 1, 2])
+    """
+    named = equation.replace(" ", "")
+    n_more = n_axes[at] - len(named.partition("->")[0].split(",")[at].replace("...", ""))
+    terms, _, output = named.replace("...", "αβγδ"[:n_more]).partition("->")
+    both = terms.split(",")
+    pattern, values = both[at], both[1 - at]
+    if [len(term) for term in both] != [*n_axes] or len(pattern) < 3:
+        return None
+    outer, query, key = pattern[:-2], pattern[-2], pattern[-1]
+    width = "".join(set(values) - set(pattern))
+    wanted, made = [*outer, key, width], [*outer, query, width]
+    if sorted(values) != sorted(wanted) or sorted(output) != sorted(made):
+        return None
+    return [values.index(axis) for axis in wanted], [output.index(axis) for axis in made]
 
 
 class _Pending:
@@ -468,6 +509,10 @@ class _Pending:
         self._held: list[Tensor] = []
         self.storages: set[int] = set()
         self.hold(pattern)
+
+    def is_held(self, value: Any) -> bool:
+        """Whether something is a tensor with the same shares."""
+        return isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.storages
 
     def hold(self, tensor: Tensor) -> None:
         """Another tensor with the same shares. It stays alive, so that its memory is not used again."""

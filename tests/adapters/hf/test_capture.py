@@ -501,7 +501,7 @@ def rows(normal: Callable[..., Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor
     (("keyword", "operator", False, "copied"), True),
     (("torch", "bmm", True), True),
     (("method", "bmm", True, "cast"), True),
-    (("torch", "einsum", False), False),
+    (("torch", "einsum", False), True),
     (("torch", "none", False), False),
 ])  # fmt: skip
 def test_a_softmax_is_seen_however_it_is_called(

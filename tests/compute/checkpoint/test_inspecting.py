@@ -541,6 +541,31 @@ def test_attention_written_out_without_a_batch_is_seen() -> None:
     assert seen.record.layers[0].verified
 
 
+@pytest.mark.parametrize("values_first", [True, False])
+def test_attention_written_as_einsum_is_verified(values_first: bool) -> None:
+    class Attention(Laid):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part(x).unflatten(-1, (self.n_heads, -1)) for part in (self.q, self.k, self.v))
+            pattern = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(dim=-1)
+            if values_first:
+                return torch.einsum("bkhd, bhqk -> bqhd", v, pattern).flatten(-2)
+            return torch.einsum("bhqk,bkhd->bqhd", pattern, v).flatten(-2)
+
+    model, x = Attention(sdpa), torch.randn(2, 5, 12)
+    q, k, v = model.by_head(x)
+    with mhacli.inspecting(model, keep=["pattern", "z"]) as seen:
+        made = model(x)
+    expected = (q @ k.mT).softmax(dim=-1)
+    (layer,) = seen.record.layers
+    assert (layer.verified, layer.captured_by) == (True, "softmax")
+    assert np.abs(seen.record.arrays["layers.0.pattern"] - expected.detach().numpy()).max() < 1e-6
+    assert np.abs(seen.record.arrays["layers.0.z"] - (expected @ v).detach().numpy()).max() < 1e-6
+    with mhacli.removed(model, heads=[(0, 1)]):
+        without = model(x).unflatten(-1, (3, -1))
+    assert (without[:, :, 1] == 0).all()
+    assert torch.equal(without[:, :, [0, 2]], made.unflatten(-1, (3, -1))[:, :, [0, 2]])
+
+
 def test_modules_with_other_names_beside_attention_are_layers_too() -> None:
     model = nn.Sequential()
     model.add_module("attn", Laid(sdpa))
