@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention
 from mhacli.attention.layer_file import LayerWeights, new_attention, require_finite, to_bytes
-from mhacli.checkpoints.conversion import Conversion, layer_of_ours
+from mhacli.checkpoints.conversion import Conversion, projection_sizes
 from mhacli.checkpoints.families import Layout, expected_shapes, require_fitting_heads
 from mhacli.checkpoints.folder import StoredTensor, read_bytes
 from mhacli.checkpoints.head_counts import ProjectionSizes
@@ -81,7 +81,7 @@ def to_family_file(source: LayerFile, layout: Layout, prefix: str) -> Converted:
 
     Raises `MhaError` where the layout cannot hold the layer, and, with exit code 3, where both do not compute the same.
     """
-    sizes = layer_of_ours(source.config)
+    sizes = projection_sizes(source.config)
     ours = {n: t for n, t in tensors_of(source.file, load).items() if n not in (EMBEDDING, POSITION_EMBEDDING)}
     require_finite(ours, source.path)
     content = save({prefix + n: t for n, t in from_ours(ours, layout, sizes).items()}, metadata={"format": "pt"})

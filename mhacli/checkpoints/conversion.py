@@ -209,7 +209,7 @@ def _require_memory(plan: Conversion) -> None:
         )
 
 
-def layer_of_ours(config: Config) -> ProjectionSizes:
+def projection_sizes(config: Config) -> ProjectionSizes:
     """The sizes of a layer of mha with a resolved config."""
     if not config.out_proj:
         raise MhaError(

@@ -71,7 +71,7 @@ def read_tensor_header(path: str) -> TensorHeader:
 
     The offsets are checked against the size of the file. Raises `MhaError` that names the broken rule.
     """
-    with _opened_tensors(path) as read:
+    with _open_tensors(path) as read:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise _bad(path, "the file is a pipe, not a regular file")
@@ -86,7 +86,7 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
     The header is checked before any tensor is read, so a damaged file costs no memory. Raises `MhaError` that names the
     broken rule and the tensor.
     """
-    with _opened_tensors(path) as read:
+    with _open_tensors(path) as read:
         head, tensors, metadata = _checked(path, read)
         end_of = _ends(path, tensors)
         _require_room(path, len(head), end_of, limit)
@@ -117,7 +117,7 @@ def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Ma
         raise _bad(file.path, f"safetensors cannot read the file: {fault!s:.200}") from None
 
 
-def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
+def _open_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
     """As `opened`. Refuses names of pickles."""
     if path.lower().endswith(PICKLE_ENDINGS):
         raise _pickled(path, "its name is that of a pickle")
@@ -127,7 +127,7 @@ def _opened_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]
 def _checked(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, TensorInfo], Any]:
     """The bytes before the first tensor, the entries of all tensors, and the metadata of mha."""
     head, header = _header(path, read)
-    metadata = _our_metadata(path, header.pop("__metadata__", {}))
+    metadata = _mha_metadata(path, header.pop("__metadata__", {}))
     return head, {name: _tensor(path, name, entry) for name, entry in header.items()}, metadata
 
 
@@ -164,7 +164,7 @@ def _header(path: str, read: Callable[[int], bytes]) -> tuple[bytes, dict[str, A
     return first + text, header
 
 
-def _our_metadata(path: str, entry: Any) -> Any:
+def _mha_metadata(path: str, entry: Any) -> Any:
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
         raise _bad(path, f"__metadata__ must map names to strings, got {entry!r:.80}")
     return load_json(entry[METADATA_KEY], f"{path}: metadata") if METADATA_KEY in entry else None

@@ -185,7 +185,7 @@ def _added_bytes(facts: Facts) -> int:
     wide, has_bias = max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype]), facts.config.score_bias is not None
     added = 2 * facts.cells() * wide if has_bias else 0
     if facts.config.positions == "alibi":
-        planes = (facts.batch if facts.own_places else 1) * facts.q_len * facts.k_len
+        planes = (facts.batch if facts.has_separate_positions else 1) * facts.q_len * facts.k_len
         added += planes * (facts.config.n_heads * wide + 2 * _INT64_BYTES)
     return added
 
@@ -197,7 +197,7 @@ def _float64_bytes(facts: Facts) -> int:
     if facts.config.positions != "sinusoidal":
         return random
     longest = max(facts.q_len, facts.k_len) if facts.cross else facts.q_len
-    waves = (facts.batch if facts.own_places else 1) * longest * d_input
+    waves = (facts.batch if facts.has_separate_positions else 1) * longest * d_input
     return max(random, 2 * waves * item + min(waves, WAVES_AT_ONCE) * 5 * _FLOAT64_BYTES)
 
 

@@ -108,7 +108,7 @@ class Config:
         return self.n_heads // (self.n_kv_heads or self.n_heads)
 
     @property
-    def has_own_scale(self) -> bool:
+    def has_custom_scale(self) -> bool:
         """Whether the scale differs from `d_head ** -0.5`."""
         return self.scale is not None and self.d_head is not None and abs(self.scale - self.d_head**-0.5) > 1e-12
 

@@ -68,7 +68,7 @@ class Facts:
         return "d_model" if self.sizes["d_input"] == self.config.d_model else "d_input"
 
     @property
-    def own_places(self) -> bool:
+    def has_separate_positions(self) -> bool:
         """Whether sequences count positions separately: left padding or packing shifts their beginnings."""
         return self.packed or (self.padded and self.config.padding == "left")
 

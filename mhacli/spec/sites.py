@@ -41,7 +41,7 @@ def adds_positions(f: Facts) -> bool:
 
 def position_formula(f: Facts) -> str:
     """The formula of the vectors added at each position."""
-    place = "place of i" if f.own_places else "i"
+    place = "place of i" if f.has_separate_positions else "i"
     if f.config.positions == "learned":
         return f"p[i] = P[{place}]"
     return f"p[i, 2j] = sin({place} / 10000^(2j/{f.input_axis})), p[i, 2j+1] = cos(same)"
@@ -54,13 +54,17 @@ def position_meaning(f: Facts) -> str:
         if f.config.positions == "learned"
         else "sines and cosines that encode the position of each token"
     )
-    note = "; positions count from the first token of each text" if f.own_places else ""
+    note = "; positions count from the first token of each text" if f.has_separate_positions else ""
     return f"{kind}; without them attention ignores the order of the tokens{note}"
 
 
 def position_flops(f: Facts) -> int:
     """The operations of `position_formula`: 1 per sine or cosine; reading a table is a copy."""
-    return 0 if f.config.positions == "learned" else 2 * (f.batch if f.own_places else 1) * f.q_len * f.size("d_input")
+    return (
+        0
+        if f.config.positions == "learned"
+        else 2 * (f.batch if f.has_separate_positions else 1) * f.q_len * f.size("d_input")
+    )
 
 
 def x_formula(f: Facts) -> str:
@@ -71,7 +75,7 @@ def x_formula(f: Facts) -> str:
 
 def context_flops(f: Facts) -> int:
     """The operations of adding positions to the context."""
-    waves = 2 * (f.batch if f.own_places else 1) if f.config.positions == "sinusoidal" else 0
+    waves = 2 * (f.batch if f.has_separate_positions else 1) if f.config.positions == "sinusoidal" else 0
     return (f.batch + waves) * f.k_len * f.size("d_input") if adds_positions(f) else 0
 
 
@@ -209,7 +213,7 @@ def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
 
 
 def _position_axes(f: Facts) -> tuple[str, ...]:
-    return ("batch", "query", f.input_axis) if f.own_places else ("query", f.input_axis)
+    return ("batch", "query", f.input_axis) if f.has_separate_positions else ("query", f.input_axis)
 
 
 _QKV = "head·d_head+kv_head·d_head+kv_head·d_v"
@@ -365,11 +369,11 @@ _ORDER = (
     ),
     Site(
         "alibi",
-        lambda f: (*(("batch",) if f.own_places else ()), "head", "query", "key"),
+        lambda f: (*(("batch",) if f.has_separate_positions else ()), "head", "query", "key"),
         lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
         "a penalty on distance; heads with steep slopes attend to near tokens",
         in_general="alibi[h, i, j] = −m[h] · |i − j|, m[h] = 2^(−8(h+1)/n_heads)",
-        flops=lambda f: f.cells() // (1 if f.own_places else f.batch),
+        flops=lambda f: f.cells() // (1 if f.has_separate_positions else f.batch),
     ),
     Site(
         "bias",

@@ -202,7 +202,7 @@ VARIANTS = (
     ),
     Variant(
         "own scale",
-        lambda f: f.config.has_own_scale,
+        lambda f: f.config.has_custom_scale,
         lambda f: f"dot products are multiplied by {f.config.scale:g} instead of {(f.config.d_head or 1) ** -0.5:.4g}",
         "some models are trained with another temperature, or with none",
         "Vaswani et al. 2017, section 3.2.1, on what the scale is for",

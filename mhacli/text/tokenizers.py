@@ -239,7 +239,7 @@ class FileTokenizer:
         self.library = self._guarded(lambda: library.Tokenizer.from_str(data.decode()))
         self.library.no_padding()
         self.library.no_truncation()
-        self.vocabulary = self._own_vocabulary()
+        self.vocabulary = self._read_vocabulary()
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
@@ -267,7 +267,7 @@ class FileTokenizer:
         load_json(data, self._path)  # reports the position of a JSON error; the library does not
         return data
 
-    def _own_vocabulary(self) -> Vocabulary:
+    def _read_vocabulary(self) -> Vocabulary:
         by_id = {i: token for token, i in self.library.get_vocab(with_added_tokens=True).items()}
         size = max(by_id, default=-1) + 1
         if not 0 < size <= MAX_ENTRIES:

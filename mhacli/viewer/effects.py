@@ -30,7 +30,7 @@ from mhacli.results.record.effect import Effect, numbers_of
 from mhacli.viewer.lines import BOLD, CURSOR, DIM, PLAIN, Line, Lines, Pane, StyledText, flowed, ruled, segments
 from mhacli.viewer.screen import EFFECT_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session
-from mhacli.viewer.text import drawn_lines
+from mhacli.viewer.text import rendered_lines
 
 _SMALL = 16
 """The least height of a screen for the legend."""
@@ -238,11 +238,11 @@ class EffectsScreen(HeadsScreen):
         below += (
             []
             if self.grid is None
-            else drawn_lines([scale_text(self.shown, paper, has_signs=self.grid.has_signs(width))], width)
+            else rendered_lines([scale_text(self.shown, paper, has_signs=self.grid.has_signs(width))], width)
         )
-        below += drawn_lines([words[-1]], width)
+        below += rendered_lines([words[-1]], width)
         is_small = self.size.height < _SMALL
-        shown = (self.question, drawn_lines([words[0]], width), 1), (self.numbers, below, 2)
+        shown = (self.question, rendered_lines([words[0]], width), 1), (self.numbers, below, 2)
         for pane, lines, least in shown:
             pane.styles.height = min(len(lines), least) if is_small else len(lines)
             pane.show(lambda width, lines=lines: lines)  # type: ignore[misc]

@@ -355,7 +355,7 @@ class HeadScreen(HeadsScreen):
 def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     """The query, key and weight under the cursor, and the row's entropy, sink weight and sum."""
     row, column = cell
-    weight = _share(picture, cell)
+    weight = _weight_parts(picture, cell)
     room = max(6, (width - sum(cell_len(text) for text, _ in weight) - len("query   key   weight ")) // 2)
     names = [fitted(name, room) for name in (picture.query_name(row), picture.key_name(column))]
     first: list[StyledText] = [
@@ -380,7 +380,7 @@ def read_out(picture: Picture, cell: tuple[int, int], width: int) -> list[Line]:
     return [segments(first), segments(second)]
 
 
-def _share(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
+def _weight_parts(picture: Picture, cell: tuple[int, int]) -> list[StyledText]:
     weight = float(picture.base.weights[cell])
     if weight == FORBIDDEN:
         return [("masked", WARNING)]

@@ -80,19 +80,19 @@ class Picture:
         return np.where(self.is_taken, FORBIDDEN, self.base.weights) if self.hides_sinks else self.base.weights
 
     @cached_property
-    def _made(self) -> dict[int, Shades]:
+    def _shades(self) -> dict[int, Shades]:
         return {}
 
     def at(self, factor: int) -> Shades:
         """The shaded map in blocks of `factor` × `factor` cells."""
-        if factor not in self._made:
+        if factor not in self._shades:
             pooled = self.base.pooled(factor)
             weights = self._shown if factor == 1 else pooled.weights
             strongest = float(weights.max(initial=0.0, where=np.isfinite(weights)))
             top = pooled.largest or strongest
             cells = levels(weights, self.scale, top or None).astype(np.int16)
-            self._made[factor] = Shades(pooled, cells, top, strongest > top)
-        return self._made[factor]
+            self._shades[factor] = Shades(pooled, cells, top, strongest > top)
+        return self._shades[factor]
 
     @property
     def n_rows(self) -> int:
@@ -138,11 +138,11 @@ class Picture:
 
     def row_levels(self, row: int) -> tuple[list[int], float]:
         """A query's weights as levels relative to the largest, and the largest."""
-        return _own_levels(self._shown[row], self.scale)
+        return _levels_to_largest(self._shown[row], self.scale)
 
     def column_levels(self, column: int) -> tuple[list[int], float]:
         """A key's weights as levels relative to the largest, and the largest."""
-        return _own_levels(self._shown[:, column], self.scale)
+        return _levels_to_largest(self._shown[:, column], self.scale)
 
     def row_sum(self, row: int) -> float:
         """The sum of a row as drawn."""
@@ -185,7 +185,7 @@ class Picture:
         return float(str(self.drawable.record.arrays["pattern"].dtype.type(weight)))
 
 
-def _own_levels(weights: Array, scale: Scale) -> tuple[list[int], float]:
+def _levels_to_largest(weights: Array, scale: Scale) -> tuple[list[int], float]:
     is_known = (weights != FORBIDDEN) & np.isfinite(weights)
     return levels(weights, scale).astype(int).tolist(), float(weights.max(initial=0.0, where=is_known))
 

@@ -35,7 +35,7 @@ class Page(ScrolledPane):
     def whole(self, width: int) -> list[Line]:
         """All lines, drawn once per width."""
         if self._whole[0] != width:
-            self._whole = width, drawn_lines(self._draw(width), width)
+            self._whole = width, rendered_lines(self._draw(width), width)
         return self._whole[1]
 
     def paint(self, width: int, height: int) -> Sequence[Line]:
@@ -82,7 +82,7 @@ class TextScreen(ViewerScreen):
         self._page.scroll_lines((1 if end else -1) * len(self._page.whole(self._page.size.width)))
 
 
-def drawn_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
+def rendered_lines(blocks: Sequence[RenderableType], width: int) -> list[Line]:
     """The lines that rich renders. No markup is parsed from any text."""
     console = Console(
         width=width, markup=False, emoji=False, highlight=False, legacy_windows=False, force_terminal=True

@@ -71,9 +71,9 @@ def test_steps_over_a_cache_give_the_rows_of_the_whole_run(cache, positions, mas
     for n_new in STEPS[steps]:
         end = start + n_new
         own_bias = None if bias is None else bias[:, start:end, :end]
-        own_places = None if places is None else places[:, start:end]
+        has_separate_positions = None if places is None else places[:, start:end]
         new, shares, past = layer.decode(
-            x[:, start:end], past, allowed=masks.shifted(allowed, start), bias=own_bias, places=own_places
+            x[:, start:end], past, allowed=masks.shifted(allowed, start), bias=own_bias, places=has_separate_positions
         )
         assert (new - out[:, start:end]).abs().max() <= 1e-12
         assert (shares - pattern[:, :, start:end, :end]).abs().max() <= 1e-12

@@ -292,15 +292,17 @@ PLACES = [[0, 1, 2, 3, 4], [0, 0, 1, 2, 9]]
 
 @pytest.mark.parametrize("positions", ["rope", "rope-interleaved", "alibi"])
 @pytest.mark.parametrize("n_context", [None, 7])
-@pytest.mark.parametrize("own_places", [True, False])
-def test_positions_inside_the_layer_agree_with_loops_over_their_formula(positions, n_context, own_places, normal):
+@pytest.mark.parametrize("has_separate_positions", [True, False])
+def test_positions_inside_the_layer_agree_with_loops_over_their_formula(
+    positions, n_context, has_separate_positions, normal
+):
     layer = made(d_head=6, positions=positions, rope_theta=50.0, softcap=3.0)
     x, context = normal(2, 5, 10), None if n_context is None else normal(2, n_context, 10)
-    q_places = PLACES if own_places else [list(range(5))] * 2
+    q_places = PLACES if has_separate_positions else [list(range(5))] * 2
     k_places = q_places if context is None else [list(range(n_context))] * 2
     seen, costs = {}, oracle.distances(9, q_places, k_places) if positions == "alibi" else None
     out, pattern = layer(
-        x, context, places=torch.tensor(PLACES) if own_places else None,
+        x, context, places=torch.tensor(PLACES) if has_separate_positions else None,
         tap=lambda site, tensor, **_: seen.update({site: tensor.detach()}),
     )  # fmt: skip
 
@@ -318,7 +320,7 @@ def test_positions_inside_the_layer_agree_with_loops_over_their_formula(position
         checks += [(seen["q_rot"], turn(expected.q)), (seen["k_rot"], turn(expected.k))]
     else:
         checks += [(seen["alibi"].expand(2, 9, 5, n_context or 5), costs)]
-        assert seen["alibi"].ndim == (4 if own_places else 3)
+        assert seen["alibi"].ndim == (4 if has_separate_positions else 3)
     for found, wanted in checks:
         assert found.shape == wanted.shape
         assert np.abs(found.detach().numpy() - wanted).max() <= 1e-11 * max(1.0, np.abs(wanted).max())

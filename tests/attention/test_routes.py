@@ -114,13 +114,13 @@ PLACES = [[0, 1, 2, 3], [0, 0, 1, 8]]
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("positions", ["none", "rope", "rope-interleaved", "alibi"])
-@pytest.mark.parametrize(("cross", "own_places", "biased"), list(product([True, False], repeat=3)))
+@pytest.mark.parametrize(("cross", "has_separate_positions", "biased"), list(product([True, False], repeat=3)))
 def test_every_route_agrees_with_the_loops_about_positions_and_biases(
-    route, positions, cross, own_places, biased, normal
+    route, positions, cross, has_separate_positions, biased, normal
 ):
     layer = made(bias=True, out_proj=True, gqa=True, own_d_v=True, d_head=4, positions=positions, d_input=7)
     x, context = normal(2, 4, 7), normal(2, 5, 7) if cross else None
-    q_places = PLACES if own_places else [list(range(4))] * 2
+    q_places = PLACES if has_separate_positions else [list(range(4))] * 2
     k_places = [list(range(5))] * 2 if cross else q_places
     given = normal(2, 6, 4, 5 if cross else 4) if biased else None
     added = oracle.distances(6, q_places, k_places) if positions == "alibi" else np.zeros((2, 6, 4, len(k_places[0])))
@@ -135,14 +135,14 @@ def test_every_route_agrees_with_the_loops_about_positions_and_biases(
         context=None if context is None else context.tolist(), bias=added,
         turn=turn if positions.startswith("rope") else None,
     )  # fmt: skip
-    places = torch.tensor(PLACES) if own_places else None
+    places = torch.tensor(PLACES) if has_separate_positions else None
     out, seen = heard(route, layer, x, context, bias=given, places=places)
     assert (out - torch.from_numpy(expected.out)).abs().max() <= 1e-11
     assert (seen["pattern"] - torch.from_numpy(expected.attention.pattern)).abs().max() <= 1e-12
     config = Config(
         d_model=10, n_heads=6, n_kv_heads=2, d_head=4, d_v=5, d_input=7, positions=positions, padding="left"
     ).resolved()
-    facts = Facts(config, batch=2, q_len=4, k_len=len(k_places[0]), cross=cross, padded=own_places)
+    facts = Facts(config, batch=2, q_len=4, k_len=len(k_places[0]), cross=cross, padded=has_separate_positions)
     for site, tensor in seen.items():
         assert tuple(tensor.shape) == SITES[site].shape_for(facts), site
 

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, counted from its headers."""
+"""The contents of checkpoints, counted from their headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A folder from strangers: every name checked before it is opened, headers only, and nothing of it run."""
+"""Untrusted checkpoint folders: every name is checked before the file is opened, only headers are read, and no code
+runs."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def test_a_file_is_read_with_the_config_beside_it_or_without(folder):
     assert (alone.family, dict(alone.config), set(alone.tensors)) == (None, {}, {"a", "b"})
 
 
-def test_a_file_of_ours_needs_nothing_that_lies_beside_it(folder):
+def test_a_file_of_mha_needs_nothing_that_lies_beside_it(folder):
     text = json.dumps({"__metadata__": {"mha": '{"format":"mha.weights/1"}'}}).encode()
     folder.write("layer.safetensors", struct.pack("<Q", len(text)) + text)
     folder.write("config.json", b"{broken")
@@ -181,7 +182,7 @@ def test_tensors_missing_in_their_shard_are_listed_even_if_another_has_them(fold
     )
 
 
-def test_a_tensor_in_two_shards_is_refused_and_one_that_no_index_names_is_told(folder):
+def test_a_tensor_in_two_shards_is_refused_and_one_that_no_index_names_is_reported(folder):
     sharded(folder, {"a": "one.safetensors", "b": "two.safetensors"}, one={"a": 3}, two={"b": 1, "more": 2})
     assert read_checkpoint(str(folder)).notes == ("model.safetensors.index.json does not name 'more'",)
     folder.write("two.safetensors", tensors(a=1, b=1))
@@ -218,7 +219,7 @@ def test_a_folder_without_weights_says_what_it_has(folder):
     assert refused(folder).message.endswith(": it holds 'config.json'")
 
 
-def test_pickles_alone_are_refused_with_the_way_to_convert(folder):
+def test_pickles_alone_are_refused_with_advice_to_convert(folder):
     (folder.path / "model.safetensors").unlink()
     folder.write("pytorch_model.bin", b"\x80\x02}q.")
     fault = refused(folder)
@@ -282,7 +283,7 @@ def test_code_of_the_folder_is_ignored_with_a_note(folder):
     )
 
 
-def test_a_broken_tokenizer_config_is_told_and_does_not_stop(folder):
+def test_a_broken_tokenizer_config_is_reported_and_does_not_stop(folder):
     folder.write("tokenizer_config.json", b"[1]")
     folder.write("tokenizer.json", b"{}")
     found = read_checkpoint(str(folder))
@@ -305,7 +306,7 @@ def test_what_is_no_regular_file_is_refused_without_hanging(folder):
     assert refused(folder).message == f"{path} is a directory, not a file"
 
 
-def test_a_path_that_is_nothing_is_told(tmp_path, folder):
+def test_a_path_that_is_nothing_is_reported(tmp_path, folder):
     fault = refused(tmp_path / "nowhere")
     assert fault.message == f"{tmp_path}/nowhere does not exist"
     assert fault.hint == "a checkpoint is read from this machine; nothing is downloaded"
@@ -324,7 +325,7 @@ def test_a_file_of_another_length_is_refused_by_its_size(folder, cut, message):
     assert message in refused(folder).message
 
 
-def test_a_file_that_is_cut_while_in_use_is_told(folder):
+def test_a_file_that_is_cut_while_in_use_is_reported(folder):
     found = read_checkpoint(str(folder)).tensors["b"]
     path = folder.path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
@@ -383,7 +384,7 @@ def test_heads_are_counted_under_the_names_of_any_family(case):
     assert head_counts(config, stack) == counts
 
 
-def test_a_size_that_nobody_names_is_asked_for_under_both_names():
+def test_a_size_that_is_missing_is_requested_under_both_names():
     with pytest.raises(MhaError) as caught:
         sizes_of({"hidden_size": 24}, None, {})
     assert caught.value.message == (

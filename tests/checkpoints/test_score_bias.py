@@ -1,4 +1,4 @@
-"""The score bias: which tensor of which file, whether it fits, what it forbids, and that it can be learned."""
+"""The score bias: the choice of file and tensor, its shape, masking by −∞, and its gradient."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refused(where):
     return caught.value
 
 
-def test_a_tensor_that_is_not_there_is_told_with_those_that_are(tmp_path):
+def test_a_tensor_that_is_not_there_is_reported_with_those_that_are(tmp_path):
     path = written(tmp_path, one=zeros(5, 5), two=zeros(5, 5))
     for suffix, name in (("", "bias"), (":three", "three")):
         fault = refused(path + suffix)
@@ -76,7 +76,7 @@ def test_a_tensor_that_is_not_there_is_told_with_those_that_are(tmp_path):
     assert refused(empty).message == f"{empty} has no tensor 'bias': it has no tensor"
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     assert str(tmp_path / "none") in refused(str(tmp_path / "none")).message
 
 
@@ -191,7 +191,7 @@ def test_a_number_that_the_dtype_of_the_scores_does_not_have_is_refused_and_forb
     assert caught.value.message.startswith(f"{path}: bias has ")
 
 
-def test_a_damaged_file_is_told_as_every_tensor_file_is(tmp_path):
+def test_a_damaged_file_is_reported_as_every_tensor_file_is(tmp_path):
     header = json.dumps({"bias": {"dtype": "F32", "shape": [5, 5], "data_offsets": [0, 100]}}).encode()
     (tmp_path / "cut").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 40)
     fault = refused(str(tmp_path / "cut"))

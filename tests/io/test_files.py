@@ -56,12 +56,12 @@ def test_what_is_no_size_is_refused_with_the_forms_that_work(text):
         (2**60, "1048576.0 TiB"),
     ],
 )
-def test_sizes_are_told(size, text):
+def test_sizes_are_reported(size, text):
     assert format_size(size) == text
 
 
 @given(st.integers(1, 2**55))
-def test_a_size_that_was_told_is_read_back_within_rounding(size):
+def test_a_size_that_was_printed_is_read_back_within_rounding(size):
     assert parse_size(format_size(size).replace(" ", ""), "limit") == pytest.approx(size, rel=0.06)
 
 
@@ -83,7 +83,7 @@ def test_chunks_stop_at_the_limit_and_name_the_option(tmp_path):
     assert fault_of(lambda: list(read_chunks(str(path), 1024, "--max"))) == expected
 
 
-def test_what_cannot_be_read_is_told_by_its_reason(tmp_path):
+def test_what_cannot_be_read_is_reported_by_its_reason(tmp_path):
     link, loop, broken = tmp_path / "folder", tmp_path / "loop", tmp_path / "broken"
     link.mkdir()
     loop.symlink_to(loop)
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_told_by_its_reason(tmp_path):
         assert fault_of(read_whole, str(path), 9) == (f"{path} {reason}", None)
 
 
-def test_a_nul_in_a_name_is_told():
+def test_a_nul_in_a_name_is_reported():
     assert fault_of(read_whole, "a\0b", 9)[0].startswith("a\0b cannot be read: ")
 
 
@@ -136,7 +136,7 @@ def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path):
 
 @pytest.fixture(params=["unnamed", "named"])
 def way(request, monkeypatch):
-    """Both ways of writing: through an unnamed file, and where the file system has none, through a named one."""
+    """Both ways of writing: through an unnamed file, or through a named one if the file system has no unnamed files."""
     if request.param == "named":
         real = os.open
 

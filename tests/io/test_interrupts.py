@@ -1,4 +1,4 @@
-"""The thread that ends the process where the main one does not: what it waits for, and the code that a shell reports."""
+"""The thread that ends the process if the main thread does not: its waiting time and the exit code."""
 
 from __future__ import annotations
 

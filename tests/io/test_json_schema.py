@@ -154,7 +154,7 @@ def test_unknown_fields_and_fields_that_are_no_json_are_ignored():
         ({"kind": "oak", "tall": 1}, "file.tall must be true or false, got 1"),
     ],
 )
-def test_a_fault_is_told_with_its_place_and_the_rule(value, message):
+def test_a_fault_is_reported_with_its_place_and_the_rule(value, message):
     assert fault_of(decode, Tree, value, "file") == message
 
 

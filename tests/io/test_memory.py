@@ -81,14 +81,14 @@ def test_what_fits_in_four_fifths_is_granted_and_one_byte_more_is_not():
     assert not memory.fits(801, available=1000)
 
 
-def test_no_garbage_is_looked_for_while_modules_are_loaded():
+def test_no_garbage_is_collected_while_modules_are_loaded():
     assert gc.isenabled()
     with memory.uncollected():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
-def test_garbage_is_looked_for_again_when_loading_fails():
+def test_garbage_is_collected_again_when_loading_fails():
     with pytest.raises(ImportError), memory.uncollected():
         raise ImportError
     assert gc.isenabled()
@@ -105,7 +105,7 @@ print(gc.get_freeze_count() >= 10_000)
 
 
 @pytest.mark.parametrize(("first", "is_kept"), [("memory.keep_what_is_loaded()", "True"), ("", "False")])
-def test_what_was_loaded_is_left_alone_in_a_process_of_ours_only(first, is_kept):
+def test_what_was_loaded_is_left_alone_in_mhas_own_process_only(first, is_kept):
     words = [sys.executable, "-c", KEPT.format(first=first)]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == is_kept
 
@@ -125,7 +125,7 @@ end(0)
 
 
 @pytest.mark.full
-def test_a_run_looks_for_garbage_less_often_than_loading_torch_alone_would():
+def test_a_run_collects_garbage_less_often_than_loading_torch_alone_would():
     def n_collections(what, *words):
         done = subprocess.run([sys.executable, "-c", COUNT.format(what=what), *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ DTYPES = (
 
 
 def content(header, body=b"", *, length=None):
-    """A file with this header, which may be text, bytes, or anything that JSON can say."""
+    """A file with this header, which may be text, bytes, or any JSON value."""
     text = header if isinstance(header, bytes) else (header if isinstance(header, str) else json.dumps(header)).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + body
 
@@ -154,7 +154,7 @@ def test_bytes_after_the_last_tensor_are_refused(fault_of, header):
         ({"__metadata__": {"mha": "{"}}, "metadata is not JSON: "),
     ],
 )
-def test_json_that_is_none_is_told_with_its_place(fault_of, header, place):
+def test_json_that_is_none_is_reported_with_its_place(fault_of, header, place):
     assert fault_of(content(header))[0].startswith(place)
 
 

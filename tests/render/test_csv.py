@@ -41,9 +41,9 @@ def test_there_is_a_line_for_every_cell_that_is_no_padding():
 
 def test_shares_and_permissions_are_those_of_the_record():
     record = make_record(("the", "cat", "sat"), ("a", "dog"), causal=True)
-    for b, h, i, _, j, _, allowed, share in table_of(record):
+    for b, h, i, _, j, _, allowed, weight in table_of(record):
         place = int(b), int(h), int(i), int(j)
-        assert np.float32(share) == record.arrays["pattern"][place]
+        assert np.float32(weight) == record.arrays["pattern"][place]
         assert allowed == str(int(place[3] <= place[2]))
 
 
@@ -60,7 +60,7 @@ def test_numbers_are_the_shortest_that_read_back():
     assert [row[7] for row in rows[:3]] == ["0.1", "0.2", "0.7"]
 
 
-def test_a_share_that_is_not_a_number_is_empty():
+def test_a_weight_that_is_not_a_number_is_empty():
     record = make_record()
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 1] = np.nan

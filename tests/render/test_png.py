@@ -1,4 +1,4 @@
-"""PNG pictures against the SVG that they are drawn from: size, colours pixel by pixel, and what is missing."""
+"""PNG pictures against their SVG: size, colours pixel by pixel, and missing libraries."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     assert caught.value.hint == 'pip install "resvg-py<1,>=0.3" installs it'
 
 
-def test_without_a_font_nothing_is_drawn_and_the_reason_told(monkeypatch):
+def test_without_a_font_nothing_is_drawn_and_the_reason_reported(monkeypatch):
     import resvg_py
 
     drawing = resvg_py.svg_to_bytes

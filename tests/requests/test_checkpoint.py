@@ -1,4 +1,4 @@
-"""Which names are those of checkpoints on a hub."""
+"""Ids of checkpoints on a hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--device-map`: a word or a JSON file of devices, and the processes of torchrun."""
+"""`--device-map`: a keyword or a JSON file of devices, and the processes of torchrun."""
 
 from __future__ import annotations
 

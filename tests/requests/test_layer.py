@@ -1,4 +1,4 @@
-"""What a run, or decoding, has been asked to do."""
+"""The requests for runs and for decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run keeps and how much memory it takes, predicted before there is a tensor."""
+"""The kept arrays and the memory of a run, predicted before any tensor exists."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_training_keeps_what_dropout_left_as_well():
     assert plan.keep == ("pattern", "out", "z", "scores", "qk", "dropped")
 
 
-def test_what_was_asked_for_is_kept_once_and_nothing_else():
+def test_what_was_requested_is_kept_once_and_nothing_else():
     plan = make_plan(facts(), ("z", "q_proj", "z"))
     assert (plan.keep, plan.not_kept) == (("z", "q_proj"), ())
     assert make_plan(facts(), ()).keep == ()
@@ -100,7 +100,7 @@ def test_a_run_that_fits_passes_without_a_word():
     assert plan_memory(facts(), None, DEFAULT_KEEP_LIMIT, available=plan.peak_bytes * 5 // 4 + 1) == plan
 
 
-def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
+def test_too_little_memory_is_refused_with_both_numbers_and_alternatives():
     large = facts(batch=1, q_len=20_000, k_len=20_000, cross=False)
     with pytest.raises(MhaError) as caught:
         plan_memory(large, (), 0, available=16 * 1024 * MIB)
@@ -113,7 +113,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_ways_out():
 
 
 def ways_out(of, keep, limit, available):
-    """The counts of tokens and of heads that the refusal says would fit."""
+    """The numbers of tokens and heads that would fit by the error message."""
     with pytest.raises(MhaError) as caught:
         plan_memory(of, keep, limit, available)
     found = [re.search(pattern, caught.value.hint) for pattern in (r"--max-tokens (\d+)", r"--heads (\d+)")]
@@ -176,7 +176,7 @@ LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), 
 @pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
 @pytest.mark.parametrize(("keep", "limit"), LIMITS)
 @pytest.mark.parametrize("lengths", [(30_000, 30_000), (2_000_000, 500), (500, 2_000_000)])
-def test_the_number_of_tokens_that_is_said_to_fit_does_fit(available, keep, limit, lengths):
+def test_the_number_of_tokens_that_is_reported_to_fit_does_fit(available, keep, limit, lengths):
     large = facts(1, *lengths, d_model=64, n_heads=16, n_kv_heads=16)
     n_tokens, _ = ways_out(large, keep, limit, available)
     shorter = facts(1, *(min(n_tokens, length) for length in lengths), d_model=64, n_heads=16, n_kv_heads=16)
@@ -184,7 +184,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_does_fit(available, keep, limi
 
 
 @pytest.mark.parametrize("available", [1 << 30, 4 << 30, 16 << 30])
-def test_the_number_of_tokens_that_is_said_to_fit_is_not_far_below_what_does(available):
+def test_the_number_of_tokens_that_is_reported_to_fit_is_not_far_below_what_does(available):
     large = facts(1, 30_000, 30_000, d_model=64, n_heads=16, n_kv_heads=16)
     n_tokens, _ = ways_out(large, (), 0, available)
     longer = facts(1, int(1.05 * n_tokens), int(1.05 * n_tokens), d_model=64, n_heads=16, n_kv_heads=16)
@@ -194,7 +194,7 @@ def test_the_number_of_tokens_that_is_said_to_fit_is_not_far_below_what_does(ava
 
 @pytest.mark.parametrize("length", [2000, 6000, 9000, 20_000])
 @pytest.mark.parametrize(("keep", "limit"), LIMITS)
-def test_the_number_of_heads_that_is_said_to_fit_does_fit_and_divides_the_width(keep, limit, length):
+def test_the_number_of_heads_that_is_reported_to_fit_does_fit_and_divides_the_width(keep, limit, length):
     available = 4 << 30
     _, n_heads = ways_out(Facts(Config(n_heads=64).resolved(), 1, length, length), keep, limit, available)
     if n_heads is not None:
@@ -202,7 +202,7 @@ def test_the_number_of_heads_that_is_said_to_fit_does_fit_and_divides_the_width(
         plan_memory(fewer, keep, limit, available)
 
 
-def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_said():
+def test_where_nothing_fits_a_shorter_text_is_all_that_can_be_advised():
     single = facts(batch=1, q_len=9, k_len=9, cross=False, n_heads=1, n_kv_heads=1)
     with pytest.raises(MhaError) as caught:
         plan_memory(single, None, DEFAULT_KEEP_LIMIT, available=BASE_BYTES)

@@ -1,4 +1,4 @@
-"""The last line of `mha doctor`, from checks made by hand."""
+"""The summary line of `mha doctor`, from checks made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every word of the screens has an explanation, from the tables that the screens use."""
+"""Every word on the screens has an explanation, taken from the tables behind the screens."""
 
 from __future__ import annotations
 

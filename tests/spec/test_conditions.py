@@ -1,4 +1,4 @@
-"""What a pattern may say, what it becomes, and how everything else is refused, without ever being executed."""
+"""The grammar of conditions, their evaluation, and the refusal of everything else, without executing any text."""
 
 from __future__ import annotations
 

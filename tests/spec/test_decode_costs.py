@@ -1,4 +1,4 @@
-"""What a step of decoding costs: by hand, against torch's own counter, and against a count token by token."""
+"""The cost of a decoding step: by hand, against torch's counter, and against a count token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SITES: the table that the walkthrough, the shape check and the documentation are made of."""
+"""SITES, the table behind the walkthrough, the shape check and the documentation."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_rows_are_of_the_width_of_the_input_where_that_is_its_own():
     ],
 )
 def test_sequences_that_do_not_begin_together_count_their_own_places(facts, is_own):
-    assert facts.own_places == is_own
+    assert facts.has_separate_positions == is_own
     assert SITES["positions"].shape_for(facts) == ((2, 7, 10) if is_own else (7, 10))
     assert SITES["alibi"].shape_for(facts) == ((2, 9, 7, 7) if is_own else (9, 7, 7))
     place = "place of i" if is_own else "i"

@@ -1,4 +1,4 @@
-"""How errors and tolerances are written."""
+"""The format of errors and tolerances."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_the_name_of_a_role_may_be_written_large():
     assert turns_of(spoken(("user", "User")), "### User\nUser\n### Assistant\n")[0].start == 9
 
 
-def test_a_content_that_is_said_again_later_stays_where_the_others_have_room():
+def test_a_content_that_is_repeated_later_stays_where_the_others_have_room():
     messages = spoken(("user", "hi"), ("assistant", "the user says hi"))
     assert [turn.start for turn in turns_of(messages, inst(messages))] == [10, 21]
 

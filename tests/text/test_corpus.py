@@ -74,7 +74,7 @@ def test_a_field_makes_any_file_json_lines(made):
     assert read("a.txt", field="body") == [Document("a.txt", 1, "one")]
 
 
-def test_lines_of_a_file_named_jsonl_are_texts_where_lines_are_asked_for(made):
+def test_lines_of_a_file_named_jsonl_are_texts_where_lines_are_requested(made):
     made(a_jsonl='{"text": "one"}\n')
     assert read("a.jsonl", lines=True) == [Document("a.jsonl", 1, '{"text": "one"}')]
 

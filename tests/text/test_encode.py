@@ -113,7 +113,7 @@ def test_a_text_of_exactly_the_limit_is_not_cut():
     assert (encoded.sequences[0].tokens, encoded.notes) == (("a", "b"), ())
 
 
-def test_too_many_tokens_are_refused_where_no_number_was_asked_for(monkeypatch):
+def test_too_many_tokens_are_refused_where_no_number_was_requested(monkeypatch):
     monkeypatch.setattr(module, "DEFAULT_MAX_TOKENS", 3)
     assert fault_of(["a b c d"], WORDS) == (
         MhaError,

@@ -89,5 +89,5 @@ def test_no_two_tokens_have_the_same_label(one, other):
 
 
 @pytest.mark.parametrize(("one", "other"), [(" ", "␣"), ("\u0301", "◌\u0301"), ("\udcff", "\xff"), ("\udc85", "\x85")])
-def test_a_sign_of_ours_does_not_look_like_the_character_itself(one, other):
+def test_a_sign_of_mha_does_not_look_like_the_character_itself(one, other):
     assert token_label(one) != token_label(other)

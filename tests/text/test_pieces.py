@@ -472,7 +472,7 @@ MISSING = (
         ("", {"add_special_tokens": False}, 1, True, ()),
     ],
 )  # fmt: skip
-def test_a_doubled_or_missing_beginning_is_told_with_its_cause(
+def test_a_doubled_or_missing_beginning_is_reported_with_its_cause(
     fallback_bpe, text, options, bos_id, expects_bos, expected
 ):
     assert begin_warnings(pieces(fallback_bpe, text, **options), bos_id, expects_bos) == expected

@@ -14,7 +14,7 @@ from mhacli.text.encode import Decoding, argument_text, lines_of, read_text, str
 
 @pytest.fixture
 def file(tmp_path):
-    """Writes bytes to a file and gives its path."""
+    """Writes bytes to a file. The result is its path."""
 
     def write(content):
         path = tmp_path / "text"
@@ -74,7 +74,7 @@ BAD_BYTES = "--encoding NAME reads another encoding; --errors replace or --error
     ("content", "byte", "offset"),
     [(b"abc\xffd", "ff", 3), (b"ab\xe2\x82z", "e2", 2), (b"abcd\xf0\x9f", "f0", 4), (b"\xc3\xa9\x80", "80", 2)],
 )
-def test_a_bad_byte_is_told_with_its_offset_wherever_the_chunks_end(file, monkeypatch, size, content, byte, offset):
+def test_a_bad_byte_is_reported_with_its_offset_wherever_the_chunks_end(file, monkeypatch, size, content, byte, offset):
     in_chunks(monkeypatch, size)
     path = file(content)
     message = f"{path} is not UTF-8: it has the byte \\x{byte} at offset {offset}"
@@ -136,7 +136,7 @@ def test_stdin_is_read_and_named(monkeypatch):
     assert fault_of(read_text, "-", Decoding())[0].startswith("stdin ")
 
 
-def test_a_closed_stdin_is_told(monkeypatch):
+def test_a_closed_stdin_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert fault_of(read_text, "-", Decoding()) == ("stdin is closed, so no text can be read from it", None)
 

@@ -121,7 +121,7 @@ def test_a_range_is_explained_and_a_missing_chat_hinted_at():
 
 
 @pytest.mark.parametrize("pattern", ["London", "x*", "$", ""])
-def test_an_expression_that_finds_nothing_is_told(pattern):
+def test_an_expression_that_finds_nothing_is_reported(pattern):
     if not pattern:
         assert told(find_spans, ["a=//"], TEXT, ()).code == "no-span"
         return
@@ -130,7 +130,7 @@ def test_an_expression_that_finds_nothing_is_told(pattern):
     assert (fault.code, fault.exit_code) == ("no-span", 2)
 
 
-def test_turns_that_say_nothing_are_told():
+def test_turns_that_say_nothing_are_reported():
     fault = told(find_spans, ["assistant2"], CHAT_TEXT, TURNS)
     assert fault.message == "span 'assistant2' is empty: every matching chat turn has no text"
     assert (fault.code, fault.exit_code) == ("no-span", 2)
@@ -185,7 +185,7 @@ def test_hostile_text_and_patterns_reach_the_search_as_they_are():
     ]  # fmt: skip
 
 
-def test_an_expression_that_later_versions_read_otherwise_warns_nobody():
+def test_an_expression_that_later_versions_read_otherwise_gives_no_warning():
     assert search([Expression("a", "[[a]")], "a[") == [((0, 1), (1, 2))]
 
 

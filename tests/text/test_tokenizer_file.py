@@ -99,7 +99,7 @@ def test_a_broken_file_is_refused_by_name(content, tmp_path):
     assert caught.value.code == "bad-file"
 
 
-def test_a_missing_file_is_told():
+def test_a_missing_file_is_reported():
     with pytest.raises(MhaError) as caught:
         FileTokenizer("/nowhere/tokenizer.json")
     assert caught.value.message == "/nowhere/tokenizer.json does not exist"

@@ -206,7 +206,7 @@ LONG = (
 )
 
 
-def test_a_word_beyond_the_limit_is_refused_with_the_way_out():
+def test_a_word_beyond_the_limit_is_refused_with_an_alternative():
     assert words("four four", max_token_len=4) == ["four", "four"]
     with pytest.raises(MhaError) as caught:
         words("four fifth", max_token_len=4)

@@ -10,7 +10,7 @@ from mhacli.text.vocabulary import Entry, Vocabulary
 
 @pytest.fixture
 def file(tmp_path):
-    """Writes a document to a file and gives its path."""
+    """Writes a document to a file. The result is its path."""
 
     def write(document):
         path = tmp_path / "vocab.json"
@@ -51,7 +51,7 @@ def test_a_stored_vocabulary_is_taken_as_it_is(tokens, unknown_id):
     assert vocabularies.as_stored(tokens) == Vocabulary(tuple(tokens), unknown_id)
 
 
-def test_entries_tell_id_count_and_bytes_in_the_order_of_the_ids():
+def test_entries_show_id_count_and_bytes_in_the_order_of_the_ids():
     rows = vocabularies.entries(Counter({"the": 2, "é": 1, "漢": 3}))
     assert rows == [Entry("the", 0, 2, 3), Entry("é", 1, 1, 2), Entry("漢", 2, 3, 3)]
 

@@ -1,6 +1,6 @@
-"""The viewer, driven by keys and the mouse: what it shows is what the record holds.
+"""The viewer, driven by keys and the mouse: it shows the record's numbers.
 
-Whole screens are compared with screens/*.txt; `MHA_NEW_SCREENS=1 pytest -n0 tests/viewer/test_viewer.py` writes them anew.
+Whole screens are compared with screens/*.txt; `MHA_NEW_SCREENS=1 pytest -n0 tests/viewer/test_viewer.py` rewrites them.
 """
 
 from __future__ import annotations
@@ -166,13 +166,13 @@ def test_layers_stand_in_rows_with_a_sign_for_each_head() -> None:
 # -------------------------------------------------------------------------------------------------------------- cursor
 
 
-def test_the_read_out_tells_the_share_entropy_and_names_of_the_cursors_cell() -> None:
+def test_the_read_out_shows_the_weight_entropy_and_names_of_the_cursors_cell() -> None:
     record = make_record(MAT, causal=True)
     end, shown = drive(record, "enter", "up", "home", "right")
     assert (head_of(end).row, head_of(end).column) == (4, 1)
-    share, entropy = record.arrays["pattern"][0, 0, 4, 1], record.arrays["entropy"][0, 0, 4]
-    assert f"query 4 the  key 1 cat  weight {short(share, 4)}" in shown
-    assert f"({share:.6g})" in shown
+    weight, entropy = record.arrays["pattern"][0, 0, 4, 1], record.arrays["entropy"][0, 0, 4]
+    assert f"query 4 the  key 1 cat  weight {short(weight, 4)}" in shown
+    assert f"({weight:.6g})" in shown
     assert f"entropy {entropy:.4g} nats" in shown
     assert "row sum 1.0000" in shown
 
@@ -214,19 +214,19 @@ def test_pages_of_the_overview_stop_at_the_first_and_the_last_layer() -> None:
     drive(record, act=turn)
 
 
-def test_a_cell_that_the_mask_forbids_is_told_as_such() -> None:
+def test_a_cell_that_the_mask_forbids_is_reported_as_such() -> None:
     _, shown = drive(make_record(MAT, causal=True), "enter", "ctrl+home", "right")
     assert "query 0 the  key 5 mat  weight masked" in shown
 
 
-def test_the_list_has_the_strongest_keys_in_order_with_exact_shares_and_what_is_left() -> None:
+def test_the_list_has_the_strongest_keys_in_order_with_exact_weights_and_what_is_left() -> None:
     record = make_record(MAT, n_heads=3)
     end, shown = drive(record, "enter", "T", "h")
     row = record.arrays["pattern"][0, 1, 5]
     order = np.argsort(-row, kind="stable")
     listed = re.findall(r"(\d) (\w+) +(\.\d{5})", shown)
     assert [(int(place), token) for place, token, _ in listed] == [(int(i), MAT[i]) for i in order[:5]]
-    assert [float(share) for *_, share in listed] == pytest.approx(row[order[:5]], abs=6e-6)
+    assert [float(weight) for *_, weight in listed] == pytest.approx(row[order[:5]], abs=6e-6)
     assert f"1 more get .{round(1e5 * float(row[order[5]])):05d}" in shown
     assert end.app.session.place == (0, 1)
 
@@ -284,7 +284,7 @@ def test_taking_sinks_out_renormalises_rows_and_says_how_much_went() -> None:
     assert end.app.session.hides_sinks
 
 
-def test_where_no_head_has_a_sink_none_is_taken_out_and_that_is_said() -> None:
+def test_where_no_head_has_a_sink_none_is_taken_out_and_that_is_noted() -> None:
     end, shown = drive(make_record(MAT), "enter", "x")
     assert "no head of this record has a sink to take out" in shown
     assert not end.app.session.hides_sinks
@@ -302,7 +302,7 @@ def test_the_last_line_keeps_the_most_useful_keys_that_fit() -> None:
     assert words[2] == ["help", "back"]
 
 
-def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() -> None:
+def test_a_cell_that_was_taken_out_is_reported_as_such_and_not_as_a_small_weight() -> None:
     record = with_sink(make_record(MAT, causal=True))
     was = record.arrays["pattern"][0, 0, 5, 0]
     _, shown = drive(record, "enter", "home", "x")
@@ -318,7 +318,7 @@ def test_a_cell_that_was_taken_out_is_told_as_such_and_not_as_a_small_share() ->
     assert "no key but sinks" in shown
 
 
-def test_the_legend_tells_how_this_zoom_shows_what_is_not_allowed() -> None:
+def test_the_legend_shows_how_this_zoom_shows_what_is_not_allowed() -> None:
     for colour in (True, False):
         _, shown = drive(make_record(MAT, causal=True), "enter", colour=colour)
         assert "0: masked" in shown
@@ -334,7 +334,7 @@ def test_a_scale_whose_top_is_exceeded_says_so() -> None:
     assert "or more" not in drive(make_record(MAT), "enter")[1]
 
 
-def test_scales_go_round_and_the_caption_tells_their_range() -> None:
+def test_scales_go_round_and_the_caption_shows_their_range() -> None:
     record = make_record(MAT)
     top = record.arrays["pattern"][0, 0].max()
 
@@ -572,9 +572,9 @@ def test_zooming_goes_from_blocks_to_four_decimals_and_back() -> None:
 def test_a_window_of_large_cells_follows_the_cursor() -> None:
     record = make_record(tuple(f"w{i}" for i in range(40)), n_heads=2)
     _, shown = drive(record, "enter", *["plus"] * 6, "slash", "2", "0", "enter", "slash", "tab", "2", "5", "enter")
-    share = record.arrays["pattern"][0, 0, 20, 25]
+    weight = record.arrays["pattern"][0, 0, 20, 25]
     assert re.search(r"rows \d+–\d+ of 40", shown)
-    assert f"{short(share, 4)}]" in shown
+    assert f"{short(weight, 4)}]" in shown
     assert "▾ 25 w25" in shown or "25 w25 ▾" in shown
 
 
@@ -742,10 +742,10 @@ def test_sequences_of_different_lengths_show_their_own_tokens_whatever_the_paddi
     )
     for each in (record, left):
         end, shown = drive(each, "enter", "full_stop")
-        share = record.arrays["pattern"][1, 0, 1, head_of(end).column]
+        weight = record.arrays["pattern"][1, 0, 1, head_of(end).column]
         assert end.app.session.sequence == 1
         assert "sequence 1 of 0–1" in shown
-        assert f"weight {short(share, 4)}" in shown
+        assert f"weight {short(weight, 4)}" in shown
         assert re.search(r"query +a +dog", shown)
     end, _ = drive(record, "enter", "comma")
     assert end.app.session.sequence == 1, "around the ends"
@@ -844,7 +844,7 @@ def test_training_says_that_the_pattern_is_that_before_dropout() -> None:
     assert "before dropout" in drive(make_record(MAT, dropout=0.5), "enter")[1]
 
 
-def test_a_learned_sink_is_told_beside_the_row() -> None:
+def test_a_learned_sink_is_reported_beside_the_row() -> None:
     record = make_record(MAT)
     heads = tuple(replace(head, learned_sink=0.25) for head in record.heads)
     arrays = {**record.arrays, "pattern": (record.arrays["pattern"] * 0.75).astype(np.float32)}
@@ -861,7 +861,7 @@ def test_a_record_without_patterns_says_how_to_keep_them() -> None:
     assert "the record holds no pattern: mha run … --keep pattern keeps it" in shown
 
 
-def test_a_record_of_somebodys_module_is_its_walkthrough() -> None:
+def test_a_record_of_user_code_is_its_walkthrough() -> None:
     record = make_record(MAT)
     module = UserModule("mine.py:Mine", (), "forward(x)", (("batch", 2),), 1, (2, 5, 6), (2, 5, 6))
     end, shown = drive(replace(record, module=module, heads=(), arrays={}))
@@ -883,7 +883,7 @@ def test_cross_attention_has_other_tokens_on_its_keys() -> None:
     assert (head_of(end).picture.n_rows, head_of(end).picture.n_columns) == (2, 5)
 
 
-def test_a_look_at_heads_is_drawn_in_its_blocks() -> None:
+def test_a_record_of_head_statistics_is_drawn_in_its_blocks() -> None:
     record = surveyed(" ".join(f"w{i % 97}" for i in range(700)), n_heads=2, d_model=16, causal=True)
     end, shown = drive(record, "enter", "ctrl+end", "home", "y")
     assert record.survey.block > 1
@@ -895,7 +895,7 @@ def test_a_look_at_heads_is_drawn_in_its_blocks() -> None:
     assert "mean entropy" in shown
 
 
-def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them() -> None:
+def test_positions_in_head_statistics_are_counted_without_the_padding_before_them() -> None:
     texts = " ".join(f"w{i % 97}" for i in range(700)), " ".join(f"v{i}" for i in range(411))
     record = surveyed(*texts, n_heads=2, d_model=16, padding="left")
     block, first = record.survey.block, 700 - 411
@@ -915,7 +915,7 @@ def test_places_of_a_look_at_heads_are_counted_without_the_padding_before_them()
 # ------------------------------------------------------------------------------------------------------------ the parts
 
 
-def test_every_key_does_something_and_the_help_tells_it() -> None:
+def test_every_key_does_something_and_the_help_shows_it() -> None:
     _, shown = drive(make_record(MAT), "enter", "question_mark", size=(120, 70))
     for keys, screen in (
         (HEAD_KEYS, HeadScreen),
@@ -973,10 +973,17 @@ def test_a_text_flows_without_losing_or_overlapping_tokens() -> None:
 
 
 def test_bars_are_as_long_as_their_share() -> None:
-    assert [bar(share, 4) for share in (0.0, 0.125, 0.5, 1.0, 2.0, float("nan"))] == ["", "▌", "██", "████", "████", ""]
+    assert [bar(weight, 4) for weight in (0.0, 0.125, 0.5, 1.0, 2.0, float("nan"))] == [
+        "",
+        "▌",
+        "██",
+        "████",
+        "████",
+        "",
+    ]
 
 
-def test_statistics_are_told_beside_those_of_uniform_attention() -> None:
+def test_statistics_are_reported_beside_those_of_uniform_attention() -> None:
     said = HeadStatistics(head=0, entropy=1.25, entropy_share=0.75, sink=0.4321, previous=0.0625)
     record = replace(make_record(MAT), heads=(said, replace(said, head=1)))
     _, shown = drive(record, size=(140, 40))

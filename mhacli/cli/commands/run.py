@@ -40,7 +40,7 @@ from mhacli.cli.shared.output import (
 from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
+from mhacli.render.base.selection import query_texts, require_generated, require_rows
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.results.record.record import kinds_of
 
@@ -137,7 +137,7 @@ def _of_checkpoint(given: ComputeRequest, options: ViewOptions, *, may_split: bo
     with show_activity("loading the checkpoint"), uncollected():
         prepared, notes = prepare_checkpoint(request)
     kinds = kinds_of(request.layers, is_pair=prepared.inputs.context is not None)
-    require_rows(options.rows, drawn_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
+    require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
     with show_activity("computing"):
         prepared.run()
     leave_to_first_rank(request.device_map)

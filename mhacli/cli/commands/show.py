@@ -23,7 +23,7 @@ from mhacli.cli.shared.output import (
 from mhacli.cli.values import require_record
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.selection import drawn_texts, require_generated, require_rows
+from mhacli.render.base.selection import query_texts, require_generated, require_rows
 from mhacli.results.record.consistency import require_agreement
 
 if TYPE_CHECKING:
@@ -96,4 +96,4 @@ def _require_rows(record: Record, options: ViewOptions) -> None:
 
     require_generated(options.rows, is_generated=record.model.generated is not None)
     kinds = [layer.inspected.kind for layer in chosen_layers(record, options)]
-    require_rows(options.rows, drawn_texts(kinds, record.sequences, record.context, options))
+    require_rows(options.rows, query_texts(kinds, record.sequences, record.context, options))

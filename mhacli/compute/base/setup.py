@@ -206,7 +206,7 @@ def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device)
 
 def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:
     """The position of each token in its text: one row for all sequences if they begin together."""
-    if facts.own_places:
+    if facts.has_separate_positions:
         return _padded([sequence.places for sequence in sequences], 0, facts, device)
     return torch.arange(max(len(sequence.ids) for sequence in sequences), device=device)
 

@@ -49,7 +49,7 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.results.bench.intervals import MIN_ROUNDS, is_known, median_interval, paired_ratio, quartiles
+from mhacli.results.bench.intervals import MIN_ROUNDS, is_sufficient, median_interval, paired_ratio, quartiles
 from mhacli.results.bench.result import BackendStatus, BenchEnvironment, Benchmark, BenchRow, MachinePeak, NoiseBaseline
 from mhacli.results.bench.workload import (
     BACKENDS,
@@ -110,8 +110,8 @@ def bench(
                 benchmark = SizeBenchmark(
                     workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh
                 )
-                tell_part = partial(_tell_part, tell, place, len(workloads))
-                results.append(_measured_size(benchmark, full.backends, options, tell_part))
+                report_size = partial(_report_size, tell, place, len(workloads))
+                results.append(_measured_size(benchmark, full.backends, options, report_size))
         tell(1.0, "a matrix product and a copy again")
         with suppress(RuntimeError, MemoryError):  # a failing device must not lose the rows
             for dtype, peak in _peaks(workloads, device, clock, options.seed).items():
@@ -137,7 +137,7 @@ def expected_s(workload: Workload, backends: Sequence[str], ceiling: MachinePeak
     return sum(_PREPARING_S + _CALLS_BEFORE * seconds for seconds in calls) + rounds
 
 
-def _tell_part(tell: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
+def _report_size(tell: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
     """Reports the progress of one size as progress of the whole."""
     tell((place + fraction) / n_places, doing)
 
@@ -382,7 +382,7 @@ class SizeBenchmark:
                                 median_s=median_interval(rounds.control).median, foreign_load=foreign_load,
                                 ratio=again.median, ratio_low=again.low, ratio_high=again.high)  # fmt: skip
         first = min(rounds.samples, key=lambda name: median_interval(rounds.samples[name]).median)
-        is_sure = is_known(len(rounds.control)) and not (
+        is_sure = is_sufficient(len(rounds.control)) and not (
             self._device.type == "cpu" and is_crowded(foreign_load, torch.get_num_threads(), n_cpus())
         )
         ratios = {name: paired_ratio(samples, rounds.samples[first]) for name, samples in rounds.samples.items()}

@@ -395,12 +395,12 @@ def why_not_causal(loaded: Loaded) -> str | None:
     generates = {config.model_type, family} & set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     fills = {config.model_type, family} & set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     is_decoder = bool(getattr(text, "is_decoder", False))
-    if generates and (is_decoder or not (fills or _says_bidirectional(loaded.model))):
+    if generates and (is_decoder or not (fills or _is_declared_bidirectional(loaded.model))):
         return None
     return "an encoder, whose tokens see later ones"
 
 
-def _says_bidirectional(model: nn.Module) -> bool:
+def _is_declared_bidirectional(model: nn.Module) -> bool:
     """Whether the model's attention modules declare themselves bidirectional."""
     parts = [module for name, module in model.named_modules() if is_attention(name, module)]
     flags = [module.is_causal for module in parts if hasattr(module, "is_causal")]

@@ -239,7 +239,7 @@ def _choices(record: Record) -> list[str]:
     parts += [] if c.bias else ["no bias"]
     parts += [] if c.out_proj else ["no output projection"]
     parts += [f"dropout {c.dropout:g}, training"] if c.train else []
-    return parts + ([f"scale {c.scale:g}"] if c.has_own_scale else [])
+    return parts + ([f"scale {c.scale:g}"] if c.has_custom_scale else [])
 
 
 def filled(parts: list[str], width: int, between: str = " · ") -> list[str]:

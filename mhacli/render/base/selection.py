@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError, out_of_range
-from mhacli.render.base.options import Rows, ViewOptions, drawn_sequences
+from mhacli.render.base.options import Rows, ViewOptions, sequences_to_draw
 from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Generated, Record, texts_of
 from mhacli.spec.tokens import AttentionKind, TokenSequence
@@ -163,7 +163,7 @@ def rows_in(rows: Rows, text: TokenSequence, produced: int | None) -> tuple[int,
     return tuple(row for row in dict.fromkeys(rows) if isinstance(row, int) and 0 <= row < n)
 
 
-def drawn_texts(
+def query_texts(
     kinds: Iterable[AttentionKind],
     sequences: tuple[TokenSequence, ...],
     context: tuple[TokenSequence, ...] | None,
@@ -171,7 +171,7 @@ def drawn_texts(
 ) -> Iterator[TokenSequence]:
     """The query texts of layers of these kinds, for the sequences to draw. Raises `UsageError` for a sequence out of
     range."""
-    shown = drawn_sequences(options, len(sequences)).shown
+    shown = sequences_to_draw(options, len(sequences)).shown
     for kind in dict.fromkeys(kinds):
         queries, _ = texts_of(kind, sequences, context)
         yield from (queries[b] for b in shown)

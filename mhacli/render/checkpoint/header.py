@@ -26,7 +26,7 @@ from mhacli.results.record.record import Generated, InspectedLayer, Model, Recor
 from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
-_MAX_TOLD = 8
+_MAX_LISTED = 8
 _SEEN = {
     "registry": "captured in transformers' attention registry",
     "module": "captured in the model's own eager_attention_forward",
@@ -113,7 +113,7 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     yield from by_layers(
         layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
     )
-    yield from by_layers(layers, _own_scale)
+    yield from by_layers(layers, _has_custom_scale)
     for name in dict.fromkeys(name for layer in layers for name in layer.departures):
         yield from by_layers(layers, partial(_departure, name))
     types = dict.fromkeys(without.type for without in model.without)
@@ -134,7 +134,7 @@ def _departure(name: str, layer: InspectedLayer) -> str:
     return visible(layer.departures.get(name, ""))
 
 
-def _own_scale(layer: InspectedLayer) -> str:
+def _has_custom_scale(layer: InspectedLayer) -> str:
     is_usual = layer.scale is None or abs(layer.scale * layer.d_head**0.5 - 1) < _CLOSE
     return "" if is_usual else f"scale {layer.scale:.4g}"
 
@@ -148,7 +148,7 @@ _CLOSE = 1e-6
 def _unverified(record: Record, everything: bool) -> Iterator[Text]:
     """The layers whose numbers are unverified, with the reasons."""
     doubtful = [layer for layer in record.layers if not layer.verified]
-    shown = doubtful if everything else doubtful[:_MAX_TOLD]
+    shown = doubtful if everything else doubtful[:_MAX_LISTED]
     for layer in shown:
         yield Text(f"! {layer.label} NOT verified: {'; '.join(_reasons(layer)) or 'no reason given'}", style="bold red")
     if len(shown) < len(doubtful):

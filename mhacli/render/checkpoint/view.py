@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
-from mhacli.render.base.options import Screen, ViewOptions, balanced, drawn_sequences
+from mhacli.render.base.options import Screen, ViewOptions, balanced, sequences_to_draw
 from mhacli.render.base.selection import (
     LayerView,
     chosen_heads,
@@ -45,7 +45,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     layers = chosen_layers(record, options)
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
-    sequences = drawn_sequences(options, len(record.sequences))
+    sequences = sequences_to_draw(options, len(record.sequences))
     listed, description = listed_heads(heads, options)
     remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
     table = overview(record, listed, options, screen)
@@ -202,7 +202,7 @@ def _has_requested(layer: LayerView, sequence: int) -> bool:
 
 # -------------------------------------------------------------------------------------------------------- grid of heads
 
-_NOT_LOOKED_AT = " "
+_NOT_INSPECTED = " "
 _STEP, _FEW = 5, 3
 
 
@@ -264,7 +264,7 @@ def _row(layer: LayerView, name: str, columns: range, label: int, width: int) ->
     line.append(" " if is_sure else "!", style="bold red").append(" ")
     kinds = {head.head: head.kind for head in layer.record.heads}
     for head in columns:
-        sign, style = type_sign(kinds[head]) if head in kinds else (_NOT_LOOKED_AT, Style.null())
+        sign, style = type_sign(kinds[head]) if head in kinds else (_NOT_INSPECTED, Style.null())
         line.append(sign, style=style).append(" " * (width - 1))
     return line
 

@@ -136,7 +136,7 @@ def _pairs(
     pairs = [
         _HeadPair(layer.label, heads_of_a[key_a], heads_of_b[key_b], sequence, head.largest)
         for layer in differences.layers
-        for site in _drawn_site(layer)
+        for site in _site_to_draw(layer)
         for head in site.heads
         if (key_a := (layer.index_a, head.head)) in heads_of_a and (key_b := (layer.index_b, head.head)) in heads_of_b
         for sequence in options.sequences or (head.sequence,)
@@ -150,7 +150,7 @@ def _pairs(
 
 def _why_nothing(differences: Differences) -> str:
     """Why no head can be drawn."""
-    reasons = dict.fromkeys(site.why for layer in differences.layers for site in _drawn_site(layer) if not site.heads)
+    reasons = dict.fromkeys(site.why for layer in differences.layers for site in _site_to_draw(layer) if not site.heads)
     return "; ".join(reasons) or "one of the records does not hold its pattern or map (--keep pattern)"
 
 
@@ -164,7 +164,7 @@ def _rank(pair: _HeadPair) -> float:
     return math.inf if pair.largest is None else pair.largest
 
 
-def _drawn_site(layer: LayerDifference) -> Sequence[SiteDifference]:
+def _site_to_draw(layer: LayerDifference) -> Sequence[SiteDifference]:
     """The site to draw: the pattern if both have it, else the map."""
     return [site for name in ("pattern", "map") for site in layer.sites if site.site == name][:1]
 

@@ -19,7 +19,7 @@ from mhacli.render.figures.head_picture import (
     learned_mass,
     map_notes,
     of_same_texts,
-    one_sequence,
+    sequence_to_draw,
     sink_mass,
     sink_text,
     texts_of,
@@ -59,7 +59,7 @@ _GAP, _NAME, _KINDS, _AXIS = 10.0, 10.0, 10.5, 13.0
 _QUERY, _KEY = "query ↓", "key →"
 _NARROW, _WIDE = 60.0, 120.0
 """The least widths of a map for a word in its name, and for its type."""
-_TOLD = 3
+_TOOLTIP_DIGITS = 3
 """Digits of a sum of weights in a tooltip."""
 _SHAPES = 2500
 """The most cells in total that are rectangles with the weight as tooltip."""
@@ -77,7 +77,7 @@ def grid_figure(record: Record, options: ViewOptions) -> Sheet:
     """The picture of all chosen heads on one scale."""
     heads = heads_to_draw(record, options)
     side, most = next(sizes[1:] for sizes in _SIZES if len(heads) <= sizes[0])
-    sequence = one_sequence(record, options)
+    sequence = sequence_to_draw(record, options)
     pictures = [head_picture(head, sequence, options, most=most) for head in heads]
     shaded = shading([picture.shown for picture in pictures], scale_of(options, heads))
     body = _body(pictures, shaded, _Form(side, options.precision))
@@ -265,5 +265,5 @@ def _tooltip(picture: HeadPicture) -> str:
         parts += [HEAD_TYPES[statistics.kind].name] + (
             [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
         )
-    parts += [f"sinks get {sink_text([picture], _TOLD)}"] if picture.whole.sinks else []
+    parts += [f"sinks get {sink_text([picture], _TOOLTIP_DIGITS)}"] if picture.whole.sinks else []
     return " · ".join(parts)

@@ -20,8 +20,8 @@ from mhacli.render.figures.head_picture import (
     head_picture,
     heads_to_draw,
     map_notes,
-    one_sequence,
     removed_note,
+    sequence_to_draw,
     texts_of,
     unverified,
 )
@@ -81,7 +81,7 @@ def head_figure(record: Record, options: ViewOptions) -> Sheet:
             f"--figure head draws one head, and {len(heads)} are chosen",
             hint="try --layer 0 --head 0" if of_layers else "try --head 0",
         )
-    picture = head_picture(heads[0], one_sequence(record, options), options, most=_MOST_CELLS)
+    picture = head_picture(heads[0], sequence_to_draw(record, options), options, most=_MOST_CELLS)
     shaded = shading([picture.shown], scale_of(options, heads))
     body = _body(picture, shaded, options)
     notes = [*map_notes(record, [picture], shaded)]

@@ -64,7 +64,7 @@ class HeadPicture:
         return f"{index} {token_text(self.shown.queries, index)}"
 
 
-def one_sequence(record: Record, options: ViewOptions) -> int:
+def sequence_to_draw(record: Record, options: ViewOptions) -> int:
     """The sequence to draw: the requested one, or the first. Raises `UsageError` for several, or one out of range."""
     indices = tuple(dict.fromkeys(options.sequences or (0,)))
     if len(indices) > 1:

@@ -137,7 +137,7 @@ class _Frame:
         view = replace(self.view, quantised=quantised_text(maps))
         requests = self.requests if maps.maps else ()
         sentences = [*notes(self.record, self.options, view, requests, maps)]
-        sections = _drawn_sections() if view.heads else [_nothing_section(sentences.pop(0))]
+        sections = _script_sections() if view.heads else [_nothing_section(sentences.pop(0))]
         sections += [
             effects(self.record),
             _documents(self.record, self.options),
@@ -205,7 +205,7 @@ def _nothing_section(why: str) -> Html:
     return tag("section", tag("p", sentence(why), class_="warning"), id="nothing")
 
 
-def _drawn_sections() -> list[Html]:
+def _script_sections() -> list[Html]:
     """The sections that the script fills: small maps of all heads, the chosen head, its tokens."""
     readout = tag("p", id="readout", role="status", aria_live="polite")
     story = tag("div", id="story")
@@ -260,7 +260,7 @@ def notes(
         yield _exactness(view, maps)
         yield from _kept(view, maps, options.rows)
         if len(view.heads) > 1:
-            yield _first_look(view)
+            yield _first_head(view)
         yield _scale(view, maps)
         yield from _sinks(view, requests, maps)
         yield from _learned(maps)
@@ -331,7 +331,7 @@ def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
     yield f"exact besides: {words}{left}"
 
 
-def _first_look(view: PageView) -> str:
+def _first_head(view: PageView) -> str:
     """The head that is shown first, and why."""
     head, head_type = view.heads[view.begin], view.heads[view.begin].statistics
     if head_type is None or head_type.certainty is None or not view.begin:

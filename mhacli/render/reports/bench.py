@@ -41,7 +41,7 @@ _LEAST_WIDTHS = {
     "intensity": 160,
 }  # fmt: skip
 """The least screen width for some columns. The others are always shown."""
-_GIVING_WAY = (
+_DROP_ORDER = (
     "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
 )  # fmt: skip
 """Columns in the order in which they are dropped if others need the room. Numbers are never cut."""
@@ -133,7 +133,7 @@ def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
     """The columns that fit on the screen."""
     needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
     columns = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
-    for name in _GIVING_WAY:
+    for name in _DROP_ORDER:
         if sum(needed[name] for name in columns) - 1 <= width:
             break
         columns = [column for column in columns if column != name]
@@ -199,12 +199,12 @@ def backend_text(row: BenchRow) -> str:
     """The backend, with the kernel that ran unless its name says so; `!` for a fallback."""
     return (
         row.backend
-        + ("" if row.ran in (None, row.backend) or _says_so(row) else f" → {row.ran}")
+        + ("" if row.ran in (None, row.backend) or _implies_kernel(row) else f" → {row.ran}")
         + ("!" if row.is_fallback else "")
     )
 
 
-def _says_so(row: BenchRow) -> bool:
+def _implies_kernel(row: BenchRow) -> bool:
     return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
 
 

@@ -138,8 +138,8 @@ def _sizes(c: Mapping[str, Any]) -> list[str]:
     parts += ["causal"] if c["causal"] else []
     parts += [] if c["window"] is None else [f"window {c['window'][0]} left, {c['window'][1]} right"]
     parts += [] if c["softcap"] is None else [f"softcap {c['softcap']:g}"]
-    has_own_scale = Config(scale=c["scale"], d_head=c["d_head"]).has_own_scale
-    return parts + ([f"scale {c['scale']:g}"] if has_own_scale else []) + [c["dtype"]]
+    has_custom_scale = Config(scale=c["scale"], d_head=c["d_head"]).has_custom_scale
+    return parts + ([f"scale {c['scale']:g}"] if has_custom_scale else []) + [c["dtype"]]
 
 
 # -------------------------------------------------------------------------------------------------------- vocabularies

@@ -28,7 +28,7 @@ from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced,
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
-from mhacli.results.bench.intervals import is_known, paired_ratio, ratio_text
+from mhacli.results.bench.intervals import is_sufficient, paired_ratio, ratio_text
 from mhacli.results.columns import DECODE_COLUMNS, STEP_COLUMNS
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
@@ -271,7 +271,7 @@ def _gain(timings: tuple[CacheTiming, ...]) -> Iterator[Text]:
     bounds = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
     times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
     text = f"a step at {length:,} tokens: {times}"
-    if not is_known(n_rounds):
+    if not is_sufficient(n_rounds):
         text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
     elif ratio.low <= 1 <= ratio.high:
         text += f"; no certain difference: {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"

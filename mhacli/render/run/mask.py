@@ -33,7 +33,7 @@ def mask_view(survey: MaskSummary, screen: Screen) -> RenderableType:
     for place, index in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
             parts.append(Text(f"⋮ {count_of(shown.hidden, 'sequence')} not drawn", style="dim"))
-        parts += [Text(""), *_one(survey, index, screen)]
+        parts += [Text(""), *_sequence_parts(survey, index, screen)]
     return Group(*parts)
 
 
@@ -52,7 +52,7 @@ def mask_document(survey: MaskSummary, command: tuple[str, ...]) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
 
 
-def _one(survey: MaskSummary, index: int, screen: Screen) -> Iterator[RenderableType]:
+def _sequence_parts(survey: MaskSummary, index: int, screen: Screen) -> Iterator[RenderableType]:
     mask, q_len = survey.masks[index], len(survey.masks[index].visible_per_query)
     k_len = mask.n_cells // q_len
     n_real = len(survey.sequences[index].tokens) * len((survey.context or survey.sequences)[index].tokens)

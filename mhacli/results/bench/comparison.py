@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mhacli.errors import UsageError
-from mhacli.results.bench.intervals import CONFIDENCE, Interval, is_known, median_interval
+from mhacli.results.bench.intervals import CONFIDENCE, Interval, is_sufficient, median_interval
 from mhacli.results.bench.result import Benchmark, BenchRow, workload_of
 from mhacli.results.bench.workload import Workload
 
@@ -262,7 +262,7 @@ def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
     if now.seed != baseline.seed:
         warnings.append(f"seed differs: {baseline.seed} then, {now.seed} now")
     fewest = min((len(row.samples_s) for run in (now, baseline) for row in run.rows if row.samples_s), default=0)
-    if fewest and not is_known(fewest):
+    if fewest and not is_sufficient(fewest):
         warnings.append(
             f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range"
         )

@@ -49,7 +49,7 @@ def reached_confidence(n_samples: int) -> float:
     return _rank(n_samples)[1]
 
 
-def is_known(n_samples: int) -> bool:
+def is_sufficient(n_samples: int) -> bool:
     """Whether so many samples reach `CONFIDENCE`."""
     return reached_confidence(n_samples) >= CONFIDENCE
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from mhacli.errors import MhaError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import decode, load_json
-from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_known, paired_ratio, ratio_text
+from mhacli.results.bench.intervals import MIN_ROUNDS, Interval, is_sufficient, paired_ratio, ratio_text
 from mhacli.results.bench.workload import Sweep, Workload, expected_flops, expected_moved_bytes
 from mhacli.results.display import Shown
 from mhacli.results.record.record import Environment
@@ -215,7 +215,7 @@ class Benchmark(Shown):
         other = next((ranked.row for ranked in others if ranked.row.backend == "explicit"), others[-1].row)
         ratio, noise = _pair_ratio(other, first), self._noise(first)
         times = f"{_time_text(other)} against {_time_text(first)}"
-        is_enough = is_known(len(first.samples_s))
+        is_enough = is_sufficient(len(first.samples_s))
         interval = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
         evidence = f"{times}, {interval}" if is_enough else times
         if ratio.median <= noise:
@@ -242,7 +242,7 @@ class Benchmark(Shown):
 
     def doubt(self, row: BenchRow) -> str:
         """Why a row is not `is_sure`."""
-        if not is_known(len(row.samples_s)):
+        if not is_sufficient(len(row.samples_s)):
             return f"it needs {MIN_ROUNDS} rounds or more, and this run has {len(row.samples_s)}"
         control = self.control(row)
         n_cpus = 0.0 if control is None else control.foreign_load or 0.0

@@ -1,4 +1,4 @@
-"""Time per site: a clock turned by hand."""
+"""Time per site, on a scripted clock."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_by_default_slow_runs_are_repeated_less(tick, seconds, n_runs):
     assert len(found[TOTAL].samples_s) == n_runs
 
 
-def test_a_count_of_runs_that_was_asked_for_is_kept_however_slow(tick):
+def test_a_count_of_runs_that_was_requested_is_kept_however_slow(tick):
     found = time_stages(stage_runner(tick, [30.0] * 9), {"q": 0.0, "k": 0.0}, CPU, 7)
     assert len(found[TOTAL].samples_s) == 7

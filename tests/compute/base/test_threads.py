@@ -1,4 +1,4 @@
-"""Threads that each compute alone: their results in order, their faults told, and torch's threads as they were."""
+"""Single-threaded jobs in parallel: the order of results, exceptions, and torch's restored threads."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def looked_at(threads: int, n_tokens: int, heads: tuple[int, ...] | None) -> tup
 
 
 @pytest.mark.parametrize("heads", [None, (1, 4)])
-def test_a_layer_is_said_to_be_the_same_by_one_thread_and_by_two(
+def test_a_layer_is_reported_to_be_the_same_by_one_thread_and_by_two(
     heads: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_jobs: list[int] = []

@@ -1,4 +1,4 @@
-"""How busy others keep the CPUs: the whole less what this process took itself."""
+"""The CPU load of other processes: the total without this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_clocks_that_disagree_a_little_make_no_negative_load(monkeypatch: pytest
     assert measured(monkeypatch, [100.0, 101.0], [0.0, 1.01], [0.0, 1.0]) == 0.0
 
 
-def test_a_system_that_does_not_tell_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_report_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, [None, None], [0.0, 1.0], [0.0, 1.0]) is None
 
 

@@ -1,4 +1,4 @@
-"""`mhacli.bench`: sizes and limits reach the study as the command's options do."""
+"""`mhacli.bench` passes sizes and limits on as the command's options do."""
 
 import pytest
 from support.benchmarks_made import made_benchmark

@@ -1,4 +1,4 @@
-"""Memory beyond the inputs, measured in fresh processes, beside what the formulas foresee; and processes that end badly."""
+"""Memory beyond the inputs, measured in fresh processes, against the predicted bytes; and processes that crash."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ footprint.prepare = prepare
 
 
 @pytest.mark.full
-def test_of_each_copy_its_end_is_told_and_the_next_one_runs_whatever_a_library_prints(begin_with: Begin) -> None:
+def test_of_each_copy_its_end_is_reported_and_the_next_one_runs_whatever_a_library_prints(begin_with: Begin) -> None:
     begin_with(TROUBLED)
     with fresh_processes() as processes:
         backends = ("math", "explicit", "flash", "sdpa", "explicit")
@@ -178,7 +178,7 @@ def test_when_the_process_that_is_copied_has_ended_backends_run_all_the_same_unm
             )
 
 
-def test_a_question_that_nobody_was_there_to_read_does_not_spoil_the_end() -> None:
+def test_a_question_that_was_never_read_does_not_spoil_the_end() -> None:
     with fresh_processes() as processes:
         processes._parent.kill()
         processes._parent.wait()

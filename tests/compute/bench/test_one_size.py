@@ -1,4 +1,4 @@
-"""Backends at one size, in turns on a clock that tells what it is asked to; and a whole run of small sizes."""
+"""Backends at one size, timed in turns on a scripted clock; and a whole run of small sizes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_wrong_backend_is_seen_by_its_error(monkeypatch: pytest.MonkeyPatch) -
     assert (rows["sdpa"].mean_error or 0) > 0.01
 
 
-def test_results_that_are_not_finite_are_told_and_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_not_finite_are_reported_and_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(work: Workload, heads: HeadTensors) -> Prepared:
         return Prepared(heads, lambda: attend(*heads) * math.nan)
 
@@ -302,7 +302,7 @@ def test_a_backend_that_breaks_at_its_first_call_is_out_and_says_why(monkeypatch
     ("direction", "is_in_backward", "n_calls_before_rounds"),
     [("forward", False, 3), ("backward", False, 3), ("backward", True, 3), ("both", False, 3), ("both", True, 3)],
 )
-def test_a_backend_that_breaks_in_the_third_round_is_out_and_the_others_are_measured_anew(
+def test_a_backend_that_breaks_in_the_third_round_is_out_and_the_others_are_measured_again(
     direction: Direction, is_in_backward: bool, n_calls_before_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = RuntimeError("it fell over")
@@ -331,7 +331,7 @@ def test_when_all_break_there_is_no_control(monkeypatch: pytest.MonkeyPatch) -> 
     assert [(row.status, row.reason) for row in rows.values()] == [("failed", "one"), ("out-of-memory", "other")]
 
 
-def test_an_interrupt_is_nobody_s_fault_and_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_no_fault_and_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     fault: Any = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         held(Stage(sdpa=breaking(fault, 6)), ["explicit", "sdpa"], monkeypatch)
@@ -507,10 +507,10 @@ def test_a_whole_run_of_small_sizes_comes_back_from_its_file(tmp_path: Path) -> 
     path.write_text(found.to_json())
     assert read_benchmark(str(path)) == found
     json.loads(found.to_json())
-    shares = [share for share, _ in told]
-    assert shares[0] == 0.0
-    assert shares == sorted(shares)
-    assert 0.85 < shares[-1] <= 1.0
+    weights = [share for share, _ in told]
+    assert weights[0] == 0.0
+    assert weights == sorted(weights)
+    assert 0.85 < weights[-1] <= 1.0
     assert len(told) >= 4 * (4 + 1)
 
 
@@ -569,7 +569,7 @@ def test_the_surroundings_are_as_before_after_a_fault_too(was: str | None, monke
     assert not Path(seen[0]).exists()
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_reported_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(MhaError) as caught:

@@ -1,4 +1,4 @@
-"""Rounds and clocks, with fakes in place of time and device: who runs when, how often, and when it is enough."""
+"""Rounds and clocks, with fake time and devices: the order of calls, their number, and the end of the rounds."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def noisy(name: str, n_round: int) -> float:
 # ------------------------------------------------------------------------------------------------------------- clocks
 
 
-def test_the_wall_clock_tells_seconds_per_call(wall: Wall) -> None:
+def test_the_wall_clock_shows_seconds_per_call(wall: Wall) -> None:
     turns = [(Timed(wall.takes(0.5)), 3), (Timed(wall.takes(0.25)), 1)]
     assert WallClock().round(turns) == [0.5, 0.25]
 
@@ -246,7 +246,7 @@ def test_the_control_stands_now_before_the_reference_and_now_behind_it(wall: Wal
 
 
 @pytest.mark.parametrize("repeat", [1, 3, 500])
-def test_so_many_rounds_as_were_asked_for_are_enough_whatever_they_show(wall: Wall, repeat: int) -> None:
+def test_so_many_rounds_as_were_requested_are_enough_whatever_they_show(wall: Wall, repeat: int) -> None:
     found = timed(Script(wall, noisy), "a", "b", repeat=repeat, budget_s=0.0)
     assert len(found.control) == repeat
 
@@ -277,7 +277,7 @@ def test_the_budget_ends_what_would_go_on_but_not_before_six_rounds(wall: Wall) 
     assert len(timed(Script(wall, noisy), "a", "b", budget_s=0.0).control) == 6
 
 
-def test_whether_rounds_are_enough_is_asked_only_where_their_number_has_doubled(wall: Wall) -> None:
+def test_whether_rounds_are_enough_is_checked_only_where_their_number_has_doubled(wall: Wall) -> None:
     """Whoever looks after each round stops at a lucky moment."""
 
     def seconds(n_bad: int) -> Callable[[str, int], float]:

@@ -1,4 +1,4 @@
-"""Checkpoints are examined: those that are healthy are never accused, and every fault is told on its own line and no other."""
+"""Examined checkpoints: healthy ones pass every check, and each fault fails exactly its own check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mhacli.doctor`: a model in memory gets the report of its checkpoint, and is not changed."""
+"""`mhacli.doctor`: a model in memory gets the report of its checkpoint, and stays unchanged."""
 
 from importlib.util import find_spec
 from pathlib import Path

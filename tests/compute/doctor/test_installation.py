@@ -1,4 +1,4 @@
-"""The installation is examined: kernels, numerics, settings and libraries, and each fault is told on its own line."""
+"""The examined installation: kernels, numerics, settings and libraries. Each fault fails its own check."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_this_installation_is_healthy_whatever_is_drawn(seed: int) -> None:
     }
 
 
-def test_what_torch_compiles_is_tried_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_compiles_is_tried_only_where_it_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     prepare = doctorkernels.prepare
 
@@ -145,7 +145,7 @@ def _uniform_where_empty(z: Tensor) -> Tensor:
         ("z", lambda z: z * float("inf") if z.abs().max() > 4.4 else z, "scores × 1000 are not finite"),
     ],
 )
-def test_a_definition_that_is_inexact_here_is_told(
+def test_a_definition_that_is_inexact_here_is_reported(
     site: str, change: Callable[[Tensor], Tensor], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "1000" in said:

@@ -1,4 +1,4 @@
-"""The parts of a score: they add up to it, and each says what the score would be with that part alone."""
+"""The parts of a score: they add up to it, and each equals the score computed with that part alone."""
 
 from __future__ import annotations
 

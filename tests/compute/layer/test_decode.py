@@ -1,4 +1,4 @@
-"""Decoding step by step: the record against that of one run over everything, and every number of a step by hand."""
+"""Decoding step by step: the record against that of one full pass, and every number of a step by hand."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def require_same(record, whole):
     assert record.arrays.keys() == whole.arrays.keys()
     assert np.array_equal(record.arrays["allowed"], whole.arrays["allowed"])
     one, other = (np.maximum(each.arrays["strongest_key"], 0)[..., None] for each in (record, whole))
-    shares = [np.take_along_axis(whole.arrays["pattern"], key, axis=-1) for key in (one, other)]
-    assert np.abs(shares[0] - shares[1]).max() <= 1e-12  # the same key, or one of two like tokens
+    weights = [np.take_along_axis(whole.arrays["pattern"], key, axis=-1) for key in (one, other)]
+    assert np.abs(weights[0] - weights[1]).max() <= 1e-12  # the same key, or one of two like tokens
     for name in ("pattern", "z", "out", "entropy"):
         assert np.abs(record.arrays[name] - whole.arrays[name]).max() <= 1e-12, name
     for name in ("qk", "scores"):
@@ -145,7 +145,7 @@ def test_weights_from_a_file_are_decoded_with(tmp_path):
     assert record.weights == str(path)
 
 
-def test_every_step_has_one_entry_that_tells_its_tokens_and_shapes():
+def test_every_step_has_one_entry_that_shows_its_tokens_and_shapes():
     record = decoded()
     steps = [step.cache for step in record.trace]
     assert [step.site for step in record.trace] == [f"step {n}" for n in range(7)]
@@ -294,7 +294,7 @@ def test_decoding_means_a_causal_mask_and_a_prefix_brings_its_own():
     assert decodable(first_alone, 0) == first_alone
 
 
-def test_the_ways_of_keeping_the_past_are_compared_at_the_lengths_that_were_asked_for(monkeypatch):
+def test_the_kinds_of_cache_are_compared_at_the_lengths_that_were_requested(monkeypatch):
     monkeypatch.setattr(study, "time_caches", time_caches)
     record = decoded(lengths=(3, 2, 3))
     assert [(way.length, way.cache) for way in record.decoding.ways] == [(n, cache) for n in (2, 3) for cache in CACHES]

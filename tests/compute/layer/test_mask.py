@@ -1,4 +1,4 @@
-"""The mask alone: counts and density against loops, and block by block where a text is long."""
+"""The mask alone: counts and density against loops, and block by block for long texts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_by_hand_the_density_of_causal_masks_and_windows():
     assert summarise_mask(layer_request(encoded, config)).masks[0].n_visible == 100 * 3 - 2
 
 
-def test_the_rules_are_told_in_words():
+def test_the_rules_are_reported_in_words():
     assert surveyed(window=(2, 1), sink=1, prefix=3, documents="|").rules == (
         "no token sees a later one",
         "keys from 2 left to 1 right of the query, and the first token",
@@ -140,7 +140,7 @@ def asked(monkeypatch, encoded, config):
 
 
 @pytest.mark.parametrize(("lengths", "choices"), [((4_500,), {}), ((2_500, 2_000, 1_500), {"sink": 4})])
-def test_a_long_text_is_never_asked_for_all_of_its_cells_at_once(monkeypatch, lengths, choices):
+def test_the_mask_of_a_long_text_is_never_evaluated_all_at_once(monkeypatch, lengths, choices):
     encoded, config = long_text(*lengths, window=(512, 0), causal=True, **choices)
     found, sizes = asked(monkeypatch, encoded, config)
     assert sum(sizes) == len(lengths) * lengths[0] ** 2
@@ -152,7 +152,7 @@ def test_a_long_text_is_never_asked_for_all_of_its_cells_at_once(monkeypatch, le
 
 
 @pytest.mark.parametrize("lengths", [(100_000,), (20_000,) * 40])
-def test_longer_texts_and_larger_batches_are_asked_for_one_row_of_blocks_at_a_time(monkeypatch, lengths):
+def test_longer_texts_and_larger_batches_are_evaluated_by_one_row_of_blocks_at_a_time(monkeypatch, lengths):
     encoded, config = long_text(*lengths, window=(8, 0))
 
     class Enough(Exception):
@@ -202,7 +202,7 @@ def test_the_document_of_a_context_names_its_tokens():
     assert [s["tokens"] for s in document["context"]][1] == ["the", "mat"]
 
 
-def test_a_device_that_is_not_there_is_told():
+def test_a_device_that_is_not_there_is_reported():
     if torch.cuda.is_available():
         pytest.skip("this machine has one")
     with pytest.raises(MhaError) as caught:

@@ -1,4 +1,4 @@
-"""The main study from text to record: every array against loops over the same weights."""
+"""`mha run` from text to record: every array against loops over the same weights."""
 
 from __future__ import annotations
 
@@ -125,22 +125,22 @@ def test_statistics_of_heads_are_means_over_real_queries_that_have_a_choice(choi
     pattern = expected.attention.pattern
     queries = [(b, i) for b, sequence in enumerate(record.sequences) for i in range(len(sequence.ids))]
     for h, head in enumerate(record.heads):
-        entropies, shares = [], []
+        entropies, weights = [], []
         for b, i in queries:
             entropies.append(entropy(pattern[b, h, i]))
             n_visible = int(cells[b, h, i].sum())
-            shares += [entropies[-1] / math.log(n_visible)] if n_visible > 1 else []
+            weights += [entropies[-1] / math.log(n_visible)] if n_visible > 1 else []
             assert record.arrays["entropy"][b, h, i] == pytest.approx(entropies[-1], abs=1e-12)
             strongest = int(np.argmax(pattern[b, h, i])) if n_visible else -1
             assert record.arrays["strongest_key"][b, h, i] == strongest
         assert head.head == h
         assert head.entropy == pytest.approx(sum(entropies) / len(queries), abs=1e-12)
-        assert head.entropy_share == pytest.approx(sum(shares) / len(shares), abs=1e-12)
+        assert head.entropy_share == pytest.approx(sum(weights) / len(weights), abs=1e-12)
     assert (record.arrays["strongest_key"][1, :, 3:] == -1).all()
     assert (record.arrays["entropy"][1, :, 3:] == 0).all()
 
 
-def test_a_single_token_has_no_share_of_entropy():
+def test_a_single_token_has_no_normalised_entropy():
     (head, *_) = record_of("alone").heads
     assert (head.entropy, head.entropy_share) == (0.0, None)
 
@@ -212,7 +212,7 @@ def test_the_self_check_in_blocks_of_queries_sees_every_row(monkeypatch):
     assert (found.ok, found.max_abs_error) == (False, pytest.approx(1.0))
 
 
-def test_the_record_keeps_what_was_asked_for_and_what_its_views_need():
+def test_the_record_keeps_what_was_requested_and_what_its_views_need():
     always = {"allowed", "entropy", "strongest_key"}
     assert record_of(TEXTS, keep=("z", "q_proj")).arrays.keys() == {"z", "q_proj"} | always
     usual = record_of(TEXTS, keep=None)

@@ -1,4 +1,4 @@
-"""The walkthrough: what it says of every tensor, counted and computed again by other means."""
+"""The walkthrough: its numbers about every tensor, counted and recomputed independently."""
 
 from __future__ import annotations
 
@@ -321,22 +321,22 @@ def test_the_numbers_of_a_cell_agree_with_the_loops(route, context):
         assert np.abs(np.array(found) - wanted).max() <= 1e-12
 
 
-def test_a_forbidden_cell_has_no_score_and_the_share_zero():
+def test_a_forbidden_cell_has_no_score_and_the_weight_zero():
     record = walked(config=Config(**{**vars(CONFIG), "causal": True}), place=CellIndex(0, 2, 1, 4))
     assert (record.cell.allowed, record.cell.score, record.cell.share) == (False, None, 0.0)
     assert [score is None for score in record.cell.scores_row] == [False, False, True, True, True, True]
     assert record.cell.pattern_row[2:] == (0.0,) * 4
 
 
-def test_in_training_the_share_of_a_cell_is_what_dropout_left():
+def test_in_training_the_weight_of_a_cell_is_what_dropout_left():
     config = Config(**{**vars(CONFIG), "train": True, "dropout": 0.5})
-    shares, patterns = [], []
+    weights, patterns = [], []
     for key in range(6):
         cell = walked(config=config, place=CellIndex(0, 0, 0, key)).cell
-        shares.append(cell.share)
+        weights.append(cell.share)
         patterns.append(cell.pattern_row[key])
-    assert all(share in (0.0, 2 * pattern) for share, pattern in zip(shares, patterns, strict=True))
-    assert 0 < shares.count(0.0) < 6
+    assert all(weight in (0.0, 2 * pattern) for weight, pattern in zip(weights, patterns, strict=True))
+    assert 0 < weights.count(0.0) < 6
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_keys_of_a_place_are_counted_in_the_context():
     assert "key 3" in caught.value.message
 
 
-def test_values_summarise_every_tensor_and_are_absent_unless_asked_for():
+def test_values_summarise_every_tensor_and_are_absent_unless_requested():
     assert all(step.values is None for step in walked().trace)
     record = walk(
         layer_request(encode(TEXTS, CONFIG), CONFIG, options=RecordingOptions(repeat=1, keep=("out", "pattern"))),

@@ -1,4 +1,4 @@
-"""Colour scales on every kind of terminal: the larger, the lighter, in equal steps, and text that can be read on each step."""
+"""Colour scales on every kind of terminal: lightness rises with the weight in equal steps, and text is readable."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def lightness(colour: tuple[int, int, int]) -> float:
     return 116 * (y ** (1 / 3) if y > (6 / 29) ** 3 else y / (3 * (6 / 29) ** 2) + 4 / 29) - 16
 
 
-def test_the_larger_a_share_the_lighter_its_cell_on_every_terminal(drawn):
+def test_the_larger_a_weight_the_lighter_its_cell_on_every_terminal(drawn):
     system, looks = drawn
     for name in SCALES:
         codes = [look.fore if name == "upper" else look.back for look in looks[name]]

@@ -31,16 +31,16 @@ from mhacli.spec.config import Config
     ("share", "precision", "text"),
     [(0.171, 2, ".17"), (1.0, 2, "1.00"), (0.0, 2, ".00"), (0.999, 2, "1.00"), (0.5, 1, ".5"), (12.5, 2, "12.50")],
 )
-def test_a_share_has_no_leading_zero(share, precision, text):
+def test_a_weight_has_no_leading_zero(share, precision, text):
     assert weight_text(share, precision) == text
 
 
-def test_a_share_that_is_not_a_number_says_so():
+def test_a_weight_that_is_not_a_number_says_so():
     assert weight_text(float("nan"), 2) == "nan"
 
 
 @given(st.floats(0, 1), st.integers(1, 9))
-def test_a_share_is_within_half_of_its_last_digit(share, precision):
+def test_a_weight_is_within_half_of_its_last_digit(share, precision):
     assert float(weight_text(share, precision)) == pytest.approx(share, abs=0.5000001 * 10**-precision)
 
 
@@ -79,7 +79,7 @@ def test_numbers_have_four_digits(number, text):
         (36000.0, "36,000 s"),
     ],
 )
-def test_durations_are_told_in_the_unit_that_fits(seconds, text):
+def test_durations_are_reported_in_the_unit_that_fits(seconds, text):
     assert seconds_text(seconds) == text
 
 
@@ -116,7 +116,7 @@ def test_times_that_are_small_or_vary_much_are_called_rough(timings, note):
         (5 * 10**12, "5 T"),
     ],
 )
-def test_counts_are_told_in_the_unit_that_fits(count, text):
+def test_counts_are_reported_in_the_unit_that_fits(count, text):
     assert count_text(count) == text
 
 
@@ -153,7 +153,7 @@ def test_text_that_does_not_fit_ends_in_an_ellipsis(text, width):
         assert text.startswith(shown[:-1])
 
 
-def test_a_token_is_told_with_visible_spaces_and_padding_by_its_sign():
+def test_a_token_is_reported_with_visible_spaces_and_padding_by_its_sign():
     sequence = make_record((" a\n", "b")).sequences[0]
     assert [token_text(sequence, i) for i in range(4)] == ["␣a\\n", "b", "‹pad›", "‹pad›"]
 
@@ -176,7 +176,7 @@ def parts_of(record):
     return configuration(record, 10_000).plain.split(" · ")
 
 
-def test_the_configuration_tells_what_was_computed_and_where():
+def test_the_configuration_shows_what_was_computed_and_where():
     assert parts_of(make_record()) == [
         "mha 0.1.0",
         "d_model 6",
@@ -207,14 +207,14 @@ def test_the_configuration_tells_what_was_computed_and_where():
         ({"softcap": 30.0}, "softcap 30"),
     ],
 )
-def test_what_is_not_as_usual_is_told(choices, part):
+def test_what_is_not_as_usual_is_reported(choices, part):
     record = make_record()
     config = Config(**{"d_model": 6, "n_heads": 2, **choices}).resolved()
     assert part not in parts_of(record)
     assert part in parts_of(replace(record, config=config))
 
 
-def test_a_context_and_a_weights_file_are_told_and_escaped():
+def test_a_context_and_a_weights_file_are_reported_and_escaped():
     record = replace(make_record(("a",), context=[("b",)]), weights="w\x1b.safetensors")
     assert "cross-attention" in parts_of(record)
     assert "weights w\\x1b.safetensors" in parts_of(record)
@@ -235,7 +235,7 @@ def test_a_balanced_choice_keeps_both_ends_and_counts_the_rest(count, room):
     assert len(before) - len(after) in (0, 1) or not selection.hidden
 
 
-def test_what_was_asked_for_is_drawn_once_in_the_order_asked():
+def test_what_was_requested_is_drawn_once_in_the_order_asked():
     assert chosen((3, 0, 3), 4, 1, False, "head") == Selection((3, 0), 0)
     assert chosen(None, 9, 4, False, "head") == Selection((0, 1, 7, 8), 5)
     assert chosen(None, 9, 4, True, "head") == Selection(tuple(range(9)), 0)

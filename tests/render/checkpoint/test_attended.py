@@ -1,4 +1,4 @@
-"""What rows looked at, all heads together, against plain means of the arrays."""
+"""The top keys of rows over all heads, against plain means of the arrays."""
 
 import re
 
@@ -35,7 +35,7 @@ def percents(line):
     ]
 
 
-def test_rows_without_a_layer_tell_what_all_heads_looked_at():
+def test_rows_without_a_layer_show_what_all_heads_attend_to():
     table = rows_of(view(KEPT, 200, rows="generated"))
     tokens = KEPT.sequences[0].tokens
     assert [line.split()[0] for line in table] == [str(query) for query in range(8, len(tokens) - 1)]
@@ -60,7 +60,7 @@ def test_with_a_layer_patterns_are_drawn_and_no_means():
     assert not any("mean over all heads" in line for line in lines)
 
 
-def test_what_the_model_said_is_told_as_text():
+def test_what_the_model_generated_is_reported_as_text():
     text = KEPT.sequences[0]
     said = text.text[text.offsets[9][0] :]
     assert said

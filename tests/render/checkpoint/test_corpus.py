@@ -1,4 +1,4 @@
-"""What the terminal shows of a corpus: its documents, how statistics spread, which tokens are sinks, and what stands out."""
+"""The terminal view of a corpus: documents, distributions of statistics, sink tokens, and strongest cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn of a checkpoint's record: every layer, head and token where it belongs, at every width."""
+"""The view of a checkpoint's record: every layer, head and token in its place at every width."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_header_says_what_the_model_is():
         (None, 0, "outputs not compared with a run without inspection"),
     ],
 )
-def test_the_proof_says_whether_looking_changed_anything(identical, compared, said):
+def test_the_proof_says_whether_inspection_changed_anything(identical, compared, said):
     record = RECORDS["run"]
     model = replace(record.model, identical_outputs=identical, compared_len=compared)
     text = flat(view(replace(record, model=model), 200, verbose=True))
@@ -144,7 +144,7 @@ def test_the_proof_says_whether_looking_changed_anything(identical, compared, sa
     assert f"{HEAD_OUTPUTS} within 6.00e-08" in text  # 2e-8 times the number of the layer, from 1
 
 
-def test_what_was_inspected_of_a_model_is_told_where_it_is_not_all():
+def test_what_was_inspected_of_a_model_is_reported_where_it_is_not_all():
     record = replace(RECORDS["run"], model=replace(RECORDS["run"].model, n_layers=12))
     assert "12 layers, layers 0–2 inspected" in flat(view(record, 200))
     assert "inspected ·" not in flat(view(RECORDS["run"], 200)).split("attention: ")[0]
@@ -183,7 +183,7 @@ def test_so_many_doubtful_layers_that_they_would_fill_the_screen_are_counted():
     assert len([line for line in view(record, 200, everything=True) if line.startswith("! ")]) == 11
 
 
-def test_every_check_is_told_where_it_is_worst():
+def test_every_check_is_reported_where_it_is_worst():
     assert re.fullmatch(
         r"self-check ok: 6 checks, errors at most [\d.]+ % of their tolerances \(--verbose\)", view(RECORDS["run"])[-1]
     )
@@ -411,7 +411,7 @@ def test_what_does_not_exist_is_refused_with_what_does(name, options, message):
     assert caught.value.message == message
 
 
-def test_sinks_are_told_by_key_with_how_many_heads_have_them():
+def test_sinks_are_reported_by_key_with_how_many_heads_have_them():
     record = RECORDS["run"]
     text = flat(view(record, 200))
     keys = {}
@@ -428,14 +428,14 @@ def test_sinks_are_told_by_key_with_how_many_heads_have_them():
     assert f"{meant}: {expected}" in text
 
 
-def test_a_few_chosen_heads_say_where_they_look_most():
+def test_a_few_chosen_heads_say_where_they_attend_most():
     record = RECORDS["run"]
     text = flat(view(record, 120, layers=((None, 1),), heads=(2,)))
     received = record.of_layer(1).arrays["received"][0, 2]
     key = int(received.argmax())
     uniform = record.of_layer(1).arrays["uniform_received"][0, 0, key]
-    share = 100 * received[key] / received.sum()
-    assert f"{key} “{record.sequences[0].tokens[key]}” {share:.0f} % ×{received[key] / uniform:.2f}" in text
+    weight = 100 * received[key] / received.sum()
+    assert f"{key} “{record.sequences[0].tokens[key]}” {weight:.0f} % ×{received[key] / uniform:.2f}" in text
     assert "receives most" not in flat(view(layered(n_layers=1), 120))
 
 
@@ -561,7 +561,7 @@ def test_layers_that_are_chosen_show_their_first_and_last_heads_and_heads_those_
     assert len(titles(view(record, layers=((None, 2), (None, 3)), heads=tuple(range(11))))) == 22
 
 
-def test_rows_that_are_asked_for_are_drawn_alone_with_their_places():
+def test_rows_that_are_requested_are_drawn_alone_with_their_places():
     lines = view(RECORDS["run"], 200, layers=((None, 0),), heads=(1,), rows=(13, 2))
     rows = matrix_rows(lines, "layer 0 · head 1")
     assert [row.split()[:2] for row in rows] == [["13", "on"], ["2", "quick"]]
@@ -633,15 +633,15 @@ def test_maps_corners_and_queries_are_those_of_their_layer(colour):
     ]
     assert sum("· cells" in line for line in lines) == 8
     tokens = record.sequences[0].tokens
-    shares = record.of_layer(1).arrays["top_shares"][0, 0, 0]
+    weights = record.of_layer(1).arrays["top_shares"][0, 0, 0]
     keys = record.of_layer(1).arrays["top_keys"][0, 0, 0]
-    said = ", ".join(f"0:{k} “{tokens[k]}” {100 * s:.0f} %" for k, s in zip(keys, shares, strict=True))
+    said = ", ".join(f"0:{k} “{tokens[k]}” {100 * s:.0f} %" for k, s in zip(keys, weights, strict=True))
     assert f"layer 1 · sequence 0 · query 0:3 “{tokens[3]}” · 15 visible keys" in flat(lines)
     assert f"head 0 {said}" in flat(lines)
     assert "layer 2 ·" not in flat(lines)
 
 
-def test_a_map_tells_the_learned_sink_apart_from_what_is_shown():
+def test_a_map_distinguishes_the_learned_sink_from_what_is_shown():
     record = RECORDS["sinks"]
     (line,) = [line for line in view(record, 120, layers=((None, 0),), maps=(1,)) if "sink logit ." in line]
     p = record.of_layer(0).arrays["pattern"][0, 1].astype(float)

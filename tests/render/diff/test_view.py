@@ -1,4 +1,4 @@
-"""What is drawn of two records beside each other: the verdict in a line, every difference where it is, pictures that are true."""
+"""The view of a comparison: a one-line verdict, every difference in its place, and exact pictures."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_every_kind_of_departure_has_its_words(b: Record, expected: str) -> None
     assert said(A, b) == f"{DIFFER}{expected}"
 
 
-def test_a_token_at_another_place_in_b_is_told_with_both() -> None:
+def test_a_token_at_another_place_in_b_is_reported_with_both() -> None:
     vocabulary = sorted({*TEXT, "well"})
     a = replace(A, sequences=(make_sequence(TEXT, vocabulary),))
     longer = make_record(("well", *TEXT), causal=True, n_heads=3, seed=1)
@@ -201,7 +201,7 @@ def test_tokens_that_are_others_stand_among_those_that_are_the_same() -> None:
     assert any("4 tokens are the same, of 5 in A and 7 in B" in line for line in lines)
 
 
-def test_a_site_before_which_no_number_is_known_is_told_as_the_first_that_both_hold() -> None:
+def test_a_site_before_which_no_number_is_known_is_reported_as_the_first_that_both_hold() -> None:
     b = with_cell(WALKED, "qk", (0, 1, 2, 0), 3.5)
     assert said(A, with_cell(A, "qk", (0, 1, 2, 0), 3.5)).startswith(f"{DIFFER}qk (largest difference ")
     assert said(WALKED, b).startswith(
@@ -225,7 +225,7 @@ def test_numbers_of_tokens_are_no_numbers_that_records_lack() -> None:
     assert said(A, b).startswith(f"{DIFFER}{expected}")
 
 
-def test_layers_that_one_alone_has_are_told_in_lines_of_their_own() -> None:
+def test_layers_that_one_alone_has_are_reported_in_lines_of_their_own() -> None:
     lines = view(layered(text_of(TEXT), n_layers=3), A)
     start = next(i for i, line in enumerate(lines) if line.startswith("layer by layer "))
     assert lines[start + 1 : start + 3] == ["only in A: layers 0–2", "the records have no layer in common"]
@@ -285,9 +285,9 @@ def test_numbers_stand_in_cells_that_are_wide_enough() -> None:
     b = with_cell(A, "pattern", (0, 1, 4, 2), 0.0)
     lines = view(A, b, 200, heads=(1,))
     before, after, change = (rows[4].split() for rows in panels_of(lines, "head 1 · ", 5, 40))
-    share = float(A.arrays["pattern"][0, 1, 4, 2])
+    weight = float(A.arrays["pattern"][0, 1, 4, 2])
     assert before == [f"{x:.2f}".lstrip("0") for x in A.arrays["pattern"][0, 1, 4]]
-    assert (after[2], change[2]) == (".00", f"−{share:.2f}".replace("0.", "."))
+    assert (after[2], change[2]) == (".00", f"−{weight:.2f}".replace("0.", "."))
     assert {change[j] for j in (0, 1, 3, 4)} == {".00"}
 
 
@@ -408,9 +408,9 @@ def test_ranks_are_those_among_the_cells_of_all_pictures() -> None:
     b = replace(A, arrays={**A.arrays, "pattern": A.arrays["pattern"] / 16})
     lines = view(A, b, SIGNS_ONLY, heads=(1,), map_scale="rank")
     allowed = np.tril(np.ones((5, 5), bool))
-    shares = [record.arrays["pattern"][0, 1].astype(float) for record in (A, b)]
-    order = sorted(value for cells in shares for value in cells[allowed])
-    for cells, signs in zip(shares, panels_of(lines, "head 1 · ", 5, 5), strict=False):
+    weights = [record.arrays["pattern"][0, 1].astype(float) for record in (A, b)]
+    order = sorted(value for cells in weights for value in cells[allowed])
+    for cells, signs in zip(weights, panels_of(lines, "head 1 · ", 5, 5), strict=False):
         for i, j in zip(*allowed.nonzero(), strict=True):
             place = order.index(cells[i, j]) / (len(order) - 1)
             assert signs[i][j] in {"·░▒▓█"[min(4, int(near * 5))] for near in (place - 0.002, place + 0.002)}
@@ -443,7 +443,7 @@ def test_of_two_attentions_of_a_layer_the_one_that_changed_is_drawn() -> None:
     assert [title.split(" ─")[0] for title in titles] == [f"layer 0, attention 2 · head 2 · largest change {gap:.4g}"]
 
 
-def test_a_head_that_is_asked_for_and_not_drawn_has_its_reason() -> None:
+def test_a_head_that_is_requested_and_not_drawn_has_its_reason() -> None:
     assert "no head is drawn: 3 heads against 2" in view(A, make_record(TEXT, causal=True, n_heads=2), heads=(1,))
     bare = replace(A, arrays={"out": A.arrays["out"]})
     expected = "no head is drawn: one of the records does not hold its pattern or map (--keep pattern)"
@@ -542,7 +542,7 @@ def test_hostile_tokens_show_as_escapes_at_every_width(width: int, colour: bool)
         assert "\\x1b[31mred" in text
 
 
-def test_steps_of_somebody_s_attention_show_as_escapes_with_what_is_said_of_them() -> None:
+def test_steps_of_user_code_show_as_escapes_with_their_description() -> None:
     module = UserModule("mine.py:A", (), "forward(x)", (("query", 5),), 2, (1, 5, 9), (1, 5, 9))
     a = replace(A, module=module, arrays={}, heads=())
     step = replace(a.trace[0], site="\x1b[2Jevil", operation="matmul", formula="one \u202e")
@@ -570,7 +570,7 @@ def test_every_kind_of_record_is_drawn_at_every_width(a: Record, b: Record, widt
     assert view(a, b, width, colour=True, everything=everything)
 
 
-def test_what_pictures_leave_out_is_said() -> None:
+def test_what_pictures_leave_out_is_noted() -> None:
     a, b = (make_record(TEXT, dropout=0.25, seed=seed) for seed in (0, 1))
     assert "A and B before dropout" in " ".join(" ".join(view(a, b)).split())
     untrained = replace(a, config=replace(a.config, train=False))
@@ -581,7 +581,7 @@ def test_what_pictures_leave_out_is_said() -> None:
     assert "the weight of sink logits is not drawn" in " ".join(view(a, b))
 
 
-def test_the_document_holds_what_the_view_tells_and_reads_back_strictly() -> None:
+def test_the_document_holds_what_the_view_shows_and_reads_back_strictly() -> None:
     b = with_cell(with_cell(A, "pattern", (0, 2, 3, 1), 0.875), "out", (0, 1, 2), np.inf)
     found = compare(A, b)
     text = "".join(json_pieces(found, (A, b), ("a\udcff", "b"), ("mha", "diff")))
@@ -621,7 +621,7 @@ def test_of_itself_the_head_that_changed_most_is_drawn_and_the_others_are_counte
     assert not [line for line in everything if line.startswith("⋮")]
 
 
-def test_command_lines_are_shown_where_nothing_else_differs_or_all_is_asked_for() -> None:
+def test_command_lines_are_shown_where_nothing_else_differs_or_all_is_requested() -> None:
     b = replace(A, command=("mha", "run", "x", "--other"))
     other_seed = replace(b, config=replace(b.config, seed=77))
     assert any("--other" in line for line in view(A, b))

@@ -1,4 +1,4 @@
-"""Output of notebooks in a real browser, offline: nothing is asked for or logged, and both colour schemes can be read."""
+"""Notebook output in a real browser, offline: no requests, no logs, and readable in both colour schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and patterns in a notebook: the numbers are the record's, and the output is small and static."""
+"""Records and patterns in a notebook: the record's numbers in small, static output."""
 
 import re
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_cells_have_colours_of_their_own_in_the_order_of_the_weights() -> None:
                 assert np.abs(np.frombuffer(bytes.fromhex(found[1]), np.uint8) - expected).max() <= 3
 
 
-def test_many_tokens_are_pooled_to_means_over_queries_and_that_is_said() -> None:
+def test_many_tokens_are_pooled_to_means_over_queries_and_that_is_noted() -> None:
     n, block = 70, 3  # the least that makes 32 cells or fewer
     record = make_record(tuple(f"t{i}" for i in range(n)), n_heads=1)
     shown = record.pattern(head=0)

@@ -1,4 +1,4 @@
-"""Pictures, read back as XML: the colours of cells against viridis in numpy, names, scales, captions, layout, and bytes."""
+"""Pictures parsed as XML: the colours of cells against viridis in numpy, names, scales, captions, layout, and bytes."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ HEAD = ViewOptions(heads=(0,))
 
 
 @pytest.mark.parametrize("scale", ["linear", "log", "rank"])
-def test_the_colour_of_a_cell_is_that_of_its_share_on_the_scale(scale):
+def test_the_colour_of_a_cell_is_that_of_its_weight_on_the_scale(scale):
     record = make_record(FIVE, causal=True)
-    shares, allowed = drawn_shares(record)
-    top = max(shares[row, : row + 1].max() for row in range(1, 5))  # the first row has no choice
-    ranked = sorted(shares[allowed])
+    weights, allowed = drawn_shares(record)
+    top = max(weights[row, : row + 1].max() for row in range(1, 5))  # the first row has no choice
+    ranked = sorted(weights[allowed])
 
     def level(share: float) -> float:
         if scale == "log":
@@ -72,20 +72,20 @@ def test_the_colour_of_a_cell_is_that_of_its_share_on_the_scale(scale):
         return share / top if scale == "linear" else ranked.index(share) / (len(ranked) - 1)
 
     found = cells(figure(record, replace(HEAD, map_scale=scale)))
-    expected = [viridis(level(s)) if a else BLANK for s, a in zip(shares.ravel(), allowed.ravel(), strict=True)]
+    expected = [viridis(level(s)) if a else BLANK for s, a in zip(weights.ravel(), allowed.ravel(), strict=True)]
     assert [one.rgb for one in found] == expected
     assert len(set(expected)) > 5
 
 
-def test_a_cell_tells_its_tokens_and_the_number_of_the_record():
+def test_a_cell_shows_its_tokens_and_the_number_of_the_record():
     record = make_record(FIVE, causal=True)
-    shares, allowed = drawn_shares(record)
+    weights, allowed = drawn_shares(record)
     found = cells(figure(record, HEAD))
     for place, one in enumerate(found):
         query, key = divmod(place, 5)
         names, told = one.said.split(": ")
         assert names == f"{FIVE[query]} → {FIVE[key]}"
-        assert told == "masked" if not allowed[query, key] else abs(float(told) - shares[query, key]) < 1e-6
+        assert told == "masked" if not allowed[query, key] else abs(float(told) - weights[query, key]) < 1e-6
 
 
 def test_the_names_of_queries_stand_at_the_middle_of_their_rows():
@@ -97,13 +97,13 @@ def test_the_names_of_queries_stand_at_the_middle_of_their_rows():
         assert name.y - 0.35 * name.number("font-size") == pytest.approx(middle, abs=1.5)  # digits are 0.7 em high
 
 
-def test_numbers_stand_in_their_cells_with_the_digits_that_were_asked_for():
+def test_numbers_stand_in_their_cells_with_the_digits_that_were_requested():
     record = make_record(THREE)
-    shares, _ = drawn_shares(record)
+    weights, _ = drawn_shares(record)
     svg = figure(record, replace(HEAD, precision=3))
     found = {one.text: one for one in shapes(svg) if one.tag == "text"}
-    for cell, share in zip(cells(svg), shares.ravel(), strict=True):
-        number = found[f"{share:.3f}"[1:]]
+    for cell, weight in zip(cells(svg), weights.ravel(), strict=True):
+        number = found[f"{weight:.3f}"[1:]]
         assert cell.x < number.x < cell.x + cell.number("width")
         assert cell.y < number.y < cell.y + cell.number("height")
 
@@ -133,15 +133,15 @@ def test_tokens_stand_at_their_rows_and_columns():
         assert 0 < x - (first.x + column * first.number("width")) < first.number("width")
 
 
-def test_padding_is_left_out_and_said_so():
+def test_padding_is_left_out_and_noted():
     record = make_record(FIVE, THREE)
     svg = figure(record, replace(HEAD, sequences=(1,)))
     assert len(cells(svg)) == 9
     assert "padding is not drawn" in said(svg)
     assert "head 0 · sequence 1" in texts(svg)
-    shares, _ = drawn_shares(record, sequence=1)
+    weights, _ = drawn_shares(record, sequence=1)
     told = [float(one.said.split(": ")[1]) for one in cells(svg)]
-    assert np.allclose(told, shares.ravel(), atol=1e-6)
+    assert np.allclose(told, weights.ravel(), atol=1e-6)
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -195,17 +195,17 @@ def test_the_mass_of_sinks_is_that_of_the_numbers_that_are_some():
         ("rank", "rank, the smallest … the largest of 15 cells"),
     ],
 )
-def test_the_scale_bar_tells_its_kind_and_range(scale, told):
+def test_the_scale_bar_shows_its_kind_and_range(scale, told):
     record = make_record(FIVE, causal=True)
-    shares, _ = drawn_shares(record)
-    top = shares[1:].max()
+    weights, _ = drawn_shares(record)
+    top = weights[1:].max()
     expected = told.format(top=f"{top:.4g}", low=f"{top / 1000:.4g}")
     svg = figure(record, replace(HEAD, map_scale=scale))
     assert f"attention weight: {expected}" + (" or more" if scale != "rank" else "") in texts(svg)
     assert "masked" in texts(svg)
 
 
-def test_a_share_that_reads_like_the_top_of_the_scale_does_not_exceed_it():
+def test_a_weight_that_reads_like_the_top_of_the_scale_does_not_exceed_it():
     pattern = np.array([[[[1, 0, 0], [0.99999, 0.00001, 0], [0.2, 0.4, 0.4]]]], np.float32)
     record = with_arrays(make_record(THREE, n_heads=1), pattern=pattern, allowed=pattern > 0)
     assert "attention weight: linear, 0 … 1" in texts(figure(record, HEAD))
@@ -223,23 +223,23 @@ def test_sinks_that_are_hidden_are_renormalised_coloured_and_told():
     named = (Sink(0, 0, 0.5, 0.1), Sink(0, 2, 0.625, 0.2), Sink(0, 4, 0.5, 0.2))
     heads = (HeadStatistics(head=0, sinks=named), HeadStatistics(head=1))
     record = replace(record, heads=heads)
-    shares, _ = drawn_shares(record)
+    weights, _ = drawn_shares(record)
     sinks, others = [0, 2], [1, 3, 4]
-    rest = shares / (1 - shares[:, sinks].sum(1, keepdims=True))
+    rest = weights / (1 - weights[:, sinks].sum(1, keepdims=True))
     top = rest[:, others].max()
     svg = figure(record, replace(HEAD, hide_sinks=True))
     for place, one in enumerate(cells(svg)):
         row, column = divmod(place, 5)
         told = float(re.findall(r": ([\d.e-]+)", one.said)[0])
         if column in sinks:
-            level = round(255 * shares[row, column])
+            level = round(255 * weights[row, column])
             assert one.rgb == tuple(round(part * level / 255) for part in (255, 64, 200))
             assert one.said.endswith(", a sink, taken out")
-            assert abs(told - shares[row, column]) < 1e-6
+            assert abs(told - weights[row, column]) < 1e-6
         else:
             assert one.rgb == viridis(rest[row, column] / top)
             assert abs(told - rest[row, column]) < 1e-6
-    mass = f"{shares[:, sinks].sum() / 5:.2f}"[1:]
+    mass = f"{weights[:, sinks].sum() / 5:.2f}"[1:]
     assert f"sinks are hidden: keys 0 “the”, 2 “sat” with {mass} of all attention taken out" in said(svg)
     assert "sinks" in texts(svg)
 
@@ -262,35 +262,35 @@ def test_a_learned_sink_has_a_strip_and_rows_that_sum_to_less():
 
 def test_a_map_of_many_cells_is_an_image_of_a_pixel_for_each():
     record = of_tokens((f"t{i}" for i in range(60)), causal=True, n_heads=1)
-    shares, allowed = drawn_shares(record)
+    weights, allowed = drawn_shares(record)
     (image,) = images(figure(record, HEAD))
-    top = max(shares[row, : row + 1].max() for row in range(1, 60))
+    top = max(weights[row, : row + 1].max() for row in range(1, 60))
     assert image.shape == (60, 60, 3)
     for row, column in [(0, 0), (1, 1), (7, 3), (40, 40), (59, 0), (59, 58), (5, 6)]:
-        expected = viridis(shares[row, column] / top) if allowed[row, column] else BLANK
+        expected = viridis(weights[row, column] / top) if allowed[row, column] else BLANK
         assert tuple(image[row, column]) == expected
 
 
 def test_an_image_is_as_wide_as_there_are_keys_and_as_high_as_there_are_queries():
     record = make_record(tuple(f"q{i}" for i in range(53)), context=[tuple(f"k{i}" for i in range(71))], n_heads=1)
-    shares, _ = drawn_shares(record)
+    weights, _ = drawn_shares(record)
     svg = figure(record, replace(HEAD, map_scale="linear"))
     (image,) = images(svg)
     assert image.shape == (53, 71, 3)
-    assert tuple(image[52, 3]) == viridis(shares[52, 3] / shares.max())
+    assert tuple(image[52, 3]) == viridis(weights[52, 3] / weights.max())
     (drawn,) = [one for one in shapes(svg) if one.tag == "image"]
     assert drawn.number("width") / 71 == drawn.number("height") / 53
 
 
 def test_cells_are_put_together_so_that_an_image_has_no_more_than_512_a_side():
     record = of_tokens((f"t{i}" for i in range(515)), causal=True, n_heads=1)
-    shares, _ = drawn_shares(record)
+    weights, _ = drawn_shares(record)
     svg = figure(record, replace(HEAD, map_scale="log"))
     (image,) = images(svg)
     assert image.shape == (258, 258, 3)
 
     def block(row: int, column: int) -> float:
-        part = shares[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        part = weights[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
         return part.sum() / len(part)
 
     top = max(block(row, column) for row in range(1, 258) for column in range(row + 1))
@@ -313,15 +313,15 @@ def test_a_picture_of_a_long_text_stays_small():
 def test_a_grid_shows_every_head_on_the_same_scale():
     record = make_record(FIVE, causal=True, n_heads=3)
     svg = figure(record, ViewOptions())
-    shares = [drawn_shares(record, head)[0] for head in range(3)]
-    top = max(one[1:].max() for one in shares)
+    weights = [drawn_shares(record, head)[0] for head in range(3)]
+    top = max(one[1:].max() for one in weights)
     groups = {tuple(sorted((one.said, one.rgb) for one in part)) for part in _thumbs(cells(svg), 3)}
     expected = set()
-    for one in shares:
+    for one in weights:
         told = []
         for i, j in np.ndindex(5, 5):
-            share = f"{one[i, j]:.6g}" if j <= i else "masked"
-            told.append((f"{FIVE[i]} → {FIVE[j]}: {share}", viridis(one[i, j] / top) if j <= i else BLANK))
+            weight = f"{one[i, j]:.6g}" if j <= i else "masked"
+            told.append((f"{FIVE[i]} → {FIVE[j]}: {weight}", viridis(one[i, j] / top) if j <= i else BLANK))
         expected.add(tuple(sorted(told)))
     assert groups == expected
     assert f"attention weight, all heads: linear, 0 … {top:.4g} or more" in texts(svg)
@@ -339,8 +339,8 @@ def test_ranks_in_a_grid_are_among_each_heads_own_cells():
     record = make_record(THREE, n_heads=2)
     svg = figure(record, ViewOptions(map_scale="rank"))
     for part, head in zip(_thumbs(cells(svg), 2), range(2), strict=True):
-        shares = drawn_shares(record, head)[0].ravel()
-        assert [one.rgb for one in part] == [viridis(sorted(shares).index(share) / 8) for share in shares]
+        weights = drawn_shares(record, head)[0].ravel()
+        assert [one.rgb for one in part] == [viridis(sorted(weights).index(weight) / 8) for weight in weights]
     assert "attention weight: rank, the smallest … the largest of each head's own cells" in texts(svg)
 
 
@@ -389,7 +389,7 @@ def test_a_picture_names_its_text_its_tokens_and_its_axes(options):
     )
 
 
-def test_a_grid_without_room_for_names_tells_its_axes_and_how_many_tokens():
+def test_a_grid_without_room_for_names_shows_its_axes_and_how_many_tokens():
     svg = figure(of_tokens((f"t{i}" for i in range(47)), n_heads=2), ViewOptions())
     assert any(text.startswith("47 tokens: “t0 t1 t2") and text.endswith("…”") for text in texts(svg))
     (key,) = [one for one in shapes(svg) if one.text == "key →"]
@@ -403,7 +403,7 @@ def test_a_grid_without_room_for_names_tells_its_axes_and_how_many_tokens():
     assert image.y - 20 < query.y < image.y
 
 
-def test_texts_that_layers_do_not_have_in_common_are_told_each():
+def test_texts_that_layers_do_not_have_in_common_are_reported_each():
     record = layered(text_of(THREE, parts=()), context=[text_of(FIVE, parts=())], n_layers=1, n_heads=2)
     told = texts(figure(record, ViewOptions()))
     assert any(text.startswith("encoder 0: 7 tokens") for text in told)
@@ -468,20 +468,20 @@ def test_chosen_rows_alone_are_drawn_under_their_places():
     record = layered(n_layers=1, n_heads=1)
     svg = figure(record, ViewOptions(heads=(0,), rows=(4, 2)))
     tokens = record.sequences[0].tokens
-    shares = record.arrays["layers.0.pattern"][0, 0]
+    weights = record.arrays["layers.0.pattern"][0, 0]
     found = cells(svg)
     assert [one.said.split(" → ")[0] for one in found[:: len(tokens)]] == [f"4 {tokens[4]}", f"2 {tokens[2]}"]
     told = np.array([float(one.said.split(": ")[-1]) for one in found]).reshape(2, -1)
-    assert np.allclose(told, shares[[4, 2]], atol=1e-6)
+    assert np.allclose(told, weights[[4, 2]], atol=1e-6)
     assert f"2 of {len(tokens)} queries are drawn" in said(svg)
 
 
 def test_words_take_the_place_of_their_tokens():
     record = layered(text_of(("the", "fox", "es", "ran"), parts=(2,)), n_layers=1, n_heads=1)
     svg = figure(record, ViewOptions(heads=(0,), words=True))
-    shares = record.arrays["layers.0.pattern"][0, 0].astype(float)
-    merged = np.delete(shares, 3, axis=1)
-    merged[:, 2] += shares[:, 3]
+    weights = record.arrays["layers.0.pattern"][0, 0].astype(float)
+    merged = np.delete(weights, 3, axis=1)
+    merged[:, 2] += weights[:, 3]
     merged[2] = (merged[2] + merged[3]) / 2
     told = [float(one.said.split(": ")[-1]) for one in cells(svg)]
     assert np.allclose(told, np.delete(merged, 3, axis=0).ravel(), atol=1e-6)
@@ -681,7 +681,7 @@ def test_the_diagram_knows_every_site():
 
 
 @pytest.mark.parametrize(("site", "told"), [("scores", "6 × −∞, masked"), ("qk", "6 Inf")])
-def test_masked_scores_are_told_as_not_allowed_and_nothing_else(site, told):
+def test_masked_scores_are_reported_as_not_allowed_and_nothing_else(site, told):
     record = walked(make_record(THREE))
     values = replace(record.trace[-1].values, n_nan=0, n_inf=6)
     trace = tuple(replace(step, values=values) if step.site == site else step for step in record.trace)
@@ -760,7 +760,7 @@ def test_a_picture_says_what_made_it_to_readers_and_programs(options):
         (ViewOptions(figure="walk"), "figure walk"),
     ],
 )
-def test_what_was_chosen_for_the_picture_is_told_beside_the_command_of_the_record(options, told):
+def test_what_was_chosen_for_the_picture_is_reported_beside_the_command_of_the_record(options, told):
     svg = figure(make_record(FIVE, THREE, n_heads=3), options)
     assert told in texts(svg)
     assert texts(svg)[texts(svg).index("drawn as") + 2] == "record by"
@@ -852,11 +852,11 @@ def test_a_long_command_is_cut_in_the_caption_and_whole_for_programs():
         (make_record(THREE, n_heads=1), ViewOptions(figure="grid"), "1 head"),
     ],
 )
-def test_what_nobody_chose_is_the_head_the_grid_or_the_walk(record, options, title):
+def test_without_a_choice_the_picture_is_the_head_the_grid_or_the_walk(record, options, title):
     assert texts(figure(record, options))[0] == title
 
 
-def test_the_pattern_before_dropout_is_drawn_and_said_so():
+def test_the_pattern_before_dropout_is_drawn_and_noted():
     record = make_record(THREE, dropout=0.25)
     svg = figure(record, HEAD)
     told = [float(one.said.split(": ")[1]) for one in cells(svg)]

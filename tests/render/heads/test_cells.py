@@ -1,4 +1,4 @@
-"""Cells of every view that shades: nothing but the colour of its number makes a cell brighter or darker."""
+"""Shaded cells of every view: only a number's colour makes its cell brighter or darker."""
 
 from __future__ import annotations
 

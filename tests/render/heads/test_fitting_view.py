@@ -1,4 +1,4 @@
-"""The view that is drawn where not all keys fit: that which shows most of the attention."""
+"""The view chosen if not all keys fit: the one that shows most of the attention."""
 
 from dataclasses import replace
 

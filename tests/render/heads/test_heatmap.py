@@ -58,7 +58,7 @@ def block_means(pattern, block):
 
 
 def test_levels_are_linear_and_stay_on_the_scale():
-    assert [level_of(share, 0.5) for share in (0, 0.25, 0.5, 0.7)] == [0, 128, 255, 255]
+    assert [level_of(weight, 0.5) for weight in (0, 0.25, 0.5, 0.7)] == [0, 128, 255, 255]
     assert level_of(float("inf"), 1.0) == 255
 
 
@@ -102,7 +102,7 @@ def test_a_small_pattern_has_a_named_cell_for_every_share():
     ]
 
 
-def test_the_scale_is_relative_to_the_largest_share():
+def test_the_scale_is_relative_to_the_largest_weight():
     record = with_pattern(make_record(), [[0.25, 0.5, 0.25]] * 3)
     assert lines_of(record, largest=0.5)[1].split() == ["the", "▒▒▒▒▒▒▒", "███████", "▒▒▒▒▒▒▒"]
 
@@ -151,7 +151,7 @@ def test_marks_follow_the_means_on_every_scale(scale):
     assert axis[13:].split() == ["0", "80", "160", "240"]
 
 
-def test_rows_that_were_asked_for_are_never_pooled():
+def test_rows_that_were_requested_are_never_pooled():
     pattern = random_pattern(300)
     record = with_pattern(make_record(numbered(300), causal=True), pattern)
     head = HeadPattern(record, 0, 0, rows=(299, 7, 100))
@@ -218,7 +218,7 @@ def test_what_is_not_a_number_is_neither_small_nor_forbidden(count, colour):
         (HeatScale("rank", 0.75, 12), "rank, the smallest … the largest of 12 cells"),
     ],
 )
-def test_the_caption_tells_range_kind_and_signs(scale, said):
+def test_the_caption_shows_range_kind_and_signs(scale, said):
     assert scale_caption(
         [head_of(make_record()), HeadPattern(make_record(), 0, 1, "pattern")], scale, PLAIN, 2
     ).plain == (f"scale {said}: {GLYPHS} from small to large, a blank is masked")

@@ -1,4 +1,4 @@
-"""Maps of heads, against loops over plain numbers: cells and blocks, sinks taken out, and the three scales."""
+"""Maps of heads against loops over plain numbers: cells and blocks, hidden sinks, and the three scales."""
 
 import base64
 import zlib
@@ -196,7 +196,7 @@ def test_a_row_with_one_key_beside_the_sink_does_not_set_the_top_either():
     assert rest.largest == rest.weights[2:].max() < 0.999
 
 
-def test_a_map_of_a_look_at_heads_has_the_cells_of_the_pattern():
+def test_a_map_of_head_statistics_has_the_cells_of_the_pattern():
     text = "a b c d e f g h i j k l m n o p q"
     record = with_sinks(surveyed(text, causal=True, n_heads=3, d_model=12), 0, 4)
     drawn = head_map(only(record, 2), 0)
@@ -224,7 +224,7 @@ def test_without_pattern_or_map_there_is_nothing_to_draw():
     assert drawable_heads(replace(record, arrays=arrays), ViewOptions()) == ()
 
 
-def test_short_texts_are_linear_long_ones_and_blocks_logarithmic_unless_asked():
+def test_short_texts_are_linear_long_ones_and_blocks_logarithmic_unless_requested():
     exact = [only(make_record(LONG))]
     assert scale_of(ViewOptions(), exact) == "linear"
     assert scale_of(ViewOptions(map_scale="rank"), exact) == "rank"

@@ -68,7 +68,7 @@ def test_where_room_is_short_the_entropy_goes_and_ones_have_a_decimal_less():
     assert widths[22] == widths[20] == [["the", "cat", "sat"], ["1.0*", "0", "0"]]
 
 
-def test_a_small_share_does_not_look_like_a_forbidden_one():
+def test_a_small_weight_does_not_look_like_a_forbidden_one():
     record = with_pattern(make_record(causal=True), [[1, 0, 0], [0.001, 0.999, 0], [0, 0, 1]])
     rows = [line.split() for line in lines_of(record)]
     assert rows[2][1:4] == [".00", "1.00*", "0"]
@@ -98,7 +98,7 @@ def test_padding_is_named_and_forbidden():
     assert {row[3] for row in rows} == {"0"}
 
 
-def test_dropped_shares_are_told_from_forbidden_and_small_ones():
+def test_dropped_weights_are_distinguished_from_forbidden_and_small_ones():
     record = make_record(causal=True, dropout=0.5)
     record = with_pattern(record, [[2, 0, 0], [0.5, 0, 0], [0.001, 0, 1.5]], "dropped")
     rows = [line.split() for line in lines_of(record, site="dropped")][1:]
@@ -142,7 +142,7 @@ def value(cell):
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("count", [60, 300])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_hidden_keys_are_counted_and_their_shares_summed(width, count, causal):
+def test_the_hidden_keys_are_counted_and_their_weights_summed(width, count, causal):
     tokens = numbered(count)
     record = make_record(tokens, causal=causal)
     before, after, hidden, rows = parsed(lines_of(record, width), tokens)
@@ -153,11 +153,11 @@ def test_the_hidden_keys_are_counted_and_their_shares_summed(width, count, causa
     assert hidden == len(unseen) > 0
     pattern = record.arrays["pattern"][0, 0].astype(float)
     for name, cells in rows.items():
-        shares = pattern[tokens.index(name)]
+        weights = pattern[tokens.index(name)]
         place = len(before)
-        assert value(cells[place]) == pytest.approx(shares[unseen].sum(), abs=0.0051)
+        assert value(cells[place]) == pytest.approx(weights[unseen].sum(), abs=0.0051)
         shown = [value(cell) for cell in cells[:place] + cells[place + 1 : place + 1 + len(after)]]
-        assert shown == pytest.approx(shares[before + after], abs=0.0051)
+        assert shown == pytest.approx(weights[before + after], abs=0.0051)
         is_any_allowed = record.arrays["allowed"][0, 0, tokens.index(name)][unseen].any()
         assert (cells[place] == "0") == (not is_any_allowed)
         assert not any(cell.startswith("-") for cell in cells)
@@ -165,7 +165,7 @@ def test_the_hidden_keys_are_counted_and_their_shares_summed(width, count, causa
 
 @pytest.mark.parametrize("width", [48, 80, 120, 200])
 @pytest.mark.parametrize("count", [60, 300])
-def test_the_largest_key_of_a_row_is_named_with_its_share_though_its_column_is_hidden(width, count):
+def test_the_largest_key_of_a_row_is_named_with_its_weight_though_its_column_is_hidden(width, count):
     record = make_record(numbered(count))
     pattern = np.full((count, count), 0.3 / (count - 1), np.float32)
     for query in range(count):
@@ -243,7 +243,7 @@ def test_a_pattern_with_nan_is_drawn(width, count):
 # --------------------------------------------------------------------------------------------------------------- scale
 
 
-def test_the_scale_ends_at_the_largest_share_of_a_query_with_a_choice():
+def test_the_scale_ends_at_the_largest_weight_of_a_query_with_a_choice():
     record = with_pattern(make_record(causal=True), [[1, 0, 0], [0.25, 0.75, 0], [0.2, 0.3, 0.5]])
     assert largest_weight(record, "pattern") == 0.75
 

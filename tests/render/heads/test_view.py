@@ -1,4 +1,4 @@
-"""What is drawn of a record of heads: every number where it belongs, at every width, and the same for programs."""
+"""The view of head statistics: every number in its place at every width, and the same numbers in JSON and CSV."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_names_kinds_stays_where_there_is_less_room(width, records):
 
 
 @pytest.mark.parametrize("sort", [*SORTS, "head:down", "kind:down", "entropy:up", "sink:up"])
-def test_heads_are_listed_in_the_order_that_was_asked_for(sort, records):
+def test_heads_are_listed_in_the_order_that_was_requested(sort, records):
     record = records["many"]
     listed = [head for head, _ in rows_of(view(record, 80, sort=sort))]
     assert listed == [head.head for head in in_order(record.heads, sort)]
@@ -237,7 +237,7 @@ def test_the_legend_explains_the_headings_and_the_patterns(records):
     assert re.search(r"\d+ more columns on a wider screen or with --sort, --csv", narrow)
 
 
-def test_what_was_looked_at_is_told(records):
+def test_what_was_inspected_is_reported(records):
     record = records["batch"]
     text = " ".join(" ".join(view(record, 200)).split())
     for piece in (
@@ -288,7 +288,7 @@ def test_by_hand_percent(share, text):
     assert percent_text(share) == text
 
 
-def test_several_sequences_are_told_apart(records):
+def test_several_sequences_are_distinguished(records):
     text = " ".join(view(records["left"], 200))
     assert re.search(r"\b1:[01] “(a|dog)” ", text)
     assert "‹pad›" not in text
@@ -306,8 +306,10 @@ def test_the_receivers_of_heads_with_masks_of_their_own_are_measured_by_these(re
     for place in range(4):
         received, uniform = (record.arrays[name][0, place] for name in ("received", "uniform_received"))
         key = int(received.argmax())
-        share = percent_text(received[key] / received.sum())
-        assert f" {key} “{record.sequences[0].tokens[key]}” {share} ×{short_text(received[key] / uniform[key])}" in text
+        weight = percent_text(received[key] / received.sum())
+        assert (
+            f" {key} “{record.sequences[0].tokens[key]}” {weight} ×{short_text(received[key] / uniform[key])}" in text
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------ corners
@@ -337,8 +339,8 @@ def test_by_hand_the_cells_of_a_corner(records):
         assert lines[start + 1].split() == list(tokens[:5])
         assert lines[start + 2].split() == ["query", *map(str, range(5))]
         for row in range(3):
-            shares = record.arrays["corner"][0, place, row]
-            cells = ["0" if math.isnan(share) else weight_text(share, 3) for share in shares]
+            weights = record.arrays["corner"][0, place, row]
+            cells = ["0" if math.isnan(weight) else weight_text(weight, 3) for weight in weights]
             assert lines[start + 3 + row].split() == [str(2 + row), f"“{tokens[2 + row]}”", *cells]
         largest = weight_text(np.nanmax(record.arrays["corner"][0, place]), 3)
         assert lines[start + 6].startswith(f"shade linear, 0 … {largest} · 0 masked")
@@ -368,7 +370,7 @@ def test_what_a_corner_hides_is_counted(width):
     assert (numbers[0], numbers[-1]) == (3, 92)
 
 
-def test_queries_say_what_they_looked_at_in_every_head(records):
+def test_queries_say_what_they_attend_to_in_every_head(records):
     record = records["small"]
     lines = view(record, 200)
     tokens = record.sequences[0].tokens
@@ -378,10 +380,10 @@ def test_queries_say_what_they_looked_at_in_every_head(records):
         )
         assert f"{query + 1} visible keys" in lines[start]
         for place in range(4):
-            keys, shares = (record.arrays[name][0, place, number] for name in ("top_keys", "top_shares"))
-            said = ", ".join(f"{k} “{tokens[k]}” {percent_text(s)}" for k, s in zip(keys, shares, strict=True))
-            rest = percent_text(max(0.0, 1 - sum(shares.tolist())))
-            beyond = f", the rest {rest}" if 1 - sum(shares.tolist()) > 1e-5 else ""
+            keys, weights = (record.arrays[name][0, place, number] for name in ("top_keys", "top_shares"))
+            said = ", ".join(f"{k} “{tokens[k]}” {percent_text(s)}" for k, s in zip(keys, weights, strict=True))
+            rest = percent_text(max(0.0, 1 - sum(weights.tolist())))
+            beyond = f", the rest {rest}" if 1 - sum(weights.tolist()) > 1e-5 else ""
             assert " ".join(lines[start + 1 + place].split()) == f"head {place} {said}{beyond}"
 
 
@@ -425,16 +427,16 @@ def all_led(record):
 def by_hand(record, place, sequence, cell):
     """Rows without the first token of each document, renormalised, in cells of `cell` × `cell`, from a map of single tokens."""
     assert record.survey.block == 1
-    shares = record.arrays["map"][sequence, place].astype(np.float64)
-    visible = np.broadcast_to(record.arrays["visible"][sequence], (len(record.heads), len(shares)))[place] > 0
+    weights = record.arrays["map"][sequence, place].astype(np.float64)
+    visible = np.broadcast_to(record.arrays["visible"][sequence], (len(record.heads), len(weights)))[place] > 0
     sequences = record.keys[sequence]
     firsts = {d: i for i, d in reversed(list(enumerate(sequences.documents or (0,) * len(sequences.tokens))))}
     columns = [first + record.first_key(sequence) for first in firsts.values()]
-    sinks = shares[:, columns].sum(axis=1)
-    rest = shares.copy()
+    sinks = weights[:, columns].sum(axis=1)
+    rest = weights.copy()
     rest[:, columns] = 0
-    rows = [slice(start, start + cell) for start in range(0, len(shares), cell)]
-    keys = [slice(start, start + cell) for start in range(0, shares.shape[1], cell)]
+    rows = [slice(start, start + cell) for start in range(0, len(weights), cell)]
+    keys = [slice(start, start + cell) for start in range(0, weights.shape[1], cell)]
     n = np.array([max(1, visible[r].sum()) for r in rows])
     mean_sinks = np.array([sinks[r].sum() for r in rows]) / n
     cells = np.array([[rest[r, c].sum() for c in keys] for r in rows]) / n[:, None]
@@ -479,19 +481,19 @@ def test_columns_that_do_not_fit_are_put_together_too(records):
 
 
 def test_by_hand_the_three_scales():
-    shares = np.array([[0.0, FORBIDDEN, 0.001], [0.1, 1.0, 0.01]])
-    assert levels(shares, "linear").tolist() == [[0, -1, 0], [26, 255, 3]]
+    weights = np.array([[0.0, FORBIDDEN, 0.001], [0.1, 1.0, 0.01]])
+    assert levels(weights, "linear").tolist() == [[0, -1, 0], [26, 255, 3]]
     # decades below the largest: −∞, −3 → 0; −1 → 2/3; 0 → 1; −2 → 1/3
-    assert levels(shares, "log").tolist() == [[0, -1, 0], [170, 255, 85]]
-    assert levels(shares, "rank").tolist() == [[0, -1, 64], [191, 255, 128]]
+    assert levels(weights, "log").tolist() == [[0, -1, 0], [170, 255, 85]]
+    assert levels(weights, "rank").tolist() == [[0, -1, 64], [191, 255, 128]]
 
 
 @pytest.mark.parametrize("scale", ["linear", "log", "rank"])
 def test_scales_of_nothing_or_one_number_are_numbers(scale):
-    for shares in ([[FORBIDDEN]], [[0.0]], [[0.5]], [[FORBIDDEN, 0.0], [0.3, 0.3]]):
-        found = levels(np.array(shares), scale)
+    for weights in ([[FORBIDDEN]], [[0.0]], [[0.5]], [[FORBIDDEN, 0.0], [0.3, 0.3]]):
+        found = levels(np.array(weights), scale)
         assert np.isfinite(found).all()
-        assert ((found == FORBIDDEN) == (np.array(shares) == FORBIDDEN)).all()
+        assert ((found == FORBIDDEN) == (np.array(weights) == FORBIDDEN)).all()
         assert found.max() <= 255
 
 
@@ -508,7 +510,7 @@ def test_a_map_names_its_head_and_its_scale(scale, width, records):
 
 
 @pytest.mark.parametrize("name", ["small", "batch", "left", "context", "documents", "masks of heads", "many", "one"])
-def test_the_share_of_the_sink_and_of_what_is_shown_is_that_of_all_queries(name, records):
+def test_the_weight_of_the_sink_and_of_what_is_shown_is_that_of_all_queries(name, records):
     record = all_led(records[name])
     for place in (0, 1):
         lines = view(record, 80, maps=(record.heads[place].head,), precision=3)
@@ -590,7 +592,7 @@ def test_colour_is_used_only_when_it_is_on(name, records):
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def test_every_check_is_told_with_its_number_and_tolerance(records):
+def test_every_check_is_reported_with_its_number_and_tolerance(records):
     record = records["small"]
     text = " ".join(" ".join(view(record, 80, verbose=True)).split())
     for check in record.survey.checks:

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is read, seen and pressed there is what numpy finds in the record.
+"""The page in a real browser: its text, pixels and controls agree with the record's numbers in numpy.
 
 Every page is opened offline, and after every test: one request was made, nothing was logged, and no policy was violated.
 """
@@ -163,7 +163,7 @@ def test_resting_on_a_cell_gives_the_number_that_the_record_holds(open_page: Ope
 
 
 @pytest.mark.full
-def test_numbers_of_64_bits_are_told_as_rounded(open_page: Open):
+def test_numbers_of_64_bits_are_reported_as_rounded(open_page: Open):
     record = of_text()
     pattern = record.arrays["pattern"].astype(np.float64)
     pattern[0, 0, 4, 2] = 0.123456789012345678
@@ -173,7 +173,7 @@ def test_numbers_of_64_bits_are_told_as_rounded(open_page: Open):
     assert opened.readout == "query 4 “a” → key 2 “sat”: 0.12345679 rounded to 32 bits"
 
 
-def test_a_forbidden_cell_is_told_and_hatched_and_no_number_is_told_as_that(open_page: Open):
+def test_a_forbidden_cell_is_reported_and_hatched_and_no_number_is_reported_as_that(open_page: Open):
     def spoil(pattern: np.ndarray) -> None:
         pattern[0, 0, 4, 1] = np.nan
 
@@ -198,11 +198,11 @@ def test_cells_have_the_colours_that_numpy_predicts_of_the_scale(open_page: Open
     open_cells = np.sort(pattern[1][allowed])
     smallest = np.unravel_index(np.where(allowed, pattern[1], 2).argmin(), allowed.shape)
     for query, key in ((1, 0), (3, 2), (6, 1), (5, 5), map(int, smallest)):
-        share = pattern[1, query, key]
+        weight = pattern[1, query, key]
         place = {
-            "linear": share / top,
-            "log": 1 + np.log10(max(share, top / 1000) / top) / 3,
-            "rank": (open_cells < share).sum() / (len(open_cells) - 1),
+            "linear": weight / top,
+            "log": 1 + np.log10(max(weight, top / 1000) / top) / 3,
+            "rank": (open_cells < weight).sum() / (len(open_cells) - 1),
         }[scale]
         assert near(opened.colour_of(query, key), ramp(np.clip(place, 0, 1))), (query, key)
 
@@ -241,17 +241,17 @@ def lines_of(opened: Opened) -> dict[int, tuple[float, float]]:
     """Of the lines between tokens: the place at the other end, with the line's share and width."""
     read = "(lines) => lines.map((line) => [line.dataset.place, line.dataset.share, line.getAttribute('stroke-width')])"
     found = opened.tab.locator(".lines path").evaluate_all(read)
-    return {int(place): (float(share), float(width)) for place, share, width in found}
+    return {int(place): (float(weight), float(width)) for place, weight, width in found}
 
 
-def test_lines_follow_shares_of_the_query_that_the_pointer_or_the_focus_rests_on(open_page: Open):
+def test_lines_follow_weights_of_the_query_that_the_pointer_or_the_focus_rests_on(open_page: Open):
     record = of_text()
     opened = open_page(record)
     pattern = record.arrays["pattern"][0, 0]
     opened.tab.hover("#queries [data-place='3']")
     opened.settle()
     by_pointer = lines_of(opened)
-    assert {place: np.float32(share) for place, (share, _) in by_pointer.items()} == dict(enumerate(pattern[3, :4]))
+    assert {place: np.float32(weight) for place, (weight, _) in by_pointer.items()} == dict(enumerate(pattern[3, :4]))
     widths = [width for _, width in sorted(by_pointer.values())]
     assert widths == sorted(widths)
     assert widths[-1] > 3 * widths[0]
@@ -260,7 +260,7 @@ def test_lines_follow_shares_of_the_query_that_the_pointer_or_the_focus_rests_on
     opened.settle()
     assert sorted(lines_of(opened)) == [0, 1, 2, 3, 4]
     shown = opened.tab.locator("#keys .share").all_inner_texts()
-    assert shown == [f"{share:.2f}".removeprefix("0") for share in pattern[4, :5]] + ["–", "–"]
+    assert shown == [f"{weight:.2f}".removeprefix("0") for weight in pattern[4, :5]] + ["–", "–"]
 
 
 @pytest.mark.full
@@ -270,7 +270,10 @@ def test_lines_of_a_key_come_from_the_queries_that_see_it(open_page: Open):
     opened.tab.hover("#keys [data-place='5']")
     opened.settle()
     column = record.arrays["pattern"][0, 0, :, 5]
-    assert {place: np.float32(share) for place, (share, _) in lines_of(opened).items()} == {5: column[5], 6: column[6]}
+    assert {place: np.float32(weight) for place, (weight, _) in lines_of(opened).items()} == {
+        5: column[5],
+        6: column[6],
+    }
     assert opened.readout.startswith(
         "key 5 “mat” is given most by query 5 “mat”"
         if column[5] > column[6]
@@ -643,7 +646,7 @@ def test_the_legend_names_the_keys_that_this_head_has_as_sinks(open_page: Open):
 
 
 @pytest.mark.full
-def test_small_maps_tell_ranks_as_those_of_each_head(open_page: Open):
+def test_small_maps_show_ranks_as_those_of_each_head(open_page: Open):
     opened = open_page(of_text())
     opened.tab.wait_for_selector("html[data-drawn]", state="attached")
     note = opened.tab.locator("#thumbnails-note")
@@ -655,7 +658,7 @@ def test_small_maps_tell_ranks_as_those_of_each_head(open_page: Open):
 
 @pytest.mark.full
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_row_that_sees_one_key_is_told_to_be_above_the_scale(open_page: Open, causal: bool):
+def test_a_row_that_sees_one_key_is_reported_to_be_above_the_scale(open_page: Open, causal: bool):
     record = of_text(causal=causal)
     legend = open_page(record).tab.locator("#legend .pair").first.inner_text()
     top = top_of(record.arrays["pattern"][0].astype(float), record.arrays["allowed"][0, 0])
@@ -754,10 +757,10 @@ def test_a_large_record_is_ready_and_its_numbers_are_near(
 
 
 @pytest.mark.full
-def test_rows_that_a_large_record_keeps_are_told_exactly(open_page: Open, many: Record, many_page: str):
+def test_rows_that_a_large_record_keeps_are_reported_exactly(open_page: Open, many: Record, many_page: str):
     opened = open_page(many_page, at=f"#layer=4&head=7&query={EXACT_ROW}")
     row = many.arrays["layers.4.pattern"][0, 7, EXACT_ROW]
-    listed = {place: share for place, (share, _) in lines_of(opened).items()}
+    listed = {place: weight for place, (weight, _) in lines_of(opened).items()}
     strongest = np.argsort(-row)[:10]
     assert {int(place) for place in strongest} <= set(listed)
     for place in strongest:
@@ -811,7 +814,7 @@ def scored(*, causal: bool = True) -> Record:
     return numbered(record, qk=qk, scores=scores.astype(np.float32), pattern=pattern, v=v, z=pattern @ v)
 
 
-def test_a_chosen_cell_tells_its_score_weight_and_what_it_adds(open_page: Open) -> None:
+def test_a_chosen_cell_shows_its_score_weight_and_what_it_adds(open_page: Open) -> None:
     record = scored()
     opened = open_page(record, at="#head=1&query=5&key=2")
     qk, scores, pattern, v, z = (record.arrays[name][0, 1] for name in ("qk", "scores", "pattern", "v", "z"))
@@ -830,7 +833,7 @@ def test_a_chosen_cell_tells_its_score_weight_and_what_it_adds(open_page: Open) 
     assert f"z = [{', '.join(told(x) for x in z[5, :6])}, … " in output
 
 
-def test_a_click_tells_the_story_of_another_cell(open_page: Open) -> None:
+def test_a_click_shows_the_story_of_another_cell(open_page: Open) -> None:
     opened = open_page(scored(), at="#head=0")
     opened.move_to(4, 1)
     before = story_of(opened)
@@ -849,7 +852,7 @@ def test_a_masked_cell_has_the_score_of_minus_infinity_and_adds_nothing(open_pag
     assert "adds nothing" in output
 
 
-def test_what_the_record_does_not_have_is_said_with_how_to_keep_it(open_page: Open) -> None:
+def test_what_the_record_does_not_have_is_reported_with_how_to_keep_it(open_page: Open) -> None:
     record = scored()
     kept = {name: array for name, array in record.arrays.items() if name not in ("qk", "scores", "v", "z")}
     product, score, weight, output = story_of(open_page(replace(record, arrays=kept), at="#head=0&query=3&key=1"))

@@ -1,4 +1,4 @@
-"""Single cells on a page: tables read back as HTML, against the record's arrays and the words of the terminal."""
+"""Single cells on a page: tables parsed from the HTML against the record's arrays and the terminal's words."""
 
 import base64
 import hashlib
@@ -82,7 +82,7 @@ ASKED = Kept(queries=(12, 3), top=4)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_cell_that_was_kept_is_told_and_what_is_not_allowed_is_no_small_share(causal):
+def test_every_cell_that_was_kept_is_reported_and_what_is_not_allowed_is_no_small_weight(causal):
     record = looked_at(CORNER, causal=causal, n_heads=3)
     made = tables(record, "cells")
     assert [table["caption"][0].split("\n")[0] for table in made] == [
@@ -91,7 +91,7 @@ def test_every_cell_that_was_kept_is_told_and_what_is_not_allowed_is_no_small_sh
     words = LONG.split(), SHORT.split()
     for number, table in enumerate(made):
         head, b = divmod(number, 2)
-        shares = record.arrays["corner"][b, head]
+        weights = record.arrays["corner"][b, head]
         rows, columns = (range(1, min(last, len(words[b]))) for last in (7, 11))
         columns = range(2, columns.stop)
         first, *body = table["rows"]
@@ -100,19 +100,19 @@ def test_every_cell_that_was_kept_is_told_and_what_is_not_allowed_is_no_small_sh
         assert [row[0][1:] for row in body] == [["", "row", f"{b}:{query} “{words[b][query]}”"] for query in rows]
         for query, row in zip(rows, body, strict=True):
             for key, cell in zip(columns, row[1:], strict=True):
-                share = shares[query - 1, key - 2]
+                weight = weights[query - 1, key - 2]
                 if causal and key > query:
-                    assert np.isnan(share)
+                    assert np.isnan(weight)
                     assert cell[1:] == ["closed", "", "0"]
                 else:
                     assert cell[1] != "closed"
                     assert len(cell[-1]) >= 4
                     assert float(cell[-1]) == pytest.approx(
-                        share, abs=0.5 * 10.0 ** -len(cell[-1].split(".")[1]) + 1e-9
+                        weight, abs=0.5 * 10.0 ** -len(cell[-1].split(".")[1]) + 1e-9
                     )
 
 
-def test_a_share_that_rounds_to_nothing_differs_from_one_that_is_not_allowed():
+def test_a_weight_that_rounds_to_nothing_differs_from_one_that_is_not_allowed():
     record = looked_at(CORNER, LONG, causal=True, n_heads=2)
     record.arrays["corner"][0, 0, 4, 0] = 1e-9
     cells = [cell for row in tables(record, "cells")[0]["rows"][1:] for cell in row[1:]]
@@ -122,10 +122,10 @@ def test_a_share_that_rounds_to_nothing_differs_from_one_that_is_not_allowed():
     assert "hatch" in re.search(r"#cells \.closed \{[^}]*\}", page(record, ViewOptions())).group()
 
 
-def test_a_shade_is_the_share_on_a_linear_scale_up_to_the_largest_of_its_table():
+def test_a_shade_is_the_weight_on_a_linear_scale_up_to_the_largest_of_its_table():
     record = looked_at(CORNER, LONG, n_heads=2)
-    shares = np.linspace(0, 0.5, 54).reshape(6, 9)
-    record.arrays["corner"][0, 1] = shares
+    weights = np.linspace(0, 0.5, 54).reshape(6, 9)
+    record.arrays["corner"][0, 1] = weights
     source = page(record, ViewOptions())
     found = dict(re.findall(r"#cells (?:\.)?(td|l\d+) \{ background: (#[0-9a-f]{6});", source))
     assert found == {
@@ -134,12 +134,12 @@ def test_a_shade_is_the_share_on_a_linear_scale_up_to_the_largest_of_its_table()
     table = Tables(source).found["cells"][1]
     assert table["caption"][0].split("\n")[1] == "shade linear, 0 … .500"
     steps = [int(cell[1][1:] or 0) for row in table["rows"][1:] for cell in row[1:]]
-    assert max(abs(step - share / 0.5 * 15) for step, share in zip(steps, shares.ravel(), strict=True)) <= 1.01
+    assert max(abs(step - weight / 0.5 * 15) for step, weight in zip(steps, weights.ravel(), strict=True)) <= 1.01
     assert (steps[0], steps[-1]) == (0, 15)
     assert steps == sorted(steps)
 
 
-def test_small_shares_of_long_texts_keep_three_digits_of_the_largest():
+def test_small_weights_of_long_texts_keep_three_digits_of_the_largest():
     record = looked_at(CORNER, LONG, n_heads=2)
     record.arrays["corner"][0] = np.linspace(0, 0.00829, 54).reshape(6, 9)
     made = tables(record, "cells")[1]
@@ -148,7 +148,7 @@ def test_small_shares_of_long_texts_keep_three_digits_of_the_largest():
     assert tables(record, "cells", precision=6)[1]["rows"][-1][-1][-1] == ".008290"
 
 
-def test_what_is_no_number_is_neither_a_share_nor_forbidden():
+def test_what_is_no_number_is_neither_a_weight_nor_forbidden():
     record = looked_at(CORNER, LONG, causal=True, n_heads=2)
     record.arrays["entropy"][0, 1, 3] = np.nan
     record.arrays["corner"][0, 1, 2] = np.nan
@@ -167,7 +167,7 @@ def test_cells_outside_of_a_text_are_left_out():
 # ------------------------------------------------------------------------------------------------------ strongest keys
 
 
-def test_the_strongest_keys_are_those_of_the_record_with_their_shares_and_the_rest():
+def test_the_strongest_keys_are_those_of_the_record_with_their_weights_and_the_rest():
     record = looked_at(ASKED, causal=True, n_heads=3)
     made = tables(record, "asked")
     assert [table["caption"][0] for table in made] == [
@@ -182,12 +182,12 @@ def test_the_strongest_keys_are_those_of_the_record_with_their_shares_and_the_re
         assert [cell[2] for cell in first] == ["col", "colgroup", "col"]
         for head, row in enumerate(body):
             assert row[0] == ["th", "", "row", f"head {head}"]
-            keys, shares = (record.arrays[name][b, head, number] for name in ("top_keys", "top_shares"))
+            keys, weights = (record.arrays[name][b, head, number] for name in ("top_keys", "top_shares"))
             told = [cell.rsplit(" ", 3) for cell in words_of(row)[1:-1]]
             assert [cell[:2] for cell in told] == [[f"{b}:{key}", f"“{words[b][key]}”"] for key in keys]
-            assert [float(cell[2]) for cell in told] == pytest.approx(100 * shares, rel=0.051)
+            assert [float(cell[2]) for cell in told] == pytest.approx(100 * weights, rel=0.051)
             rest = row[-1][-1]
-            left = 100 * (1 - shares.astype(float).sum())
+            left = 100 * (1 - weights.astype(float).sum())
             assert (rest == "–") == (left <= 1e-3)
             assert rest == "–" or float(rest.split()[0]) == pytest.approx(left, rel=0.051)
 
@@ -233,7 +233,7 @@ def test_layers_that_read_other_texts_or_see_fewer_keys_have_tables_of_their_own
     ]
 
 
-def test_heads_that_see_different_keys_each_tell_what_uniform_attention_gives():
+def test_heads_that_see_different_keys_each_show_what_uniform_attention_gives():
     record = looked_at(ASKED, LONG, causal=True, n_heads=2)
     visible = np.repeat(record.arrays["visible"], 2, axis=1)
     visible[0, 1, 12] = 4
@@ -243,7 +243,7 @@ def test_heads_that_see_different_keys_each_tell_what_uniform_attention_gives():
     assert len(made[1]["rows"][0]) == 3
 
 
-def test_a_query_without_keys_is_told_from_one_whose_shares_are_no_numbers():
+def test_a_query_without_keys_is_distinguished_from_one_whose_weights_are_no_numbers():
     record = looked_at(ASKED, LONG, causal=True, n_heads=2)
     record.arrays["top_keys"][0, :, 0] = -1
     record.arrays["top_shares"][0, :, 0] = [[0.0] * 4, [np.nan] * 4]

@@ -1,4 +1,4 @@
-"""The page of a record: what its script reads, decoded here by the words of its schema; its size; and what is real text."""
+"""The page of a record: its script's data, decoded here by the published schema; its size; and its text."""
 
 import base64
 import hashlib
@@ -100,10 +100,10 @@ def shares_of(found, index):
     numbers = unpacked(own["cells"], kind).reshape(allowed.shape)
     if own["code"] == "f32":
         return np.where(allowed, numbers.astype(float), -1)
-    shares = own["largest"] * (numbers.astype(float) / 254) ** 2
-    shares[numbers == 255] = np.nan
-    shares[:, own["sink_columns"]] += sinks_of(found, index)
-    return np.where(allowed, shares, -1)
+    weights = own["largest"] * (numbers.astype(float) / 254) ** 2
+    weights[numbers == 255] = np.nan
+    weights[:, own["sink_columns"]] += sinks_of(found, index)
+    return np.where(allowed, weights, -1)
 
 
 def sinks_of(found, index):
@@ -196,7 +196,7 @@ def test_a_number_that_is_none_stays_none_in_every_code():
     assert decoded(codes, 0.5).tolist()[::2] == [0.5, 0.0]
 
 
-def test_shares_of_64_bits_are_told_as_rounded():
+def test_weights_of_64_bits_are_reported_as_rounded():
     record = make_record(LONG)
     found, source = content(record)
     assert found["bits"] == 32
@@ -214,9 +214,9 @@ def test_sinks_are_the_keys_that_the_record_says_are_some():
     found, source = content(replace(record, heads=(record.heads[0], said)))
     assert [own["sinks"] for own in found["maps"]] == [[], [0, 3]]
     assert [own["first_tokens"] for own in found["maps"]] == [[], [0]]
-    shares = expected_shares(record, 0, 1)
-    assert np.array_equal(sinks_of(found, 1), np.where(shares < 0, 0, shares)[:, [0, 3]])
-    rest = np.where(shares < 0, 0, shares).copy()
+    weights = expected_shares(record, 0, 1)
+    assert np.array_equal(sinks_of(found, 1), np.where(weights < 0, 0, weights)[:, [0, 3]])
+    rest = np.where(weights < 0, 0, weights).copy()
     rest[:, [0, 3]] = 0
     left = rest.sum(axis=1)
     renormalised = np.where(left[:, None] > 1e-6, rest / np.maximum(left, 1e-9)[:, None], 0)
@@ -231,7 +231,7 @@ def test_sinks_are_the_keys_that_the_record_says_are_some():
     assert re.search(r"sinks: 0 “\S+” in 1 map, 3 “on” in 1 map\. They get", notes)
 
 
-def test_where_no_key_is_a_sink_nothing_is_said_to_be_taken_out():
+def test_where_no_key_is_a_sink_nothing_is_reported_to_be_taken_out():
     found, source = content(make_record(LONG, causal=True), hide_sinks=True)
     assert [(own["sinks"], own["removed"]) for own in found["maps"]] == [([], 0.0)] * 2
     notes = Parsed(source).texts["notes"]
@@ -268,7 +268,7 @@ def test_a_pair_of_texts_gives_each_kind_of_layer_its_own():
     assert shares_of(found, 10) == pytest.approx(record.arrays["layers.3.pattern"][0, 1], abs=0)
 
 
-def test_blocks_of_a_look_at_heads_are_carried_as_they_are():
+def test_blocks_of_head_statistics_are_carried_as_they_are():
     record = surveyed(
         "the cat sat on the mat " * 50, "a dog", causal=True, n_heads=2, wanted=HeadsRequest(kept=Kept((3, 170), 2))
     )
@@ -276,8 +276,8 @@ def test_blocks_of_a_look_at_heads_are_carried_as_they_are():
     found, source = content(record)
     assert {own["block"] for own in found["maps"]} == {block}
     assert block > 1
-    shares = shares_of(found, 2)
-    assert np.array_equal(np.maximum(shares, 0), record.arrays["map"][0, 1])
+    weights = shares_of(found, 2)
+    assert np.array_equal(np.maximum(weights, 0), record.arrays["map"][0, 1])
     asked = found["maps"][2]["asked"]
     assert (asked["places"], asked["k"]) == ([3, 170], 2)
     assert unpacked(asked["keys"], "<u4").reshape(2, 2).tolist() == record.arrays["top_keys"][0, 1].tolist()
@@ -292,12 +292,12 @@ def test_blocks_of_a_look_at_heads_are_carried_as_they_are():
 # -------------------------------------------------------------------------------------------------------------- budget
 
 
-def test_a_code_is_never_further_from_a_share_than_half_of_its_step_there():
-    shares = np.concatenate([np.linspace(0, 0.7, 2001), 10.0 ** -np.arange(1, 9)])
-    found = decoded(coded(shares, 0.7), 0.7)
-    roots = np.sqrt(shares / 0.7)
+def test_a_code_is_never_further_from_a_weight_than_half_of_its_step_there():
+    weights = np.concatenate([np.linspace(0, 0.7, 2001), 10.0 ** -np.arange(1, 9)])
+    found = decoded(coded(weights, 0.7), 0.7)
+    roots = np.sqrt(weights / 0.7)
     steps = 0.7 * ((roots + 0.5 / 254) ** 2 - roots**2)
-    assert (np.abs(found - shares) <= steps + 1e-12).all()
+    assert (np.abs(found - weights) <= steps + 1e-12).all()
 
 
 ROOMS = [(200_000, "f32", 1), (25_000, "u8", 1), (11_000, "u8", 2), (1, "u8", 2)]
@@ -314,9 +314,9 @@ def test_the_finest_maps_that_fit_are_taken_and_mean_what_the_record_says(room, 
     for index in (0, 7):
         pattern = expected_shares(record.of_layer(index // 5), 0, index % 5)
         own = by_blocks(pattern, factor)
-        shares = shares_of(found, index)
-        assert np.array_equal(shares < 0, own < 0)
-        difference = np.abs(shares - own).max()
+        weights = shares_of(found, index)
+        assert np.array_equal(weights < 0, own < 0)
+        difference = np.abs(weights - own).max()
         assert difference <= maps.error + 1e-6
         assert maps.error <= {"f32": 1e-7, "u8": 5e-3}[code]
         if code == "u8":
@@ -359,17 +359,17 @@ def test_the_strongest_keys_of_every_query_are_exact_where_cells_are_not():
     for head, own in enumerate(reread(maps)["maps"]):
         pattern = record.arrays["layers.0.pattern"][0, head]
         k = own["top"]["k"]
-        keys, shares = (
+        keys, weights = (
             unpacked(own["top"][name], kind).reshape(62, k) for name, kind in (("keys", "<u4"), ("shares", "<f4"))
         )
         for query in range(62):
             order = sorted(range(query + 1), key=lambda key: (-pattern[query, key], key))[:k]
             n = len(order)
             assert keys[query].tolist() == [*order, *[NO_KEY] * (k - n)]
-            assert shares[query, :n].tolist() == pattern[query, order].tolist()
+            assert weights[query, :n].tolist() == pattern[query, order].tolist()
 
 
-def test_rows_that_were_asked_for_come_before_the_strongest_keys():
+def test_rows_that_were_requested_come_before_the_strongest_keys():
     tokens = [f"t{i}" for i in range(60)]
     record = layered(text_of(tokens, parts=()), n_layers=1, n_heads=3, causal=True)
     room = fitting_maps(all_drawn(record), 1, rows_first=False).n_bytes + 2_500
@@ -428,14 +428,14 @@ def test_a_page_of_144_heads_and_512_tokens_is_below_a_megabyte(large):
     assert error < 0.005
 
 
-def test_rows_beyond_those_that_a_page_takes_are_told():
+def test_rows_beyond_those_that_a_page_takes_are_reported():
     record = layered(text_of([f"t{i}" for i in range(300)], parts=()), n_layers=1, n_heads=6)
     found, source = content(record, rows=tuple(range(50)))
     assert found["maps"][0]["rows"]["places"] == [*range(32)]
     assert "the rows of chosen queries, at most 32 a text; 18 chosen rows had no room" in Parsed(source).texts["notes"]
 
 
-def test_the_error_that_a_page_tells_is_never_less_than_it_is():
+def test_the_error_that_a_page_shows_is_never_less_than_it_is():
     record = layered(text_of([f"t{i}" for i in range(43)], parts=()), n_layers=2, n_heads=5)
     for room in (30_000, 11_000, 1):
         maps = fitting_maps(all_drawn(record), room, rows_first=False)
@@ -540,7 +540,7 @@ def test_the_head_that_is_surest_of_its_kind_is_seen_first():
 
 
 @pytest.mark.parametrize(("n_tokens", "scale"), [(62, "linear"), (63, "log")])
-def test_long_texts_are_drawn_on_a_log_scale_unless_another_is_asked_for(n_tokens, scale):
+def test_long_texts_are_drawn_on_a_log_scale_unless_another_is_requested(n_tokens, scale):
     record = layered(text_of([f"t{i}" for i in range(n_tokens)], parts=()), n_layers=1, n_heads=2)
     found, source = content(record)
     assert len(found["texts"][0]) == n_tokens + 2
@@ -556,7 +556,7 @@ def test_what_the_first_token_gets_has_another_name_than_sinks():
     assert "sink" not in parsed.texts["statistics"]
 
 
-def test_a_look_at_heads_tells_that_its_steps_leave_out_attention():
+def test_a_record_of_head_statistics_says_that_its_steps_leave_out_attention():
     record = surveyed("the cat sat on the mat and the dog", causal=True)
     said = Parsed(page(record, ViewOptions())).texts["walk"]
     assert "total" not in said
@@ -582,12 +582,12 @@ def test_statistics_can_be_read_without_a_script():
     assert rows[6][2].startswith("if uniform") or rows[6][2].startswith("uniform")
     assert [value for _, name, value in parsed.attributes if name == "data-head"] == list("012345")
     assert ("th", "scope", "col") in parsed.attributes
-    shares = [value for _, name, value in parsed.attributes if name == "data-value"]
-    assert shares[0] == f"{100 * record.heads[0].entropy_share:.0f}"
+    weights = [value for _, name, value in parsed.attributes if name == "data-value"]
+    assert weights[0] == f"{100 * record.heads[0].entropy_share:.0f}"
     assert "H = entropy in nats" in parsed.texts["statistics"]
 
 
-def test_statistics_follow_the_order_that_was_asked_for_and_name_the_head_that_they_are_of():
+def test_statistics_follow_the_order_that_was_requested_and_name_the_head_that_they_are_of():
     record = layered(text_of(WORDS), n_layers=1, n_heads=4)
     parsed = Parsed(page(record, ViewOptions(sort="entropy", heads=(3, 1, 2))))
     ranked = sorted((head for head in record.heads if head.head), key=lambda head: -head.entropy)
@@ -621,7 +621,7 @@ def test_a_decoding_has_a_row_for_each_step():
     assert rows[3][headings.index("q")] == "[1,\u00a02,\u00a01,\u00a03]"
 
 
-def test_what_a_record_does_not_hold_is_said():
+def test_what_a_record_does_not_hold_is_noted():
     record = make_record(LONG)
     bare = replace(record, arrays={name: array for name, array in record.arrays.items() if name not in ("pattern",)})
     found, source = content(bare)
@@ -645,7 +645,7 @@ def test_what_a_record_does_not_hold_is_said():
     assert {head["layer"] for head in found["heads"]} == {0}
 
 
-def test_training_and_generation_are_told():
+def test_training_and_generation_are_reported():
     parsed = Parsed(page(make_record(LONG, dropout=0.25), ViewOptions()))
     assert "the pattern is drawn before dropout (0.25)" in parsed.texts["notes"]
     made = Generated((12,), 3, 3)

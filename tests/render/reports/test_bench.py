@@ -1,4 +1,4 @@
-"""Benchmarks as tables, JSON and CSV, from given numbers: what stands in them, in which order, and what is left out."""
+"""Benchmarks as tables, JSON and CSV, from given numbers: contents, order, and omissions."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_every_heading_is_a_term_of_the_glossary() -> None:
         assert "bench" in [term.group for term in meanings(BENCH_COLUMNS[name].heading)]
 
 
-def test_a_row_with_times_and_a_reason_tells_both() -> None:
+def test_a_row_with_times_and_a_reason_shows_both() -> None:
     row = made_row("sdpa", [0.001], max_error=None, mean_error=None, reason="it is so")
     run = made_benchmark(row)
     _, first, *rest = table_of(run, 80)
@@ -278,7 +278,7 @@ def test_numbers_are_never_cut_to_make_room(backend: str, status: str, width: in
 
 
 @widths
-def test_the_head_tells_the_machine_and_its_ceilings(width: int) -> None:
+def test_the_head_shows_the_machine_and_its_ceilings(width: int) -> None:
     about = {"device": "cuda:0", "device_name": "H200", "driver": "550.1", "device_asked": "auto"}
     ceilings = [CEILING, MachinePeak("bfloat16", 812.34, 4321.0)]
     words = words_of(made_benchmark(made_row("sdpa", [0.5]), ceilings=ceilings, environment=about), width)
@@ -289,7 +289,7 @@ def test_the_head_tells_the_machine_and_its_ceilings(width: int) -> None:
     assert "this machine's best, bfloat16: matrix product 812 TFLOP/s, copy 4.32e+03 GB/s" in words
 
 
-def test_a_device_that_was_named_and_a_system_without_load_are_told_as_they_are() -> None:
+def test_a_device_that_was_named_and_a_system_without_load_are_reported_as_they_are() -> None:
     about = {"device_asked": "cpu", "load_average": None, "threads": 1, "n_cpus": 1}
     line = lines_of(made_benchmark(made_row("sdpa", [0.5]), environment=about))[0]
     assert line == "mha 0.1.0 bench · cpu · Some CPU · 1 thread of 1 core · torch 2.9.1 · seed 0"
@@ -330,7 +330,7 @@ NEEDED: list[tuple[str, BenchRow, dict[str, Any]]] = [
 
 @widths
 @pytest.mark.parametrize("place", range(len(NEEDED)))
-def test_the_legend_tells_what_the_tables_need_and_no_more(place: int, width: int) -> None:
+def test_the_legend_shows_what_the_tables_need_and_no_more(place: int, width: int) -> None:
     told, row, about = NEEDED[place]
     words = words_of(made_benchmark(row, environment=about), width)
     for line in (*ALWAYS, told):

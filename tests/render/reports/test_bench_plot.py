@@ -1,4 +1,4 @@
-"""Benchmarks as a picture and as a page: what they show, that they are the same twice, and that nothing in them runs."""
+"""Benchmarks as plots and pages: contents, reproducible bytes, and no scripts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_picture_names_its_family_its_backends_its_sizes_and_its_ceiling(run
     assert {"time of a call (ms), p25–p75 shaded", "TFLOP/s"} <= set(shown)
 
 
-def test_the_picture_tells_what_made_it_to_readers_and_to_programs(run: Benchmark, picture: str) -> None:
+def test_the_picture_shows_what_made_it_to_readers_and_to_programs(run: Benchmark, picture: str) -> None:
     told = "mha bench --lengths 8,16,64 · Some CPU · 3 threads · torch 2.9.1 · mha 0.1.0 · seed 0"
     assert about(run) == told
     assert told in " ".join(texts(picture))
@@ -294,7 +294,7 @@ def test_where_nothing_ran_there_is_nothing_to_plot() -> None:
     assert (caught.value.hint, caught.value.code, caught.value.exit_code) == (None, "nothing-to-plot", 1)
 
 
-def test_more_families_than_fit_a_picture_are_refused_with_the_way_out() -> None:
+def test_more_families_than_fit_a_picture_are_refused_with_an_alternative() -> None:
     run = made_benchmark(*(made_row("sdpa", [0.5], workload=size(d_head=d_head)) for d_head in range(1, 26)))
     with pytest.raises(MhaError) as caught:
         svg(run)
@@ -302,9 +302,7 @@ def test_more_families_than_fit_a_picture_are_refused_with_the_way_out() -> None
     assert caught.value.hint == "name fewer heads, widths, dtypes or directions"
 
 
-def test_without_matplotlib_a_picture_is_refused_with_the_way_to_it(
-    monkeypatch: pytest.MonkeyPatch, run: Benchmark
-) -> None:
+def test_without_matplotlib_a_picture_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, run: Benchmark) -> None:
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     for step in (require_plots, lambda: svg(run)):
         with pytest.raises(MhaError) as caught:

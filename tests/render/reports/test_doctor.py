@@ -1,4 +1,4 @@
-"""What the doctor found, on screens of every width, with names that would harm a terminal."""
+"""The report of the doctor on screens of every width, with names that could harm a terminal."""
 
 from __future__ import annotations
 

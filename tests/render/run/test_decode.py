@@ -64,7 +64,7 @@ def with_row(record, query, shares):
 
 
 @widths
-def test_a_prompt_and_its_steps_tell_all_that_comes_in_and_what_is_kept(width):
+def test_a_prompt_and_its_steps_show_all_that_comes_in_and_what_is_kept(width):
     record = make_record(TEXT, causal=True)
     record = with_row(with_row(record, 1, [0.25, 0.75]), 2, [0.5, 0.375, 0.125])
     record = with_row(record, 3, [0.25, 0.125, 0.0, 0.625])
@@ -104,7 +104,7 @@ def test_a_cache_that_copies_has_no_room_to_spare_and_one_that_keeps_nothing_say
 
 
 @widths
-def test_the_introduction_tells_how_the_past_is_kept(width):
+def test_the_introduction_describes_the_cache(width):
     record = make_record(TEXT, causal=True)
     start = "cache concat: each step copies the cached keys and values into new tensors and appends its own "
     one_by_one = "one token at a time: its query meets the keys of all tokens so far "
@@ -140,9 +140,11 @@ def test_a_sequence_that_begins_behind_its_padding_counts_positions_from_its_own
     assert third.startswith("step 2 decode sat | dog new q")
     assert "sequence 1" not in first
     assert "sequence 1 head 0 a 0 1.00* sequence 1 head 1 a 0 1.00* largest" in second
-    shares = record.arrays["pattern"][1, :, 2, 1:]
+    weights = record.arrays["pattern"][1, :, 2, 1:]
     for head in (0, 1):
-        a, dog = (f"{share:.2f}".removeprefix("0") + "*" * int(share == shares[head].max()) for share in shares[head])
+        a, dog = (
+            f"{weight:.2f}".removeprefix("0") + "*" * int(weight == weights[head].max()) for weight in weights[head]
+        )
         assert f"sequence 1 head {head} a 0 {a} dog 1 {dog}" in third
 
 
@@ -152,8 +154,8 @@ def test_a_prompt_that_is_longer_than_a_sequence_shows_the_row_of_its_last_token
     assert step.startswith("step 0 prefill the cat sat | a dog new q [2, 2, 3, 3]")
     for b, query, last in ((0, 2, "sat 2"), (1, 1, "dog 1")):
         for head in (0, 1):
-            share = f"{record.arrays['pattern'][b, head, query, query]:.2f}".removeprefix("0")
-            assert re.search(rf"sequence {b} head {head} [^:]*?{last} {re.escape(share)}", step)
+            weight = f"{record.arrays['pattern'][b, head, query, query]:.2f}".removeprefix("0")
+            assert re.search(rf"sequence {b} head {head} [^:]*?{last} {re.escape(weight)}", step)
 
 
 @widths
@@ -174,7 +176,7 @@ def test_a_row_of_keys_is_broken_between_keys_only_and_continues_below_the_first
 def test_chosen_sequences_and_heads_are_the_only_ones_drawn():
     record = decoded(make_record(("the", "cat"), ("a", "dog"), causal=True, n_heads=3))
     (_, step) = steps_of(record, options=ViewOptions(sequences=(1,), heads=(2,), precision=3))
-    a, dog = (f"{share:.3f}".removeprefix("0") for share in record.arrays["pattern"][1, 2, 1])
+    a, dog = (f"{weight:.3f}".removeprefix("0") for weight in record.arrays["pattern"][1, 2, 1])
     largest = "a" if record.arrays["pattern"][1, 2, 1].argmax() == 0 else "dog"
     assert step.startswith("step 1 decode dog new q")
     row = f"head 2 a 0 {a}{'*' * (largest == 'a')} dog 1 {dog}{'*' * (largest == 'dog')} largest difference"
@@ -200,17 +202,19 @@ def test_more_sequences_and_heads_than_a_screen_takes_are_drawn_with_all():
 
 @widths
 def test_the_strongest_of_many_keys_come_first_and_the_rest_is_counted(width):
-    shares = [0.01, 0.02, 0.2, 0.03, 0.15, 0.04, 0.3, 0.05, 0.1, 0.1]
-    record = with_row(make_record(tuple(f"t{i}" for i in range(10)), causal=True), 9, shares)
+    weights = [0.01, 0.02, 0.2, 0.03, 0.15, 0.04, 0.3, 0.05, 0.1, 0.1]
+    record = with_row(make_record(tuple(f"t{i}" for i in range(10)), causal=True), 9, weights)
     last = steps_of(decoded(record), width)[-1]
     row = "t6 6 .30* t2 2 .20 t4 4 .15 t8 8 .10 t9 9 .10 t7 7 .05 t5 5 .04 t3 3 .03 2 keys more .03"
     assert f"head 0 {row} head 1 {row} largest" in last
     whole = steps_of(decoded(record), width, ViewOptions(everything=True))[-1]
-    in_order = " ".join(f"t{i} {i} {share:.2f}".replace(" 0.", " .") + "*" * (i == 6) for i, share in enumerate(shares))
+    in_order = " ".join(
+        f"t{i} {i} {weight:.2f}".replace(" 0.", " .") + "*" * (i == 6) for i, weight in enumerate(weights)
+    )
     assert f"head 0 {in_order} head 1 {in_order} largest" in whole
 
 
-def test_of_equal_shares_the_first_is_marked_and_a_masked_key_is_left_out():
+def test_of_equal_weights_the_first_is_marked_and_a_masked_key_is_left_out():
     record = with_row(make_record(TEXT, causal=True), 3, [0.5, 0.0, 0.0, 0.5])
     assert "head 0 the 0 .50* cat 1 .00 sat 2 .00 down 3 .50 head 1" in steps_of(decoded(record))[-1]
     record.arrays["allowed"][0, 0, 3, 1:3] = False
@@ -279,7 +283,7 @@ def test_names_from_outside_cannot_reach_the_terminal(width):
         assert name in shown
 
 
-def test_a_way_of_keeping_the_past_that_nobody_knows_is_named_harmlessly():
+def test_a_kind_of_cache_that_is_unknown_is_named_harmlessly():
     record = decoded(make_record(TEXT, causal=True))
     lines = lines_of(replace(record, decoding=replace(record.decoding, cache="\x1b[1m\u202e")))
     assert r"cache \x1b[1m\u202e:" in lines
@@ -396,7 +400,7 @@ def test_a_wide_screen_shows_all_of_every_way():
     assert below == FASTER + ALL + SUM + MOVED + GAIN
 
 
-def test_a_narrower_screen_leaves_out_columns_and_what_is_said_of_them():
+def test_a_narrower_screen_leaves_out_columns_and_their_description():
     record = decoded(make_record(TEXT, causal=True), ways=WAYS[:5])
     rows, below = table_of(record, 80)
     assert rows == words(

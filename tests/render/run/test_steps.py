@@ -1,4 +1,4 @@
-"""The steps of a walk, one line each."""
+"""The steps of a trace, one line each."""
 
 import re
 from dataclasses import replace

@@ -53,7 +53,7 @@ STEP = Step(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_block_tells_everything_of_its_site(width):
+def test_a_block_shows_everything_of_its_site(width):
     (block,) = sites_of(replace(make_record(), trace=(STEP,)), width)
     text = said(block)
     for part in (
@@ -170,13 +170,13 @@ def test_a_cell_is_followed_number_by_number():
     lines = close(record)
     text = said(lines)
     score = record.cell.score
-    share = record.cell.share
+    weight = record.cell.share
     assert "cell: head 0, query 1 “cat”, key 0 “the”" in text
     assert "q[1] 1 -2 0.5000" in text
     assert "k[0] 3 1 4" in text
     assert f"q · k = 3 + (-2) + 2 = 3 score = 3 × scale 0.5774 = {score:.4g}, not masked" in text
-    assert f"0 “the” adds {share:.4g} × v[0]: added " in text
-    assert "added " + " ".join(f"{share * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
+    assert f"0 “the” adds {weight:.4g} × v[0]: added " in text
+    assert "added " + " ".join(f"{weight * x:.4f}" for x in (0.5, 0.25, -1.0)) in text
     assert "z[1] " + " ".join(f"{x:.4f}" for x in record.cell.z) in text
 
 
@@ -247,19 +247,19 @@ def test_a_forbidden_cell_says_so():
     assert "this cell is masked; its score is −∞, its attention weight exactly 0" in text
 
 
-def test_a_cell_after_dropout_tells_both_shares():
+def test_a_cell_after_dropout_shows_both_weights():
     record = walked(make_record(dropout=0.5))
     before = record.arrays["pattern"][0, 0, 1, 0]
     assert f"{2 * before:.4g} (after dropout; before it {before:.4g}) × v[0]:" in said(close(record))
 
 
-def test_a_bounded_score_tells_its_bound():
+def test_a_bounded_score_shows_its_bound():
     record = walked(make_record())
     text = said(close(replace(record, cell=replace(record.cell, softcap=30.0, score=1.7))))
     assert "score = 3 × scale 0.5774, then 30 · tanh(score / 30) = 1.7, not masked" in text
 
 
-def test_numbers_of_a_cell_that_are_not_finite_are_told():
+def test_numbers_of_a_cell_that_are_not_finite_are_reported():
     record = walked(make_record())
     cell = replace(
         record.cell, q=(None, 1.0, 2.0), qk=None, score=None, share=None, z=(None,) * 3, pattern_row=(None,) * 3
@@ -285,7 +285,7 @@ def test_the_numbers_that_a_vector_leaves_out_are_counted(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_routes_tell_their_own_steps_and_how_far_apart_they_are(width):
+def test_routes_show_their_own_steps_and_how_far_apart_they_are(width):
     text = said(close(walked(make_record()), width))
     assert re.search(r"separate q_proj 0 fused qkv 2\.50e-07", text)
     assert "routes agree (tolerance 4.00e-06)" in text

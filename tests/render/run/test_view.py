@@ -130,8 +130,8 @@ def test_patterns_stand_side_by_side_as_many_as_fit_and_each_keeps_its_numbers(w
     for row, start in enumerate(starts):
         for query in range(6):
             cells = re.findall(r"(?<![\d.])[01]?\.\d\d(?=[* ]|$)", lines[start + 2 + query])
-            shares = SENTENCE.arrays["pattern"][0, row * beside : (row + 1) * beside, query]
-            expected = [f"{share:.2f}".removeprefix("0") for share in shares.ravel()]
+            weights = SENTENCE.arrays["pattern"][0, row * beside : (row + 1) * beside, query]
+            expected = [f"{weight:.2f}".removeprefix("0") for weight in weights.ravel()]
             assert [cell for cell in cells if not cell.startswith(("0", "1"))] == expected
 
 
@@ -230,10 +230,10 @@ def test_training_shows_the_pattern_before_and_after_dropout():
 
 def test_the_scale_is_printed_with_its_range_and_kind():
     record = RECORDS["batch"]
-    shares, allowed = record.arrays["pattern"], record.arrays["allowed"]
-    rows = [shares[b, h, i].max() for b in range(2) for h in range(2) for i in range(3) if allowed[b, 0, i].sum() > 1]
+    weights, allowed = record.arrays["pattern"], record.arrays["allowed"]
+    rows = [weights[b, h, i].max() for b in range(2) for h in range(2) for i in range(3) if allowed[b, 0, i].sum() > 1]
     top = f"{max(rows):.3f}".lstrip("0")
-    largest = f"{top} or more" if shares.max() > max(rows) + 0.001 else top  # a query that sees one key gives it all
+    largest = f"{top} or more" if weights.max() > max(rows) + 0.001 else top  # a query that sees one key gives it all
     assert f"shade linear, 0 … {largest} for all heads" in " ".join(view(record, precision=3))
     assert f"scale linear, 0 … {largest} for all heads" in " ".join(view(record, precision=3, view="heatmap"))
 
@@ -393,7 +393,7 @@ def test_times_that_are_zero_or_missing_are_drawn():
         ),
     ],
 )
-def test_the_self_check_is_told_with_its_numbers(check, text):
+def test_the_self_check_is_reported_with_its_numbers(check, text):
     assert self_check_line(check).plain == text
 
 
@@ -407,9 +407,9 @@ def test_the_strongest_keys_of_each_query_are_listed_in_order(width):
     pattern = record.arrays["pattern"][0, 1]
     for query, token in enumerate(("the", "cat", "sat")):
         keys = sorted(range(query + 1), key=lambda key: -pattern[query, key])[:2]
-        shares = (f"{pattern[query, key]:.2f}".removeprefix("0") for key in keys)
+        weights = (f"{pattern[query, key]:.2f}".removeprefix("0") for key in keys)
         said = ", ".join(
-            f"{key} “{('the', 'cat', 'sat')[key]}” {share}" for key, share in zip(keys, shares, strict=True)
+            f"{key} “{('the', 'cat', 'sat')[key]}” {weight}" for key, weight in zip(keys, weights, strict=True)
         )
         assert [line.split() for line in lines].count(f"{query} “{token}” → {said}".split()) == 1
 

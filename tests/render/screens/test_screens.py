@@ -1,7 +1,7 @@
-"""What terminals of three widths and three kinds of colour are sent of three screens, as it is kept in *.txt.
+"""The terminal output of three screens at three widths and three kinds of colour, compared with *.txt.
 
-Each width and each kind of colour occurs once per screen. An escape character is written as ␛. `MHA_NEW_SCREENS=1 pytest -n0
-tests/render/screens` writes them anew.
+Each width and each kind of colour occurs once per screen. An escape character is written as ␛. `MHA_NEW_SCREENS=1
+pytest -n0 tests/render/screens` rewrites the files.
 """
 
 from __future__ import annotations

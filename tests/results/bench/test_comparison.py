@@ -1,4 +1,4 @@
-"""A run beside an earlier one: ratios by hand, what is noise, what is missing, and what to beware of."""
+"""A benchmark against an earlier one: ratios by hand, noise, missing rows, and warnings."""
 
 from __future__ import annotations
 
@@ -133,18 +133,18 @@ def test_rows_of_one_run_alone_are_named_with_the_run_that_lacks_them() -> None:
 
 
 @pytest.mark.parametrize(("now", "then", "fewest"), [(5, 6, 5), (6, 3, 3), (1, 4, 1), (6, 6, None)])
-def test_rounds_too_few_for_intervals_are_told(now: int, then: int, fewest: int | None) -> None:
+def test_rounds_too_few_for_intervals_are_reported(now: int, then: int, fewest: int | None) -> None:
     found = compare(timed(*now * [1.0]), timed(*then * [1.0]), "then.json").warnings
     told = f"intervals of 95 % need more than {fewest} rounds: these are the whole range"
     assert found == (() if fewest is None else (told,))
 
 
-def test_inputs_of_another_seed_are_told() -> None:
+def test_inputs_of_another_seed_are_reported() -> None:
     found = compare(replace(made_benchmark(), seed=3), made_benchmark(), "then.json").warnings
     assert found == ("seed differs: 0 then, 3 now",)
 
 
-def test_every_difference_of_the_machines_is_told() -> None:
+def test_every_difference_of_the_machines_is_reported() -> None:
     differing = {
         "device_name": "Other", "cpu_name": "Third", "n_cpus": 8, "threads": 2, "driver": "1.2", "torch": "9", "python": "4",
         "platform": "BeOS", "mha": "0.2.0",
@@ -188,7 +188,7 @@ BUSIER_THEN = "the machine was busier then, or it is a different machine; measur
         ),
     ],
 )
-def test_a_machine_of_another_speed_is_told(factors: tuple[float, float], told: list[str]) -> None:
+def test_a_machine_of_another_speed_is_reported(factors: tuple[float, float], told: list[str]) -> None:
     matmul, copy = factors
     now = MachinePeak("float32", CEILING.matmul_tflops * matmul, CEILING.copy_gb_per_s * copy)
     ceilings = [now, MachinePeak("float64", 1.0, 1.0)]
@@ -262,7 +262,7 @@ def test_a_change_is_noise_where_the_machine_itself_has_slowed_as_much(
     assert only_change(at(1.2, matmul, copy), at(1.0, 1.0, 1.0)).verdict == verdict
 
 
-def test_what_is_noise_is_not_too_slow_unless_faster_is_asked_for() -> None:
+def test_what_is_noise_is_not_too_slow_unless_faster_is_requested() -> None:
     noisy = compare(timed(1.3, controls=[made_control(0.7, 1.4)]), timed(1.0), "then.json")
     assert too_slow(noisy, 1.2) == ()
     assert len(too_slow(noisy, 0.9)) == 1

@@ -1,4 +1,4 @@
-"""What a backend is expected to do and to need: by hand, and against what torch counts and allocates."""
+"""The predicted operations and bytes of backends: by hand, and against torch's counts and allocations."""
 
 from __future__ import annotations
 

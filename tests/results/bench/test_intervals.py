@@ -1,4 +1,4 @@
-"""Medians and how far they can be believed: by hand, against the standard library, and in simulated runs."""
+"""Confidence intervals of medians: by hand, against the standard library, and in simulated runs."""
 
 from __future__ import annotations
 

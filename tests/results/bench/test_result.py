@@ -1,4 +1,4 @@
-"""The run as data: by hand, there and back as JSON, and files that are not what they say."""
+"""The benchmark as data: by hand, through JSON and back, and invalid files."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_better_of_two_measurements_is_taken_rate_by_rate() -> None:
     assert one.or_higher(one) == one
 
 
-def test_a_row_under_a_ceiling_has_its_share_of_what_could_be() -> None:
+def test_a_row_under_a_ceiling_has_its_fraction_of_the_ceiling() -> None:
     bare = made_row("sdpa", [0.5], limit=None, share_of_peak=None)
     flops, moved = expected_flops("sdpa", SIZE), expected_moved_bytes("sdpa", SIZE)
     compute_bound = bare.under(MachinePeak("float32", matmul_tflops=flops / 1e11, copy_gb_per_s=1e12))
@@ -300,7 +300,7 @@ def test_fields_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     assert read_benchmark(written(tmp_path, document)) == FULL
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "none.json")
     with pytest.raises(MhaError) as caught:
         read_benchmark(path)

@@ -1,4 +1,4 @@
-"""Which sizes options come to: the defaults of each kind of device, lists crossed, and what is refused."""
+"""The sizes that follow from options: defaults by type of device, crossed lists, and refused sizes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_width_that_no_head_fits_still_has_one_head_and_long_texts_one_sequenc
     assert (found.n_heads, found.batch) == (1, 1)
 
 
-def test_what_is_asked_for_twice_is_measured_once() -> None:
+def test_what_is_requested_twice_is_measured_once() -> None:
     assert len(Sweep(lengths=(7, 5, 7), batch=(2, 2)).workloads("cpu")) == 2
 
 

@@ -1,4 +1,4 @@
-"""What attention costs by formula: by hand, cell by cell, and against what torch counts and allocates."""
+"""The predicted cost of attention: by hand, cell by cell, and against torch's counts and allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two records compared: what is found is what plain numpy finds, for the same tokens, in the order of execution."""
+"""Comparisons of records: the same differences as plain numpy finds, for matching tokens, in the order of execution."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_head_with_a_number_that_is_not_finite_has_no_largest_difference() -> 
     assert [one.largest for one in site(found, "pattern").heads] == [0.0, None]
 
 
-def test_a_mask_is_told_in_cells_and_what_one_forbids_has_no_score_to_compare() -> None:
+def test_a_mask_is_reported_in_cells_and_what_one_forbids_has_no_score_to_compare() -> None:
     a, b = make_record(TEXT, causal=True), make_record(TEXT)
     found = compare(a, b)
     mask = site(found, "allowed")
@@ -188,7 +188,7 @@ def test_a_mask_is_told_in_cells_and_what_one_forbids_has_no_score_to_compare() 
     assert (back.n_only_a, back.n_only_b) == (10, 0)
 
 
-def test_another_strongest_key_alone_is_told_and_departs_only_at_tolerance_0() -> None:
+def test_another_strongest_key_alone_is_reported_and_departs_only_at_tolerance_0() -> None:
     a = make_record(TEXT)
     b = with_array(a, "strongest_key", lambda keys: (keys + 1) % 5)
     found = compare(a, b)
@@ -244,7 +244,7 @@ def test_numbers_of_the_same_tokens_are_compared_wherever_they_stand(place: int)
         assert site(found, "pattern").n_cells == 2 * 5 * 5
 
 
-def test_a_place_is_told_in_both_texts() -> None:
+def test_a_place_is_reported_in_both_texts() -> None:
     a = spoken(TEXT)
     b = with_array(lengthened(a, 2, "quietly"), "pattern", put((0, 1, 4, 1), 0.9))
     at = site(compare(a, b), "pattern").at
@@ -431,7 +431,7 @@ def test_each_kind_of_layer_of_a_pair_is_matched_by_the_texts_that_it_reads() ->
     assert shapes == {"encoder layer 0": 4 * n_keys**2, "decoder layer 0": 4 * 4 * 4, "cross layer 0": 4 * 4 * n_keys}
 
 
-def test_of_heads_that_were_looked_at_those_are_compared_that_both_have() -> None:
+def test_of_inspected_heads_those_are_compared_that_both_have() -> None:
     text = " ".join(TEXT * 8)
     a, b = (surveyed(text, causal=True, wanted=HeadsRequest(heads=heads)) for heads in ((0, 2, 3), (3, 1, 0)))
     found = compare(a, b, tolerance=0)
@@ -441,7 +441,7 @@ def test_of_heads_that_were_looked_at_those_are_compared_that_both_have() -> Non
     assert site(none, "map").status == "skipped"
 
 
-def test_parts_of_patterns_that_were_asked_for_are_compared_only_where_they_are_the_same() -> None:
+def test_parts_of_patterns_that_were_requested_are_compared_only_where_they_are_the_same() -> None:
     text = " ".join(TEXT * 3)
     kept = [Kept(queries=(query,), top=2, corner=Corner(0, 3, corner, 2)) for query, corner in ((4, 0), (4, 0), (5, 1))]
     a, same, other = (surveyed(text, causal=True, wanted=HeadsRequest(kept=one)) for one in kept)
@@ -469,7 +469,7 @@ def test_what_one_record_alone_holds_is_named_and_is_no_difference() -> None:
     assert (found.verdict, found.layers[0].only_a, found.layers[0].only_b) == ("agree", ("qk", "z"), ())
 
 
-def test_a_checkpoint_and_a_layer_of_ours_have_nothing_in_common() -> None:
+def test_a_checkpoint_and_mhas_own_layer_have_nothing_in_common() -> None:
     ours = make_record(TEXT)
     theirs = replace(layered(text_of(TEXT)), sequences=ours.sequences)
     assert compare(ours, theirs).verdict == "nothing"
@@ -484,7 +484,7 @@ def module_record(record: Record) -> Record:
     return replace(record, module=module, arrays={}, heads=())
 
 
-def test_walks_of_somebody_s_attention_are_compared_step_by_step() -> None:
+def test_walks_of_user_code_are_compared_step_by_step() -> None:
     a = module_record(make_record(TEXT))
     assert compare(a, a).verdict == "agree"
     wider = replace(a.trace[3], shape=(1, 2, 5, 4))
@@ -541,7 +541,7 @@ def test_steps_of_a_decoding_are_no_sites_and_its_numbers_are_compared_with_a_ru
 # -------------------------------------------------------------------------------------------------------- settings, statistics
 
 
-def test_what_is_said_differently_is_named_with_both_words() -> None:
+def test_a_setting_that_differs_is_named_with_both_words() -> None:
     a = make_record(TEXT)
     b = replace(
         a,
@@ -563,7 +563,7 @@ def test_what_is_said_differently_is_named_with_both_words() -> None:
     assert not {"seed", "torch"} & {name for name, _ in compare(a, b).alike}
 
 
-def test_what_is_said_of_several_layers_is_said_once() -> None:
+def test_settings_of_several_layers_are_listed_once() -> None:
     a = layered(text_of(TEXT), n_layers=3)
     b = replace(a, layers=(a.layers[0], *(replace(one, kernel="tiles") for one in a.layers[1:])))
     (said,) = compare(a, b).settings
@@ -582,7 +582,7 @@ def test_two_attentions_of_a_layer_have_names_of_their_own() -> None:
     assert compare(a, one).only_a == ("layer 0, attention 2", "layer 2")
 
 
-def test_of_a_checkpoint_and_a_layer_of_our_own_the_sizes_and_the_mask_are_told() -> None:
+def test_of_a_checkpoint_and_mhas_own_layer_the_sizes_and_the_mask_are_reported() -> None:
     a, b = layered(text_of(TEXT), n_heads=4), make_record(TEXT, causal=True, n_heads=3)
     told = {one.name: (one.a, one.b) for one in compare(a, b).settings}
     sizes = {name: (str(getattr(a.config, name)), str(getattr(b.config, name))) for name in ("d_model", "n_heads")}
@@ -592,7 +592,7 @@ def test_of_a_checkpoint_and_a_layer_of_our_own_the_sizes_and_the_mask_are_told(
     assert [one.layers for one in both if one.name == "n_heads"] == [("layer 0", "layer 1", "layer 2")]
 
 
-def test_heads_whose_statistics_changed_come_with_the_largest_change_of_a_share_first() -> None:
+def test_heads_whose_statistics_changed_come_with_the_largest_change_of_a_weight_first() -> None:
     a = make_record(TEXT, n_heads=4)
     heads = [replace(head, sink=0.25, previous=0.5, entropy=1.0) for head in a.heads]
     a = replace(a, heads=tuple(heads))

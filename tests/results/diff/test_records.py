@@ -1,4 +1,4 @@
-"""`mhacli.diff`: the document of the command, of records and of their files."""
+"""`mhacli.diff`: the document of the command, for records and for their files."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What cannot be in a record is refused, what does not add up is said, and what was computed passes."""
+"""Impossible records are refused, contradictions are reported, and computed records pass."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ DOUBTFUL: dict[str, tuple[Callable[[Document, Arrays], object], str]] = {
 
 
 @pytest.mark.parametrize("what", DOUBTFUL)
-def test_what_does_not_add_up_is_said(what: str, tmp_path: Path) -> None:
+def test_what_does_not_add_up_is_reported(what: str, tmp_path: Path) -> None:
     change, words = DOUBTFUL[what]
     (found,) = contradictions(storage.load(written(tmp_path, change)))
     assert found.startswith(words)
 
 
-def test_arrays_that_nobody_has_read_are_not_read_to_say_it(tmp_path: Path) -> None:
+def test_arrays_that_are_unread_are_not_read_to_report_it(tmp_path: Path) -> None:
     record = storage.load_late(written(tmp_path, halved))
     assert contradictions(record) == ()
     record.arrays["pattern"]

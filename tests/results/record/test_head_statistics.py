@@ -1,4 +1,4 @@
-"""What is said of a head: its kind, by hand at every threshold; the order of heads; the arrays of a record of heads."""
+"""Head types by hand at every threshold, the order of heads, and the arrays of head statistics."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def head_with(uniform=UNIFORM, **numbers):
         (Sink(0, 0, 0.0037, 0.002), False),
     ],
 )
-def test_by_hand_a_sink_gets_three_times_its_uniform_share_from_most_of_eight_queries(key, expected):
+def test_by_hand_a_sink_gets_three_times_its_uniform_weight_from_most_of_eight_queries(key, expected):
     assert is_sink(key) is expected
     assert HeadStatistics(sinks=(key,)).sink_keys == ((key,) if expected else ())
     assert not is_sink(key, 0.38)
 
 
 @pytest.mark.parametrize("name", MASSES)
-def test_by_hand_a_mass_that_exceeds_the_uniform_share_names_the_head(name):
+def test_by_hand_a_mass_that_exceeds_the_uniform_weight_names_the_head(name):
     # (0.6 − 0.2) / (1 − 0.2) = 0.5
     found = head_with(**{name: 0.6})
     assert (found.kind, found.certainty) == (MASSES[name], pytest.approx(0.5, abs=1e-15))
@@ -175,7 +175,7 @@ def order_of(heads, sort):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_go_down_by_themselves_and_up_when_asked_with_what_is_missing_last(name):
+def test_numbers_go_down_by_themselves_and_up_on_request_with_what_is_missing_last(name):
     heads = heads_by(name, [2.0, None, 5.0, 1.0, 0.0, None])
     assert order_of(heads, name) == [2, 0, 3, 4, 1, 5]
     assert order_of(heads, f"{name}:down") == [2, 0, 3, 4, 1, 5]
@@ -283,7 +283,7 @@ def test_by_hand_the_shapes_of_the_arrays():
     assert set(PER_QUERY) | set(OPTIONAL) | set(FOR_ALL_HEADS) <= summary_shapes(SURVEY, **SIZES, n_spans=1).keys()
 
 
-def test_by_hand_the_shapes_of_what_was_asked_for():
+def test_by_hand_the_shapes_of_what_was_requested():
     kept = Kept(queries=(6, 0, 2, 5), top=6, corner=Corner(1, 2, 3, 8))
     shapes = summary_shapes(replace(SURVEY, kept=kept), **SIZES)
     assert shapes.keys() - summary_shapes(SURVEY, **SIZES).keys() == {"corner", "top_keys", "top_shares"}
@@ -490,7 +490,7 @@ def test_a_survey_of_huge_blocks_or_steps_takes_no_memory(records, tmp_path):
     fault_of(tmp_path / "r", document, record.arrays)
 
 
-def test_the_heads_of_a_run_are_saved_with_all_that_is_said_of_them(tmp_path):
+def test_the_heads_of_a_run_are_saved_with_all_their_statistics(tmp_path):
     from mhacli.compute.layer.run import RecordingOptions, inspect
     from mhacli.spec.config import Config
 

@@ -167,7 +167,7 @@ def test_documents_that_leave_out_a_token_are_refused(path, documents):
 @pytest.mark.parametrize(
     ("side", "queries", "keys"), [("right", [0, 0], [0, 0]), ("left", [0, 1], [2, 0])], ids=["right", "left"]
 )
-def test_a_record_tells_where_the_tokens_of_each_sequence_begin(side, queries, keys):
+def test_a_record_shows_where_the_tokens_of_each_sequence_begin(side, queries, keys):
     record = make_record(("the", "cat", "sat"), DOG, context=[("a",), ("a", "b", "c")])
     record = replace(record, config=replace(record.config, padding=side))
     assert [record.first_query(b) for b in range(2)] == queries
@@ -233,7 +233,7 @@ def test_a_strongest_key_that_is_none_is_refused(path, position):
 
 
 @pytest.mark.parametrize("share", [np.inf, -np.inf, -0.5, 1.5])
-def test_a_pattern_that_holds_no_shares_is_refused(path, share):
+def test_a_pattern_that_holds_no_weights_is_refused(path, share):
     record = RECORDS["one"]
     pattern = record.arrays["pattern"].copy()
     pattern[0, 0, 0, 0] = share
@@ -347,7 +347,7 @@ def test_an_unreadable_kind_of_numbers_is_refused(path):
     assert message == "array 'later' has dtype U16, which is not one of F64, F32, F16, I64, I32, BOOL"
 
 
-def test_a_file_that_only_the_library_refuses_is_no_bug_of_ours(path):
+def test_a_file_that_only_the_library_refuses_is_no_bug_of_mha(path):
     RECORDS["one"].save(path)
     with open(path, "rb") as file:
         data = file.read()
@@ -370,7 +370,7 @@ def test_bytes_that_are_neither_true_nor_false_are_refused(path):
 
 
 @pytest.mark.parametrize("name", ["one", "layers"])
-def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, path, monkeypatch):
+def test_the_arrays_of_an_opened_record_are_read_when_one_is_requested(name, path, monkeypatch):
     record = RECORDS["one"] if name == "one" else layered(text_of(("a", "big", "red", "dog"), parts=()))
     record.save(path)
     read = []
@@ -392,7 +392,7 @@ def test_the_arrays_of_an_opened_record_are_read_when_one_is_asked_for(name, pat
     assert len(read) == 1
 
 
-def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(path):
+def test_an_opened_record_shows_numbers_without_meaning_when_they_are_requested(path):
     record = RECORDS["one"]
     arrays = arrays_of(record) | {"pattern": np.full_like(record.arrays["pattern"], 1.5)}
     opened = storage.load_late(written(path, record.document(), arrays))
@@ -401,7 +401,7 @@ def test_an_opened_record_tells_numbers_without_meaning_when_they_are_asked_for(
             opened.arrays["entropy"]
 
 
-def test_a_file_that_is_another_by_the_time_its_numbers_are_asked_for_is_told(path, tmp_path):
+def test_a_file_that_is_another_by_the_time_its_numbers_are_requested_is_reported(path, tmp_path):
     RECORDS["one"].save(path)
     opened = storage.load_late(path)
     RECORDS["batch"].save(path, force=True)

@@ -1,4 +1,4 @@
-"""Heads and patterns as tables: the numbers are those of the record, whichever library holds them."""
+"""Heads and patterns as tables: every library gets the record's numbers."""
 
 import csv
 import json
@@ -161,7 +161,7 @@ def test_the_cells_of_a_pattern_are_the_lines_of_the_csv(side: str) -> None:
                 assert row["pattern"] == pytest.approx(float(line["pattern"]), rel=1e-6)
 
 
-def test_a_pattern_is_an_array_of_the_head_that_is_asked_for() -> None:
+def test_a_pattern_is_an_array_of_the_head_that_is_requested() -> None:
     record = make_record(*TEXTS, causal=True, n_heads=3)
     found = record.pattern(head=2, batch=1)
     assert np.array_equal(np.asarray(found), record.arrays["pattern"][1, 2, :2, :2])
