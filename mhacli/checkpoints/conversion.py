@@ -72,26 +72,26 @@ def plan_conversion(checkpoint: Checkpoint, request: ConversionRequest) -> Conve
     n_layers = head_counts(checkpoint.config, stack).n_layers
     if n_layers is not None and request.layer >= n_layers:
         raise UsageError(out_of_range("--layer", request.layer, n_layers))
-    found = find_layer(checkpoint, layout, request.layer, stack=stack, prefix=request.prefix)
+    found_layer = find_layer(checkpoint, layout, request.layer, stack=stack, prefix=request.prefix)
     sizes_given = request.sizes or {}
     if checkpoint.config:
         sizes = sizes_of(checkpoint.config, stack, sizes_given)
     else:
-        sizes = sizes_from_shapes(found, layout, sizes_given)
-    require_shapes(found, layout, sizes, checkpoint.path)
+        sizes = sizes_from_shapes(found_layer, layout, sizes_given)
+    require_shapes(found_layer, layout, sizes, checkpoint.path)
     fields, notes = choices_of(checkpoint.config, stack, request.layer, sizes)
     tables = _tables(checkpoint, stack, sizes) if request.with_embedding else _Tables()
     fields, more = _with_table(fields, tables)
     words = _words(checkpoint, tables.embedding) if tables.embedding is not None else _Words()
     config = Config(
         d_model=sizes.d_model, n_heads=sizes.n_heads, n_kv_heads=sizes.n_kv_heads, d_head=sizes.d_head, d_v=sizes.d_v,
-        d_input=sizes.d_input, bias=any(name in found.tensors for name in (*layout.qkv_bias, layout.out_bias) if name),
-        dtype=_dtype(found, tables), tokenizer=words.tokenizer, **fields,
+        d_input=sizes.d_input, bias=any(name in found_layer.tensors for name in (*layout.qkv_bias, layout.out_bias) if name),
+        dtype=_dtype(found_layer, tables), tokenizer=words.tokenizer, **fields,
     ).resolved()  # fmt: skip
     plan = Conversion(
-        checkpoint, layout, stack, request.layer, found, sizes, config, tables.embedding, words.n_tokens,
+        checkpoint, layout, stack, request.layer, found_layer, sizes, config, tables.embedding, words.n_tokens,
         tables.table if config.positions == "learned" else None, tables.skip, words.vocabulary,
-        (*found.notes, *notes, *tables.notes, *more, *words.notes, *_before(request.layer, tables)),
+        (*found_layer.notes, *notes, *tables.notes, *more, *words.notes, *_before(request.layer, tables)),
     )  # fmt: skip
     _require_memory(plan)
     return plan
@@ -180,9 +180,9 @@ def _before(layer: int, tables: _Tables) -> tuple[str, ...]:
     )
 
 
-def _dtype(found: FoundLayer, tables: _Tables) -> Any:
+def _dtype(layer: FoundLayer, tables: _Tables) -> Any:
     """The narrowest dtype of mha that holds all tensors exactly."""
-    every = [*found.tensors.values(), *(each for each in (tables.embedding, tables.table) if each is not None)]
+    every = [*layer.tensors.values(), *(each for each in (tables.embedding, tables.table) if each is not None)]
     for tensor in every:
         if tensor.dtype not in DTYPES:
             raise MhaError(
@@ -340,7 +340,6 @@ def _rotary(
 
 
 def _rotated_columns(config: Mapping[str, Any], angles: Mapping[str, Any], d_head: int) -> int:
-    """How many columns of a head are rotated."""
     rotary_dim = config.get("rotary_dim")
     if isinstance(rotary_dim, int) and not isinstance(rotary_dim, bool):
         return rotary_dim

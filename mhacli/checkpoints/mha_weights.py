@@ -1,7 +1,8 @@
 """Checks a weights file before any tensor is made: its config, its vocabulary, and the shapes of its tensors.
 
-Format `mha.weights/1`: safetensors with Hugging Face names and one metadata key with `{format, config, vocabulary,
-tokenizer, probe}`. For a file without this metadata, the shapes and the options must give the config.
+Format `mha.weights/1`: safetensors with Hugging Face names and one metadata key with
+`{format, config, vocabulary, tokenizer, probe}`. For a file without this metadata, the shapes and the options must give
+the config.
 """
 
 from __future__ import annotations

@@ -106,14 +106,14 @@ def chosen_stack(checkpoint: Checkpoint, layout: Layout, stack: str | None) -> s
     return stacks[0] if stacks else next(iter(layout.stacks))
 
 
-def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, path: str) -> None:
+def require_shapes(layer: FoundLayer, layout: Layout, sizes: ProjectionSizes, path: str) -> None:
     """Raises `MhaError`, with all mismatches, unless the shapes are those that follow from the config's sizes."""
     require_fitting_heads(layout, sizes)
     shapes = expected_shapes(layout, sizes)
     expected = {**shapes.weights, **shapes.biases}
     faults = [
-        f"{found.prefix}{name} is {list(tensor.shape)}, not {list(expected[name])}"
-        for name, tensor in found.tensors.items()
+        f"{layer.prefix}{name} is {list(tensor.shape)}, not {list(expected[name])}"
+        for name, tensor in layer.tensors.items()
         if tensor.shape != expected[name]
     ]
     if faults:
@@ -125,23 +125,23 @@ def require_shapes(found: FoundLayer, layout: Layout, sizes: ProjectionSizes, pa
         )
 
 
-def sizes_from_shapes(found: FoundLayer, layout: Layout, given: Mapping[str, int]) -> ProjectionSizes:
+def sizes_from_shapes(layer: FoundLayer, layout: Layout, given: Mapping[str, int]) -> ProjectionSizes:
     """The sizes of a layer without a config, from the command line and, as far as possible, from shapes.
 
     Raises `UsageError` if `n_heads` is needed and not given: only the layout `kernels` has a head axis.
     """
-    shapes = {name: tensor.shape for name, tensor in found.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in layer.tensors.items()}
     first, out = shapes[layout.qkv[0]], shapes[layout.out]
     if layout.order == "kernels":
         if not all(len(shapes[name]) == 3 for name in (*layout.qkv, layout.out)):
             raise MhaError(
-                f"{found.prefix}{layout.qkv[0]} has the shape {list(first)}, not [d_model, head, d_head]",
+                f"{layer.prefix}{layout.qkv[0]} has the shape {list(first)}, not [d_model, head, d_head]",
                 code="bad-file",
             )
         kv, d_v = shapes[layout.qkv[1]][1], shapes[layout.qkv[2]][2]
         return ProjectionSizes(first[1], kv, first[2], d_v, out[2], first[0])
     if len(first) != 2 or len(out) != 2:
-        raise MhaError(f"{found.prefix}{layout.qkv[0]} is not a matrix: its shape is {list(first)}", code="bad-file")
+        raise MhaError(f"{layer.prefix}{layout.qkv[0]} is not a matrix: its shape is {list(first)}", code="bad-file")
     if "n_heads" not in given:
         raise UsageError("the number of heads is not known: there is no config.json", hint="add --heads N")
     n_heads = given["n_heads"]

@@ -118,7 +118,6 @@ def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Ma
 
 
 def _open_tensors(path: str) -> AbstractContextManager[Callable[[int], bytes]]:
-    """As `opened`. Refuses names of pickles."""
     if path.lower().endswith(PICKLE_ENDINGS):
         raise _pickled(path, "its name is that of a pickle")
     return opened(path)

@@ -423,7 +423,6 @@ def _plain(word: str) -> str:
 
 
 def _others(name: str, *words: str) -> tuple[str, ...]:
-    """The words other than the name, without duplicates."""
     return tuple(word for word in dict.fromkeys(words) if word != name)
 
 

@@ -48,9 +48,9 @@ _SHOWN = 60
 class Config:
     """The choices for one attention layer and its run.
 
-    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from `d_model /
-    n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch chooses.
-    `resolved()` fills these in and checks every rule; code that computes takes a resolved config.
+    Widths are counts of numbers. `None` means "derive it": `n_kv_heads` from `n_heads`, `d_head` from
+    `d_model / n_heads`, `d_v` from `d_head`, `d_input` from `d_model`, `scale` as `d_head ** -0.5`, `threads` as torch
+    chooses. `resolved()` fills these in and checks every rule; code that computes takes a resolved config.
 
     `window` is the number of keys (left, right) around the query. The first `prefix` tokens are visible to all queries,
     whatever the window; the rest is causal. The first `sink` tokens stay visible outside the window. `documents` is the

@@ -147,7 +147,6 @@ def total_moved_bytes(config: Config, *, batch: int, length: int, cache: CacheKi
 
 
 def _projections(config: Config) -> list[tuple[int, int]]:
-    """The (inputs, outputs) of each projection."""
     d_input, d_head, d_v = config.d_input or config.d_model, config.d_head or 0, config.d_v or 0
     n_kv_heads = config.n_kv_heads or config.n_heads
     widths = [(d_input, config.n_heads * d_head), (d_input, n_kv_heads * d_head), (d_input, n_kv_heads * d_v)]

@@ -208,7 +208,6 @@ def _axes(words: str) -> tuple[str, ...]:
 
 
 def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
-    """The axes of the layer's input."""
     return lambda f: ("batch", length, f.input_axis)
 
 

@@ -212,7 +212,6 @@ def run_viewer(record: Record, options: ViewerOptions) -> None:
 
 
 def _forgiving_decoder(encoding: str) -> Callable[[], IncrementalDecoder]:
-    """A decoder that replaces invalid bytes."""
     return partial(getincrementaldecoder(encoding), errors="replace")
 
 

@@ -83,7 +83,6 @@ class EffectGrid(Pane, can_focus=True):
 
     @property
     def _label(self) -> int:
-        """The width of line names."""
         names = ("layer", *(row.name for row in self.shown.rows), *(read.name for read in self.shown.texts))
         return max(map(cell_len, names)) + 2
 
@@ -292,7 +291,6 @@ class EffectsScreen(HeadsScreen):
         self.app.push_screen(HeadScreen(self.session))
 
     def _place_of(self, effect: Effect) -> tuple[int, int] | None:
-        """The row and column of a removed head in the table of heads."""
         for place in self.session.head_table.places:
             head = self.session.head_table.head_at(*place)
             if head is not None and head.head == effect.head:

@@ -204,7 +204,6 @@ class HeadScreen(HeadsScreen):
         self.go(self.row if beyond[0] else to[0], self.column if beyond[1] else to[1])
 
     def _last_open(self) -> int:
-        """The last visible key of the query."""
         assert self.picture is not None
         seen = np.flatnonzero(self.picture.base.is_open[self.row])
         return int(seen[-1]) if len(seen) else 0
@@ -415,7 +414,6 @@ def captions(picture: Picture, zoom: Zoom, width: int, *, colour: bool) -> list[
 
 
 def _signs(picture: Picture, shades: Shades, zoom: Zoom) -> list[str]:
-    """The signs of cells without an attention weight."""
     is_forbidden = not bool(shades.map.is_open.all())
     is_taken = zoom.factor == 1 and bool(picture.is_taken.any())
     if zoom.decimals:

@@ -144,7 +144,6 @@ def _label(layer: InspectedLayer | None, head: int, layers: Sequence[InspectedLa
 
 
 def _with_missing(rows: Sequence[LayerRow], record: Record) -> tuple[LayerRow, ...]:
-    """The rows with those of layers without attention inserted."""
     assert record.model is not None
     missing = list(record.model.without)
     with_missing: list[LayerRow] = []

@@ -76,7 +76,6 @@ class Picture:
 
     @cached_property
     def _shown(self) -> Array:
-        """The finest map with removed cells masked."""
         return np.where(self.is_taken, FORBIDDEN, self.base.weights) if self.hides_sinks else self.base.weights
 
     @cached_property

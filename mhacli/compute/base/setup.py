@@ -200,7 +200,6 @@ def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile
 
 
 def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Int[Tensor, "batch length"]:
-    """Ids, −1 for padding."""
     return _padded([sequence.ids for sequence in sequences], -1, facts, device)
 
 

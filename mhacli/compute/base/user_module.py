@@ -27,7 +27,6 @@ def load_user_modes(request: TargetRequest, stage: Stage) -> tuple[UserAttention
 
 
 def _built(request: TargetRequest, stage: Stage) -> Built:
-    """The requested class or function, imported and built."""
     stage(f"importing {request.target}")
     target = find_target(request.target)
     stage(f"building {request.target}")

@@ -138,7 +138,6 @@ def expected_s(workload: Workload, backends: Sequence[str], ceiling: MachinePeak
 
 
 def _report_size(tell: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
-    """Reports the progress of one size as progress of the whole."""
     tell((place + fraction) / n_places, doing)
 
 
@@ -180,7 +179,6 @@ def _from_scratch() -> Iterator[None]:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes the device current for events and streams."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -221,7 +221,6 @@ def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -
 
 
 def _best(call: Callable[[], object], clock: Clock, n_samples: int) -> float:
-    """The shortest of several samples, after one to warm up."""
     turn = [(Timed(call), 1)]
     return min(clock.round(turn)[0] for _ in range(n_samples + 1))
 

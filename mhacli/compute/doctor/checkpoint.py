@@ -288,7 +288,6 @@ def _without_consequences(checks: list[HealthCheck]) -> list[HealthCheck]:
 
 
 def _has_room(loaded: Loaded, device: str) -> bool:
-    """Whether a float32 copy of the weights fits as well."""
     return memory.fits(4 * sum(p.numel() for p in loaded.model.parameters()), free_bytes(device))
 
 
@@ -310,7 +309,6 @@ def widened(original: HealthCheck, in_float32: HealthCheck | None, dtype: str) -
 
 
 def _with_meaning(check: HealthCheck) -> HealthCheck:
-    """The check with the meaning of its failure and advice."""
     if check.ok is not False:
         return check
     meaning, advice = MEANINGS[check.name]
@@ -401,7 +399,6 @@ def why_not_causal(loaded: Loaded) -> str | None:
 
 
 def _is_declared_bidirectional(model: nn.Module) -> bool:
-    """Whether the model's attention modules declare themselves bidirectional."""
     parts = [module for name, module in model.named_modules() if is_attention(name, module)]
     flags = [module.is_causal for module in parts if hasattr(module, "is_causal")]
     return bool(flags) and not any(flags)

@@ -94,7 +94,6 @@ class ConsistencyChecks:
         return list(answers.values())
 
     def _reason_to_skip(self, name: str, answers: Mapping[str, HealthCheck]) -> str | None:
-        """Why a check does not apply; None if it does."""
         if not self.reference.alone.is_finite:
             return "the outputs are not finite, see finite: nothing to compare"
         for earlier, failure in _EXPLAINED_BY.get(name, ()):
@@ -248,7 +247,6 @@ class ConsistencyChecks:
 
     @staticmethod
     def _of_first(seen: PassOutputs) -> PassOutputs:
-        """The first row alone."""
         return PassOutputs(
             seen.rows[:1], tuple(replace(attention, rows=attention.rows[:1]) for attention in seen.attentions)
         )

@@ -68,7 +68,6 @@ def measure(
 
 
 def _kernels(device: torch.device, dtype: Dtype, seed: int, compiles: bool) -> list[Kernel]:
-    """Every backend at one size, causal, in this dtype."""
     workload = Workload(**_SIZE, dtype=dtype, causal=True, direction="forward")
     heads = draw_heads(workload, device, seed)
     shared: list[Exact] = []

@@ -107,8 +107,8 @@ def short_text(number: float) -> str:
 
 
 def type_text(head: HeadStatistics) -> str:
-    """A head's type with its excess over uniform attention: `previous token .62`, or `mixed (nearest: previous token,
-    .21 of .40)`."""
+    """A head's type with its excess over uniform attention: `previous token .62`, or
+    `mixed (nearest: previous token, .21 of .40)`."""
     nearest = nearest_type(head)
     if nearest is None:
         return HEAD_TYPES[head.kind].name + type_excess(head)

@@ -104,7 +104,6 @@ def _token(record: Record, sequence: TokenSequence, index: int, room: int) -> Te
 
 
 def _is_unknown(record: Record, token_id: int, token: str) -> bool:
-    """Whether the token's id is that of `<unk>`."""
     is_listed = 0 <= token_id < len(record.vocabulary)
     return is_listed and record.vocabulary[token_id] == UNKNOWN != token
 
@@ -163,7 +162,6 @@ def _taken(columns: list[_TokenColumn], indices: list[int]) -> int:
 
 
 def _fitting(columns: list[_TokenColumn], indices: list[int], width: int) -> list[_TokenColumn]:
-    """The columns that fit beside a token."""
     for step in range(3, 0, -1):
         if _taken(columns, indices) <= width:
             break

@@ -161,7 +161,6 @@ def _cell(cell: CorpusCell) -> str:
 
 
 def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:
-    """The heads of the corpus in the shown layers."""
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
     shown = {(*place, head.head) for place, layer in views.items() for head in layer.record.heads}
     for head in corpus.heads:

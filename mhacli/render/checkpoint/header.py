@@ -146,7 +146,6 @@ _CLOSE = 1e-6
 
 
 def _unverified(record: Record, everything: bool) -> Iterator[Text]:
-    """The layers whose numbers are unverified, with the reasons."""
     doubtful = [layer for layer in record.layers if not layer.verified]
     shown = doubtful if everything else doubtful[:_MAX_LISTED]
     for layer in shown:
@@ -157,7 +156,6 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
 
 
 def _reasons(layer: InspectedLayer) -> list[str]:
-    """The failed checks with their numbers, and other reasons."""
     failed = [check for check in layer.survey.checks if not check.ok]
     failures = [f"'{visible(check.name)}' {_failure(check)}" for check in failed]
     named = [f"the check '{check.name}'" for check in failed]

@@ -210,7 +210,6 @@ def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...
 
 
 def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:
-    """The sequence with a word as a token."""
     documents = tuple(sequence.documents[word[0]] for word in words) if sequence.documents else ()
     return TokenSequence(
         sequence.text,

@@ -71,7 +71,6 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
 def _spread(
     record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions
 ) -> Iterator[RenderableType]:
-    """The distributions of statistics and effects over a corpus."""
     if record.corpus is not None:
         yield spread_view(record.corpus, record, listed)
         yield from effects_view(record.corpus, layers, record, everything=options.everything)
@@ -195,7 +194,6 @@ def _cells(
 
 
 def _has_requested(layer: LayerView, sequence: int) -> bool:
-    """Whether a sequence has any of the requested queries."""
     first, n = layer.record.first_query(sequence), len(layer.record.sequences[sequence].tokens)
     return any(0 <= query - first < n for query in layer.inspected.survey.kept.queries)
 

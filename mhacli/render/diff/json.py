@@ -78,7 +78,6 @@ def _text(text: TextDifference, a: Record, b: Record) -> dict[str, Any]:
 
 
 def _change(text: TextDifference, change: TokenChange, a: Record, b: Record) -> dict[str, Any]:
-    """A token change with the tokens."""
     text_a, text_b = texts_of(text, a, b)
     tokens_a, tokens_b = text_a.tokens[change.a_begin : change.a_end], text_b.tokens[change.b_begin : change.b_end]
     return asdict(change) | {"a": [*map(without_surrogates, tokens_a)], "b": [*map(without_surrogates, tokens_b)]}

@@ -149,7 +149,6 @@ def _pairs(
 
 
 def _why_nothing(differences: Differences) -> str:
-    """Why no head can be drawn."""
     reasons = dict.fromkeys(site.why for layer in differences.layers for site in _site_to_draw(layer) if not site.heads)
     return "; ".join(reasons) or "one of the records does not hold its pattern or map (--keep pattern)"
 
@@ -388,7 +387,6 @@ def _fitted(pair: _HeadPair, differences: Differences, screen: Screen, options: 
 def _panels(
     layout: _HeadPanels, of_maps: tuple[Array, Array], scales: _Scales, *, screen: Screen, precision: int
 ) -> Text:
-    """A, B and B − A, from the levels of A and B."""
     panels = _three(layout.aligned_maps, of_maps, scales, precision)
     parts = [panels[start : start + layout.n_beside] for start in range(0, len(panels), layout.n_beside)]
     text = Text("\n").join(_beside(part, layout, precision, colour=screen.colour) for part in parts)

@@ -88,7 +88,6 @@ def _alike(differences: Differences, screen: Screen) -> Iterator[RenderableType]
 
 
 def _tolerance(differences: Differences) -> Text:
-    """The tolerance within which numbers count as equal."""
     tolerance, dtype = differences.tolerance, differences.dtype
     origin = "--tolerance" if dtype is None else f"{dtype}; --tolerance sets another"
     rule = (

@@ -134,7 +134,6 @@ def texts_of(text: TextDifference, a: Record, b: Record) -> tuple[TokenSequence,
 
 
 def _token_name(sequence: TokenSequence, index: int) -> str:
-    """A token in quotes, shortened."""
     return f"“{fitted(token_text(sequence, index), _TOKEN_WIDTH)}”"
 
 

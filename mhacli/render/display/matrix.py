@@ -72,7 +72,6 @@ def _notes(shown: HeadMap) -> Iterator[str]:
 
 
 def _ramp() -> Iterator[Html]:
-    """The colours from small to large."""
     for level in range(0, 256, 51):
         colour = hex_of(ramp_colour(level))
         yield tag("span", text(glyph(level)), style=f"background:{colour};color:{colour}")

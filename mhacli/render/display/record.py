@@ -80,7 +80,6 @@ _MOST_EFFECTS = 12
 
 
 def _painted(level: int) -> Mapping[str, str]:
-    """The colours of a change as inline style."""
     colour = change_colour(level - 255)
     return {"style": f"background:{hex_of(colour)};color:{ink_on(colour)};padding:1px 6px"}
 

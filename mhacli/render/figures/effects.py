@@ -61,7 +61,6 @@ def effects_figure(record: Record) -> Sheet:
 
 
 def _title(record: Record) -> str:
-    """The measured change in a few words."""
     summary = record.effect
     assert summary is not None
     token = token_label(record.sequences[0].tokens[summary.position])

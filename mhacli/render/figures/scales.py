@@ -134,7 +134,6 @@ def _ramp(shaded: Shading, what: str) -> Piece:
 
 
 def _labelled(shape: str, width: float, label: str) -> Piece:
-    """A part of the legend with its label below."""
     text = written(0, _HIGH + 1.25 * _SIZE, label, _SIZE, fill=INK)
     return Piece(shape + text, max(width, mono_width(label, _SIZE)), _HIGH + 1.6 * _SIZE)
 

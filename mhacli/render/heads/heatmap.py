@@ -144,7 +144,6 @@ def _key_axis(head: HeadPattern, head_map: HeadMap) -> Text:
 
 
 def _line_label(head: HeadPattern, query: int) -> Text:
-    """The label of a line."""
     number = str(head.query_index(query))
     name = fitted(head.query_name(query), _LABEL_WIDTH - len(number) - 1)
     return Text().append(f"{name}{' ' * (_LABEL_WIDTH - len(number) - cell_len(name))}{number} ", style="dim")

@@ -268,7 +268,6 @@ def _preferences(head: HeadPattern, numbers: _NumberWidths, options: ViewOptions
 
 
 def _sums_width(head: HeadPattern, total: int) -> int:
-    """The width of the columns of row sums and of any sink logit."""
     sink = max(len(_SINK_LOGIT), total) + 1 if head.has_learned_sink else 0
     return total + 1 + sink if total else 0
 
@@ -435,7 +434,6 @@ class _Table:
             yield text + ("*" if key == largest_key else " "), style if self.screen.colour else None
 
     def _hidden_weight(self, weights: Array, allowed: Array) -> _TableCell:
-        """The weight of all hidden keys."""
         before = self.keys.before
         hidden = slice(self.keys.shown[before - 1] + 1, self.keys.shown[before])
         mass = weight_text(float(weights[hidden].sum(dtype=np.float64)), self.options.precision)

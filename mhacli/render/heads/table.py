@@ -188,7 +188,6 @@ def _shown_columns(
 
 
 def _type_width(record: Record, listed: Sequence[HeadStatistics]) -> int:
-    """The width of the head types, and of the baselines' names."""
     texts = [*(_type_text(head).plain for head in listed), *(label for label, _ in _baselines(record, listed))]
     return max(map(cell_len, [_TYPE, *texts]))
 
@@ -299,7 +298,6 @@ def _type_text(head: HeadStatistics) -> Text:
 
 
 def _has_no_choice(head: HeadStatistics) -> bool:
-    """Whether no query sees more than one key."""
     return head.uniform is not None and head.uniform.effective_keys == 1
 
 

@@ -128,7 +128,6 @@ def labelled(label: str, parts: list[str], width: int) -> list[str]:
 
 
 def _checks(record: Record, survey: HeadsSummary, options: ViewOptions, screen: Screen) -> Text:
-    """Whether the checks of statistics pass; with each number if one fails, or with `verbose`."""
     ok = record.self_check.ok
     verdict = Text("self-check ok: " if ok else "self-check FAILED: ", style="bold green" if ok else "bold red")
     if ok and not options.verbose:

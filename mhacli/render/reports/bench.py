@@ -130,7 +130,6 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
 
 
 def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
-    """The columns that fit on the screen."""
     needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
     columns = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
     for name in _DROP_ORDER:
@@ -180,7 +179,6 @@ def _sign(row: BenchRow) -> str:
 
 
 def _why(row: BenchRow) -> str:
-    """Why a backend did not run, or one of its numbers is missing."""
     return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
 
 
@@ -312,7 +310,6 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
 
 
 def _verdict(change: TimeChange) -> str:
-    """Slower, faster, or unclear because of noise."""
     is_open = change.verdict == "similar" and not change.ratio_low <= 1 <= change.ratio_high
     return "unclear" if is_open else "" if change.verdict == "similar" else change.verdict
 

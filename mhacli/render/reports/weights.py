@@ -96,7 +96,6 @@ def _tensors(contents: Contents, on: Screen) -> RenderableType:
 
 
 def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> Table:
-    """Columns by name, right-aligned if they are numbers."""
     table = plain_table(*columns)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -171,7 +170,6 @@ def vocabulary_table(
 
 
 def _numbers_width(rows: Sequence[Entry]) -> int:
-    """The width of id, count and bytes, with gaps."""
     ids = max(len("id"), *(len(str(row.id)) for row in rows))
     counts = max(len("count"), *(len(f"{row.count:,}") for row in rows))
     sizes = max(len("bytes"), *(len(str(row.bytes)) for row in rows))

@@ -104,5 +104,4 @@ def _sources(steps: Sequence[Step]) -> list[str]:
 
 
 def _hanging(source: str, width: int) -> Text:
-    """A line of code with a hanging indent."""
     return Text("\n".join(wrap(source, width, subsequent_indent=" " * 4)), style="green")

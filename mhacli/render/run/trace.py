@@ -83,7 +83,6 @@ def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
 
 
 def _variants(record: Record) -> Iterator[RenderableType]:
-    """A line per variant of attention with its purpose and source."""
     for variant in variants(record.facts):
         title = Text(f"\n{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
         body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
@@ -278,7 +277,6 @@ def _row_table(record: Record, cell: Cell, screen: Screen) -> RenderableType:
 
 
 def _softmax_step(cell: Cell, key: int, largest: float) -> tuple[str, str, str]:
-    """A key's score, its exponential, and its attention weight."""
     score, weight = cell.scores_row[key], number_text(cell.pattern_row[key])
     return ("−∞", "0", weight) if score is None else (number_text(score), number_text(exp(score - largest)), weight)
 

@@ -222,7 +222,7 @@ def _are_short(groups: Sequence[PatternGroup], options: ViewOptions, screen: Scr
 
 
 def _group(record: Record, sequence: int, heads: Selection, *, gap: int | None = None) -> PatternGroup:
-    """The heads of a sequence; those that are left out stand behind `gap` of them."""
+    """The heads of a sequence. The note on hidden ones follows the first `gap` heads."""
     each = [[*_of_head(HeadPattern(record, sequence, head))] for head in heads.shown]
     missing = hidden(heads.hidden, "head", "--all or --head") if heads.hidden else None
     before = sum(map(len, each[: heads.before if gap is None else gap]))

@@ -91,7 +91,6 @@ def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differen
 
 
 def _coarser_dtype(a: Record, b: Record) -> str:
-    """The coarser of the dtypes of both computations."""
     dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
     return next((name for name in TOLERANCES if name in dtypes), "float32")
 

@@ -388,7 +388,6 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
 
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
-    """The excess of each type that is defined by a weight."""
     return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in UNTYPED}
 
 

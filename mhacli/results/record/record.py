@@ -40,9 +40,9 @@ class Record(Shown):
     """The complete result of one run.
 
     `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has the names and shapes of
-    `mhacli.results.record.head_statistics.summary_shapes`. Otherwise it is keyed by site, plus `allowed` `[batch, head
-    or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding is on the
-    config's side; `first_query` and `first_key` are the indices of a sequence's first tokens.
+    `mhacli.results.record.head_statistics.summary_shapes`. Otherwise it is keyed by site, plus `allowed`
+    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding
+    is on the config's side; `first_query` and `first_key` are the indices of a sequence's first tokens.
 
     A record of a checkpoint has a `model` and `layers`, and each layer's arrays under `layers.INDEX.`; `of_layer` is
     the record of one layer. Its `heads` are those of all layers, in the order of `layers`, and `spans` are named parts

@@ -254,11 +254,11 @@ def _shapes_of_survey(survey: HeadsSummary, record: Record) -> _Shapes:
     }
 
 
-def _required_of_survey(shapes: Iterable[str], held: Container[str]) -> Iterable[str]:
+def _required_of_survey(shapes: Iterable[str], stored: Container[str]) -> Iterable[str]:
     from mhacli.results.record.head_statistics import MATRICES, OPTIONAL
 
     yield from (name for name in shapes if name not in OPTIONAL)
-    if any(name in held for name in MATRICES):  # matrices need their mask
+    if any(name in stored for name in MATRICES):  # matrices need their mask
         yield "allowed"
 
 

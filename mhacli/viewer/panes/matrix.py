@@ -102,7 +102,6 @@ class Matrix(Pane, can_focus=True):
         return max(_LEAST_LABEL, min(_MOST_LABEL, widest, self.size.width // 4))
 
     def _room(self) -> tuple[int, int]:
-        """Lines and columns for cells."""
         return max(1, self.size.height - self._n_above()), max(1, self.size.width - self._label_width() - 2)
 
     def _n_above(self) -> int:
@@ -231,7 +230,6 @@ class Matrix(Pane, can_focus=True):
 
 
 def _places_of_rows(shades: Shades, rows: Sequence[int]) -> str:
-    """The first and last position of a line."""
     return f"{shades.map.query_name(rows[0]).partition('–')[0]}–{shades.map.query_name(rows[-1]).partition('–')[2]}"
 
 

@@ -349,7 +349,6 @@ class TopKeys(ScrolledPane):
         return self._listed[: self._room() if self.most is None else self.most]
 
     def _room(self) -> int:
-        """The number of keys that fit above the last lines."""
         n_lines = max(1, self.size.height - 1)
         has_learned = self.picture is not None and self.picture.base.learned is not None
         return max(1, n_lines - has_learned - (len(self._listed) > n_lines - has_learned))
@@ -376,7 +375,6 @@ class TopKeys(ScrolledPane):
 
     @property
     def _largest(self) -> float:
-        """The weight of the longest bar."""
         strongest = self._listed[0][1] if self._listed else 0.0
         return strongest if strongest > 0 else 1.0
 
@@ -397,7 +395,6 @@ class TopKeys(ScrolledPane):
         )
 
     def _below(self) -> list[Line]:
-        """The weights of unlisted keys and of a sink logit."""
         assert self.picture is not None
         rest, lines = self._listed[len(self.shown_keys) :], []
         if rest:
