@@ -171,7 +171,7 @@ EFFECT_COLUMNS: Mapping[str, ColumnText] = {
         "How far the removal moves the whole distribution of the next token, in nats. 0: it changes nothing.",
         ("kl", "KL divergence"),
     ),
-    "rank": ColumnText("rank", "The place of the target among all tokens after the removal; 0 is the likeliest.", ()),
+    "rank": ColumnText("rank", "The place of the target among all tokens after the removal; 0 is the most likely.", ()),
     "d_output": ColumnText(
         "Δoutput",
         "The length of the change of the last hidden state, divided by the length of that state.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -14,8 +15,11 @@ from support.processes import NO_TORCH, WITH_TORCH, Launch, forms, state_of
 from support.tensor_files import tensors
 
 from mhacli.attention import convert
+from mhacli.checkpoints.contents import contents_of
 from mhacli.checkpoints.families import LAYOUTS
+from mhacli.checkpoints.folder import read_checkpoint
 from mhacli.checkpoints.head_counts import ProjectionSizes
+from mhacli.cli.shared.next_steps import suggest_after_contents
 from mhacli.errors import MhaError
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "<unk>")
@@ -78,6 +82,18 @@ def test_info_tells_what_a_folder_holds_without_torch(tmp_path):
         assert piece in shown
     assert "h.0.attn" not in shown
     assert "h.0.attn.c_attn.weight  F32    24 × 72" in mha(tmp_path, "info", "m", "--tensors").stdout
+
+
+def test_a_run_of_what_the_headers_describe_is_suggested_next(tmp_path, capsys):
+    gpt2(tmp_path / "m")
+    contents = contents_of(read_checkpoint(str(tmp_path / "m")))
+    suggest_after_contents(replace(contents, path="m"))
+    suggest_after_contents(replace(contents, path="layer.safetensors", kind="layer"))
+    suggest_after_contents(replace(contents, attentions=()))
+    assert capsys.readouterr().out.splitlines() == [
+        'next: mha run "the cat sat on the mat" --model m',
+        'next: mha run "the cat sat on the mat" --weights layer.safetensors',
+    ]
 
 
 def test_info_is_one_document_of_its_schema(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from os.path import lexists
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,6 +159,10 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
     print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
     for text in checkpoint_contents.notes:
         note(text)
+    if sys.stdout.isatty() and wanted.formats.chosen() is None:
+        from mhacli.cli.shared.next_steps import suggest_after_contents
+
+        suggest_after_contents(checkpoint_contents)
 
 
 @weights.command("convert", cls=HelpCommand, help=_CONVERT_HELP)

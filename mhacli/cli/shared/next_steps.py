@@ -17,6 +17,7 @@ from mhacli.results.record.head_statistics import UNTYPED
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
+    from mhacli.checkpoints.contents import Contents
     from mhacli.cli.shared.checkpoint import ComputeRequest
     from mhacli.cli.shared.output import RecordOutput
     from mhacli.results.record.record import Record
@@ -26,6 +27,7 @@ LayerCell = tuple[int, int, tuple[int, int, int]]
 PAGE = "attention.html"
 _MOST = 160
 """Characters of a command that is worth suggesting."""
+_SENTENCE = "the cat sat on the mat"
 _LABEL, _GOES_ON = "next: ", " \\"
 
 
@@ -86,6 +88,13 @@ def suggest_after_heads(record: Record, given: ComputeRequest, options: ViewOpti
             words = ["mha", "heads", *_retyped((*groups, chosen), ["--map", str(head.head)])]
             commands.insert(0, (words, name))
     write("".join(_suggested(commands)))
+
+
+def suggest_after_contents(contents: Contents) -> None:
+    """Prints the run that shows the attention of a checkpoint or a weights file, if it has an attention that mha knows."""
+    if contents.attentions:
+        option = "--weights" if contents.kind == "layer" else "--model"
+        write("".join(_suggested([(["mha", "run", _SENTENCE, option, contents.path], "")])))
 
 
 def _suggested(commands: Iterable[tuple[list[str], str]]) -> Iterator[str]:

@@ -88,11 +88,11 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
     target = f"“{token_label(summary.target)}”"
     parts = [
         Text(f"measured: {_measured(summary)} {where}", style="bold"),
-        Text(f"untouched {or_dash(summary.logit, number_text)}"),
+        Text(f"without removal {or_dash(summary.logit, number_text)}"),
     ]
     parts += [
         Text(f"log probability of {target} {or_dash(summary.logprob, number_text)}"),
-        Text(f"rank {summary.rank}" + ", the likeliest" * (summary.rank == 0)),
+        Text(f"rank {summary.rank}" + ", the most likely" * (summary.rank == 0)),
     ]
     return flowing([*parts, *_what_is_removed(record)], screen.width)
 
@@ -201,7 +201,7 @@ def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen:
     n_columns = len(headings) - len(lines[0])
     rest = [left_out(len(rows) - len(shown))] if len(rows) > len(shown) else []
     if n_columns:
-        rest.append(Text(f"{count_of(n_columns, 'more column')}: a wider screen, --csv", style="dim"))
+        rest.append(Text(f"{count_of(n_columns, 'more column')} on a wider screen or with --csv", style="dim"))
     if rest:
         yield flowing(rest, screen.width)
 
@@ -426,4 +426,4 @@ def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> tuple
     was, now = (rank == 0 for rank in (summary.rank, effect.rank))
     kept = "is still" if was and now else "is now" if now else "is no longer" if was else "is not"
     is_small = before == after and was == now
-    return is_small, f"{words}, its probability goes from {before} to {after}, and it {kept} the likeliest"
+    return is_small, f"{words}, its probability goes from {before} to {after}, and it {kept} the most likely"

@@ -128,7 +128,7 @@ def test_no_number_is_cut_on_a_narrow_screen_and_what_is_left_out_is_said() -> N
         }, width  # fmt: skip
         assert max(map(len, lines[begin : begin + 3])) <= width
         n_hidden = 11 - len(re.split(r" {2,}", lines[begin].strip()))
-        more = re.search(r"^(\d+) more columns?: ", "\n".join(lines), re.MULTILINE)
+        more = re.search(r"^(\d+) more columns? on ", "\n".join(lines), re.MULTILINE)
         assert int(more[1] if more else 0) == n_hidden, width
 
 
@@ -182,7 +182,7 @@ def test_the_last_sentence_says_what_matters_most_and_what_the_model_answers_wit
     words = answer(head_effect(0, 0, 0.5), largest, head_effect(0, 1, 0.0))
     assert words == (  # e^-0.25 = 0.78, e^-1.25 = 0.29
         "head 1.2 matters most: without it the logit of “mat” falls by 2, its probability goes from 78 % to 29 %, "
-        "and it is no longer the likeliest; 1 of 3 removals change nothing"
+        "and it is no longer the most likely; 1 of 3 removals change nothing"
     )
 
 
