@@ -64,7 +64,7 @@ def _notes(shown: HeadMap) -> Iterator[str]:
     """The meaning of a cell, and of masked cells."""
     n = shown.block
     if n == 1:
-        yield "a cell is the attention weight that a query, a row, gives to a key, a column"
+        yield "a cell is the attention weight that a query (row) gives to a key (column)"
     else:
         yield f"pooled: a cell stands for {n} × {n} tokens, the mean weight that the queries of a row give to its keys"
     if not shown.is_open.all():

@@ -117,12 +117,12 @@ def _removed(pictures: Sequence[HeadPicture], options: ViewOptions) -> Iterator[
     learned = learned_mass(pictures)
     taken = "" if learned is None else f"{weight_text(learned, options.precision)} of the attention of their heads"
     if options.hide_sinks and not taken and not any(picture.whole.sinks for picture in pictures):
-        yield "no key is a sink of these heads, so none is taken out"
+        yield "none of these heads has a sink, so nothing is taken out"
     elif options.hide_sinks:
         mass = sink_text(pictures, options.precision)
         also = f", and sink logits with {taken}," if taken else ""
         yield (
-            f"sinks are hidden: {mass} of these heads{also} taken out (each head's own stands above its map); "
+            f"sinks are hidden: {mass} of these heads{also} taken out (the part of each head is written above its map); "
             "the rest of each row is renormalised"
         )
     elif taken:
@@ -137,7 +137,7 @@ def _of_layers(record: Record, pictures: Sequence[HeadPicture], options: ViewOpt
     layers = () if record.model is None else chosen_layers(record, options)
     not_kept = [layer.inspected for layer in layers if not layer.is_drawable]
     if not_kept:
-        yield f"not drawn, for the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
+        yield f"not drawn, because the record has neither pattern nor map: {names_of(not_kept)}; --keep-limit makes room"
     without = () if record.model is None or options.layers is not None else record.model.without
     for kind in dict.fromkeys(other.type for other in without):
         numbers = [other.layer for other in without if other.type == kind]

@@ -235,11 +235,11 @@ def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) 
     if rows is not None:
         yield f"{len(rows)} of {len(pictures[0].shown.queries.tokens)} queries are drawn"
     if shaded.is_exceeded:
-        yield "a row with a single visible cell gives it everything: such rows do not set the scale"
+        yield "a query that sees only one key gives it everything: such rows do not set the scale"
     if shaded.is_empty:
-        yield "no cell that is drawn has any attention weight"
+        yield "all drawn cells have the weight 0"
     if is_before_dropout(record):
-        yield f"in training: the pattern before dropout {record.config.dropout:g}; what dropout left of it is not drawn"
+        yield f"in training: the pattern before dropout {record.config.dropout:g}; the pattern after dropout is not drawn"
     if record.facts.padded:
         yield "padding is not drawn"
 
@@ -253,7 +253,7 @@ def removed_note(picture: HeadPicture, precision: int, *, is_hidden: bool) -> It
     """The weight of a head's hidden sinks, and that of a sink logit."""
     learned = picture.whole.learned_mass
     if is_hidden and not picture.whole.sinks and learned is None:
-        yield "no key is a sink here, so none is taken out"
+        yield "this head has no sink, so nothing is taken out"
     elif is_hidden:
         mass, names = sink_text([picture], precision), _sink_names(picture)
         also = "" if learned is None else f", and the sink logit with {weight_text(learned, precision)}"

@@ -247,7 +247,7 @@ def _provenance(record: Record) -> Html:
 
 
 _MOST_SINKS = 6
-_BLOCKS = "maps of blocks know of those alone that begin a text"
+_BLOCKS = "in maps of blocks, only sinks at the first token can be recognised"
 _LIMIT = format_size(LIMIT_BYTES)
 
 
@@ -273,12 +273,12 @@ def quantised_text(maps: PageMaps) -> str | None:
     if maps.encoding == EXACT:
         return None
     factor = maps.encoding.factor
-    blocks = f"put together to blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
+    blocks = f"merged into blocks of {factor} × {factor} cells of the record and " if factor > 1 else ""
     kept = f"so that the page stays below {_LIMIT}" if maps.is_small else "to keep the page small"
     return (
         f"attention weights are {blocks}stored in 8 bits, {kept}: a number marked ≈ is stored at most "
         f"{_rounded_up(maps.error)} off; its ± includes the rounding of the printed number. Where sinks are taken out, the error "
-        "is divided by what is left of its row. --full stores every cell exactly"
+        "is divided by the remaining weight of its row. --full stores every cell exactly"
     )
 
 
@@ -293,9 +293,9 @@ def _cell(heads: Sequence[DrawableHead], encoding: CellEncoding) -> str:
         {encoding.factor if "pattern" in head.record.arrays else _block(head) * encoding.factor for head in heads}
     )
     if blocks == [1]:
-        return "a cell is the attention weight that a query, a row, gives to a key, a column"
+        return "a cell is the attention weight that a query (row) gives to a key (column)"
     sizes = " or ".join(f"{n} × {n}" for n in blocks)
-    return f"a cell stands for {sizes} tokens: what the queries of a row give, on average, to all keys of a column together"
+    return f"a cell stands for {sizes} tokens: the attention that the queries of a row give, on average, to all keys of a column"
 
 
 def _block(head: DrawableHead) -> int:
@@ -307,7 +307,7 @@ def _exactness(view: PageView, maps: PageMaps) -> str:
     if words is None:
         rounded = ", rounded to 32-bit floats" if view.bits > 32 else ""
         return f"attention weights are as the record holds them{rounded}: {format_size(maps.n_bytes)} of maps"
-    return words if maps.is_small else f"{words}. It is above {_LIMIT} all the same: there are too many heads or tokens"
+    return words if maps.is_small else f"{words}. It is still above {_LIMIT}: there are too many heads or tokens"
 
 
 def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
@@ -328,24 +328,24 @@ def _kept(view: PageView, maps: PageMaps, rows: Rows | None) -> Iterator[str]:
         if maps.n_wanted - maps.n_rows > 0 < maps.n_rows
         else ""
     )
-    yield f"exact besides: {words}{left}"
+    yield f"also stored exactly: {words}{left}"
 
 
 def _first_head(view: PageView) -> str:
     """The head that is shown first, and why."""
     head, head_type = view.heads[view.begin], view.heads[view.begin].statistics
     if head_type is None or head_type.certainty is None or not view.begin:
-        return f"seen first: {head.label}"
-    return f"seen first: {head.label}, the head with the largest excess over uniform attention: {type_text(head_type)}"
+        return f"shown first: {head.label}"
+    return f"shown first: {head.label}, the head with the largest excess over uniform attention: {type_text(head_type)}"
 
 
 def _scale(view: PageView, maps: PageMaps) -> str:
     top = maps.top(hide_sinks=view.hide_sinks)
     if view.scale == "rank":
-        return "scale at first: rank, the part of a head's visible cells that are smaller"
+        return "initial scale: rank, the fraction of a head's visible cells that are smaller"
     words = range_text(view.scale, top, 0)
     shared = " for all heads" * (len(view.heads) > 1)
-    return f"scale at first: {view.scale}, {words}{shared}; its top is the largest weight of a row with a choice"
+    return f"initial scale: {view.scale}, {words}{shared}; its top is the largest weight of a query that sees more than one key"
 
 
 def _sinks(view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
@@ -357,7 +357,7 @@ def _sinks(view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> It
     ]
     if not drawn:
         return
-    treatment = "taken out at first" if view.hide_sinks else "shown at first"
+    treatment = "initially taken out" if view.hide_sinks else "initially shown"
     if not any(encoded_map.sinks for encoded_map, _ in drawn):
         of_blocks = any(encoded_map.block > 1 for encoded_map, _ in drawn)
         yield "no key is a sink" + (f": {_BLOCKS}" if of_blocks else "")
@@ -367,10 +367,12 @@ def _sinks(view: PageView, requests: Sequence[MapRequest], maps: PageMaps) -> It
         _mean([(encoded_map.uniform, n) for encoded_map, n in drawn]),
     )
     got = f"They get {percent_text(mass)} of all attention drawn, {percent_text(uniform)} if it were uniform"
-    done = "of each row that they are taken out of, the rest is renormalised, and what they got stands in a column of its own"
+    done = (
+        "where they are taken out, the rest of the row is renormalised, and their weight is shown in a separate column"
+    )
     beside = "" if all(encoded_map.block == 1 for encoded_map, _ in drawn) else f" {_BLOCKS.capitalize()}."
     named = _named_sinks(requests, maps)
-    yield f"sinks: {named}. {got}, and are {treatment}; {done}.{beside} Each head’s own stand below its picture"
+    yield f"sinks: {named}. {got}, and are {treatment}; {done}.{beside} The sinks of each head are named below its picture"
 
 
 def _named_sinks(requests: Sequence[MapRequest], maps: PageMaps) -> str:
@@ -392,7 +394,7 @@ def _learned(maps: PageMaps) -> Iterator[str]:
         if encoded_map.learned_mass is not None and facts.n_queries and not facts.n_missing
     ]
     if masses:
-        taken = f"sink logits, which are no keys, take {percent_text(_mean(masses))} of the attention of their heads"
+        taken = f"sink logits, which are not keys, take {percent_text(_mean(masses))} of the attention of their heads"
         yield f"{taken}: such rows sum to less than 1, and entropy counts them as one more key"
 
 
@@ -404,15 +406,15 @@ def _mean(masses: Sequence[tuple[float, float]]) -> float:
 def _signs(record: Record, requests: Sequence[MapRequest], maps: PageMaps) -> Iterator[str]:
     """The cells without an attention weight, and what they mean."""
     if any(facts.n_forbidden for facts in maps.facts):
-        yield "hatched cells may not be attended; that is another thing than a small weight"
+        yield "hatched cells are masked, which is different from a small weight"
     missing = sum(facts.n_missing for facts in maps.facts)
     if missing:
         yield f"{count_of(missing, 'cell')} marked ? {'are' if missing > 1 else 'is'} not a number"
     if is_before_dropout(record):
         p = record.config.dropout
-        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was made of what dropout left of it"
+        yield f"the pattern is drawn before dropout ({p:g}); the layer's output was computed after dropout"
     if any("pattern" not in facts.head.record.arrays for facts in requests) and record.facts.padded:
-        yield "padding takes part in blocks, and gets nothing"
+        yield "padding is part of blocks, and gets no attention"
     elif record.facts.padded:
         yield "padding is left out"
 
@@ -426,14 +428,14 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
         layers = chosen_layers(record, options)
         without = [layer.inspected for layer in layers if not layer.is_drawable]
         if without:
-            yield f"not drawn, for the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
+            yield f"not drawn, because the record has neither pattern nor map: {names_of(without)}; --keep-limit makes room"
         types = [f"layer {skipped.layer} ({visible(skipped.type)})" for skipped in record.model.without]
         if types:
             yield f"without an attention matrix: {', '.join(types)}"
     elif not view.heads:
         yield "the pattern is not in this record, so no head is drawn; --keep pattern keeps it, --keep-limit makes room"
     if any("pattern" not in head.record.arrays and _block(head) > 1 for head in view.heads):
-        yield "mha heads keeps sums over blocks, never whole matrices; mha run keeps every cell of texts that fit"
+        yield "mha heads stores means of blocks, never whole matrices; mha run stores every cell if the text is short enough"
     if options.words:
         yield "tokens are drawn as they are; words are merged in the terminal only"
     yield from _left_out(record, options, view)
@@ -442,9 +444,9 @@ def _missing(record: Record, options: ViewOptions, view: PageView) -> Iterator[s
 def _left_out(record: Record, options: ViewOptions, view: PageView) -> Iterator[str]:
     """What the options left out."""
     if options.heads is not None:
-        yield f"drawn are {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} only, as chosen"
+        yield f"shown: {'heads' if len(options.heads) > 1 else 'head'} {ranges(options.heads)} only, as chosen"
     if options.layers is not None:
-        yield f"drawn are {names_of([layer.inspected for layer in chosen_layers(record, options)])} only, as chosen"
+        yield f"shown: {names_of([layer.inspected for layer in chosen_layers(record, options)])} only, as chosen"
     if len(view.sequences) < len(record.sequences):
         noun = "sequences" if len(view.sequences) > 1 else "sequence"
-        yield f"drawn are {noun} {ranges(view.sequences)} of {len(record.sequences)} only, as chosen"
+        yield f"shown: {noun} {ranges(view.sequences)} of {len(record.sequences)} only, as chosen"

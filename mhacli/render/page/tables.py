@@ -315,9 +315,7 @@ def _corner_legend() -> Html:
         [text("0"), ramp, text(f"the largest weight of the table, {N_SHADES} shades")],
         [tag("span", class_="swatch closed"), text("0 masked")],
     )
-    what = text(
-        "the attention weight that a query, a row, gives to a key, a column: rounded, but not taken from the maps"
-    )
+    what = text("the attention weight that a query (row) gives to a key (column): rounded, but not taken from the maps")
     return tag("p", tag("span", what), *(tag("span", *pair, class_="pair") for pair in pairs), class_="dim legend")
 
 

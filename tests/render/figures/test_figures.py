@@ -424,7 +424,7 @@ def test_layers_that_were_not_kept_are_named():
     lost = ("layers.1.pattern", "layers.1.map")
     record = replace(record, arrays={name: array for name, array in record.arrays.items() if name not in lost})
     svg = figure(record, ViewOptions())
-    assert "not drawn, for the record has neither pattern nor map: layer 1" in said(svg)
+    assert "not drawn, because the record has neither pattern nor map: layer 1" in said(svg)
     assert "not drawn" not in said(figure(layered(n_layers=3, n_heads=1), ViewOptions()))
 
 

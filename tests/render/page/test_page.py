@@ -252,7 +252,7 @@ def test_a_learned_sink_takes_what_no_key_gets():
     found, source = content(record)
     pattern = record.arrays["layers.0.pattern"][0, 1].astype(float)
     assert unpacked(found["maps"][1]["learned"], "<f4") == pytest.approx(1 - pattern.sum(axis=1), abs=1e-6)
-    assert "sink logits, which are no keys, take" in Parsed(source).texts["notes"]
+    assert "sink logits, which are not keys, take" in Parsed(source).texts["notes"]
 
 
 def test_a_pair_of_texts_gives_each_kind_of_layer_its_own():
@@ -458,7 +458,7 @@ def test_a_page_that_its_tokens_fill_says_that_it_is_larger():
     record = make_record([f"{'long' * 900}{i:03}" for i in range(300)])
     found, source = content(record)
     assert len(source.encode()) > MEGABYTE
-    assert "It is above 1.0 MiB all the same" in Parsed(source).texts["notes"]
+    assert "It is still above 1.0 MiB" in Parsed(source).texts["notes"]
     assert found["maps"][0]["code"] != "f32"
 
 
@@ -532,7 +532,7 @@ def test_the_head_that_is_surest_of_its_kind_is_seen_first():
     found, source = content(record)
     assert found["begin"] == 2
     assert (
-        "seen first: layer 0 · head 2, the head with the largest excess over uniform attention: first token .70"
+        "shown first: layer 0 · head 2, the head with the largest excess over uniform attention: first token .70"
         in Parsed(source).texts["notes"]
     )
     assert content(record, heads=(1, 0))[0]["begin"] == 0
@@ -545,7 +545,7 @@ def test_long_texts_are_drawn_on_a_log_scale_unless_another_is_requested(n_token
     found, source = content(record)
     assert len(found["texts"][0]) == n_tokens + 2
     assert found["scale"]["kind"] == scale
-    assert f"scale at first: {scale}" in Parsed(source).texts["notes"]
+    assert f"initial scale: {scale}" in Parsed(source).texts["notes"]
     assert content(record, map_scale="rank")[0]["scale"]["kind"] == "rank"
     assert content(record, map_scale="linear")[0]["scale"]["kind"] == "linear"
 
@@ -640,7 +640,7 @@ def test_what_a_record_does_not_hold_is_noted():
     arrays = {name: a for name, a in part.arrays.items() if name not in ("layers.1.pattern", "layers.1.map")}
     found, source = content(replace(part, arrays=arrays))
     notes = Parsed(source).texts["notes"]
-    assert "not drawn, for the record has neither pattern nor map: layer 2" in notes
+    assert "not drawn, because the record has neither pattern nor map: layer 2" in notes
     assert "without an attention matrix: layer 1 (mamba)" in notes
     assert {head["layer"] for head in found["heads"]} == {0}
 
@@ -661,13 +661,13 @@ def test_options_choose_what_is_drawn_and_the_page_says_so():
     assert found["scale"]["kind"] == "rank"
     assert np.array_equal(shares_of(found, 1), expected_shares(record, 1, 2))
     notes = Parsed(source).texts["notes"]
-    assert "drawn are heads 0, 2 only" in notes
-    assert "drawn are sequences 1, 2 of 3 only" in notes
+    assert "shown: heads 0, 2 only" in notes
+    assert "shown: sequences 1, 2 of 3 only" in notes
     assert [row[0] for row in Parsed(source).rows["statistics"][1:]] == ["0", "2"]
     layers = layered(text_of(WORDS))
     found, source = content(layers, layers=((None, 1),))
     assert [layer["label"] for layer in found["layers"]] == ["layer 1"]
-    assert "drawn are layer 1 only" in Parsed(source).texts["notes"]
+    assert "shown: layer 1 only" in Parsed(source).texts["notes"]
     with pytest.raises(UsageError) as fault:
         page(record, ViewOptions(heads=(3,)))
     assert fault.value.message.startswith("--head 3 ")
