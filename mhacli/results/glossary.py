@@ -93,14 +93,15 @@ CONCEPTS = (
         "row from left to right to see what that token attends to. A causal head has weights only on and "
         "below the diagonal.",
         "pattern = softmax(scores) over the keys",
-        also=("attention matrix", "attn_weights", "softmax"),
+        also=("attention matrix", "attn_weights", "softmax", "exp(score − max)"),
     ),
     _concept(
         "attention scores",
         "What the softmax reads: the dot products of queries and keys after scaling, softcap, additive bias "
-        "and mask. A larger score gives a larger weight. A masked cell has the score −∞ and the weight 0.",
+        "and mask. A larger score gives a larger weight. A masked cell has the score −∞ and the weight 0. The scale is 1/√d_head "
+        "if nothing else is stated.",
         "scores = scale · q kᵀ + bias",
-        also=("logits", "score"),
+        also=("logits", "score", "scale"),
     ),
     _concept(
         "query",
@@ -133,9 +134,9 @@ CONCEPTS = (
         "head",
         "One of several attentions that run side by side in a layer, each with its own queries, keys and "
         "values of width d_head. Their outputs are joined and projected to the layer's output. Heads are "
-        "counted from 0.",
+        "counted from 0; layer.head, such as 5.11, is head 11 of layer 5.",
         source="Vaswani et al. 2017, section 3.2.2",
-        also=("heads", "n_heads", "query head", "d_head", "d_k"),
+        also=("heads", "n_heads", "query head", "d_head", "d_k", "layer.head", "layer"),
     ),
     _concept(
         "kv head",
@@ -290,7 +291,15 @@ CONCEPTS = (
         "verdict",
         "The answer of a command in one word. mha check: right, wrong, or unknown where it cannot tell. mha doctor: healthy or "
         "unhealthy. mha diff: agree, differ, or nothing if nothing can be compared. mha bench --compare: slower, faster or "
-        "similar.",
+        "similar. A mistake is proven if the reference with this mistake gives the same output as the code, within the "
+        "tolerance; otherwise a probe shows it.",
+        also=("right", "wrong", "unknown", "without a verdict", "proven", "proof"),
+    ),
+    _concept(
+        "axes",
+        "The dimensions of a tensor by name and in order, each with its size: batch, head, query, key, d_head, d_v, d_model. "
+        "head·d_head is the heads side by side.",
+        also=("axis", "batch", "shape", "d_model", "d_v"),
     ),
     _concept(
         "residue",
@@ -303,7 +312,7 @@ CONCEPTS = (
         "In a table of mha heads, the attention weights with the largest ratio to uniform attention: query, key, weight, and "
         "the ratio after ×.",
         "× = p[i, j] · number of keys that i sees",
-        also=("× uniform", "outstanding cells"),
+        also=("×", "× uniform", "outstanding cells"),
     ),
     _concept(
         "shade",

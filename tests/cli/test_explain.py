@@ -59,6 +59,12 @@ def test_other_spellings_and_the_signs_of_types_find_their_terms(word: str, name
     assert attempt(tmp_path, "explain", word).stdout.startswith(f"{name} · ")
 
 
+def test_the_headings_of_a_table_are_explained_one_after_the_other(tmp_path: Path) -> None:
+    lines = attempt(tmp_path, "explain", "eff.keys", "H/max", "eff.keys").stdout.splitlines()
+    assert [line.partition(" · ")[0] for line in lines if " · column" in line] == ["eff.keys", "H/max"]
+    assert attempt(tmp_path, "explain", "H/max", "nothing-so-called", code=2).stdout == ""
+
+
 def test_an_unknown_term_suggests_the_nearest(tmp_path: Path) -> None:
     done = attempt(tmp_path, "explain", "indcution", code=2)
     assert done.stderr == "mha: error: no term is called 'indcution'\nhint: try mha explain induction\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
+    from mhacli.results.glossary import Term
 
 SCHEMA = "mha.explain/1"
 _MOST_EXPLAINED = 26
@@ -47,10 +49,10 @@ class ExplainOptions:
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
 def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
     """A term in, its explanation out; without one the list of all, with the name of a group that of its terms."""
-    from mhacli.results.glossary import meanings, of_group, similar, terms
+    from mhacli.results.glossary import similar, terms
 
     word = " ".join(wanted.term or ())
-    found = (meanings(word) or of_group(word) or meanings(_type_of(word))) if word else terms()
+    found = (_explained(word) or _each_explained(wanted.term or [])) if word else terms()
     if not found:
         near = similar(word)
         hint = f"try mha explain {near[0]}" if near else "mha explain lists every term"
@@ -66,6 +68,19 @@ def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
 
     document = {"schema": SCHEMA, "terms": [asdict(term) for term in found]}
     print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
+
+
+def _explained(word: str) -> tuple[Term, ...]:
+    """The terms that a word, a group or the sign of a head type names."""
+    from mhacli.results.glossary import meanings, of_group
+
+    return meanings(word) or of_group(word) or meanings(_type_of(word))
+
+
+def _each_explained(words: Sequence[str]) -> tuple[Term, ...]:
+    """The terms of several words, such as the headings of a table; none if one of them is unknown."""
+    each = [_explained(word) for word in words]
+    return tuple(dict.fromkeys(term for found in each for term in found)) if all(each) else ()
 
 
 def _type_of(sign: str) -> str:

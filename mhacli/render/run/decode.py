@@ -32,6 +32,7 @@ from mhacli.results.bench.intervals import is_sufficient, paired_ratio, ratio_te
 from mhacli.results.columns import DECODE_COLUMNS, STEP_COLUMNS
 from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.spec.facts import row_flops
+from mhacli.spec.tolerances import error_text
 from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible
 
@@ -52,6 +53,18 @@ _KEPT = {
 }
 
 
+def _of_steps_and_pattern(record: Record) -> Comparison:
+    """Both comparisons; if the largest difference is not of the steps, also that of the steps, which their table shows."""
+    differences = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
+    of_steps = max((difference for difference in differences if difference is not None), default=0.0)
+    worst = record.self_check.max_abs_error
+    if worst is None or not record.self_check.ok or of_steps >= worst:
+        return _OF_STEPS_AND_PATTERN
+    return _OF_STEPS._replace(
+        agrees=f"the steps equal a full pass within {error_text(of_steps)}, the pattern gives the output"
+    )
+
+
 def decode_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete output of `mha decode`.
 
@@ -63,7 +76,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         return Text("this record holds no decoding")
     check = record.self_check
     head: RenderableType = configuration(record, screen.width)
-    costs_of, compared = _formulas, _OF_STEPS_AND_PATTERN
+    costs_of, compared = _formulas, _of_steps_and_pattern(record)
     if record.model is not None:
         head, costs_of = model_header(record, record.model, screen), _formulas_of_model
         compared = _OF_STEPS

@@ -541,5 +541,15 @@ def test_the_verdict_says_whether_the_steps_give_what_a_full_recomputation_gives
         assert sections(replace(record, self_check=check), width)[-1] == f"self-check {words_of_it}"
 
 
+def test_a_verdict_whose_difference_is_that_of_the_pattern_says_that_of_the_steps_too():
+    record = decoded(make_record(TEXT, causal=True))
+    steps = max(step.cache.max_abs_difference for step in record.trace if step.cache is not None)
+    check = SelfCheck(2 * steps, 4 * steps, True)
+    assert sections(replace(record, self_check=check))[-1] == (
+        f"self-check ok: the steps equal a full pass within {steps:.2e}, the pattern gives the output within {2 * steps:.2e} "
+        f"(tolerance {4 * steps:.2e})"
+    )
+
+
 def test_a_record_of_a_run_holds_no_decoding():
     assert lines_of(make_record()) == ["this record holds no decoding"]
