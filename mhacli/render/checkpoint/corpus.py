@@ -108,16 +108,16 @@ def _cells(spread: Spread) -> list[str]:
 
 
 def effects_view(
-    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, *, everything: bool
+    corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, *, heads: Sequence[int] | None, everything: bool
 ) -> Iterator[RenderableType]:
-    """The effect of removing each head over the documents, the largest mean first; empty without removals."""
+    """The effect of removing each head, or those of some numbers, the largest mean first; empty without removals."""
     metric = next((name for name in ("d_logit", "d_output") if any(head.spread(name) for head in corpus.heads)), None)
     if metric is None:
         return
     rows = [
         (abs(change.mean), f"{short_name(layer.inspected, record.layers)}.{head.head}", change, head.spread("kl"))
         for layer, head in _of_layers(corpus, layers)
-        if (change := head.spread(metric)) is not None
+        if (heads is None or head.head in heads) and (change := head.spread(metric)) is not None
     ]
     ordered = sorted(rows, key=lambda row: -row[0])
     shown = ordered if everything else ordered[:MAX_EFFECTS]

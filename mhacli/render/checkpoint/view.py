@@ -73,7 +73,7 @@ def _spread(
 ) -> Iterator[RenderableType]:
     if record.corpus is not None:
         yield spread_view(record.corpus, record, listed)
-        yield from effects_view(record.corpus, layers, record, everything=options.everything)
+        yield from effects_view(record.corpus, layers, record, heads=options.heads, everything=options.everything)
 
 
 def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple[tuple[HeadStatistics, ...], str]:

@@ -224,7 +224,7 @@ def _documents(record: Record, options: ViewOptions) -> Html:
     layers = chosen_layers(record, options)
     views = [
         spread_view(record.corpus, record, chosen_heads(layers, options)),
-        *effects_view(record.corpus, layers, record, everything=True),
+        *effects_view(record.corpus, layers, record, heads=options.heads, everything=True),
     ]
     shown = (preformatted(view, WIDE.width) for view in views)
     return tag("section", tag("h2", text("documents")), *shown, id="documents")

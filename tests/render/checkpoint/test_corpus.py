@@ -64,7 +64,8 @@ def test_a_page_says_how_many_documents_there_are_and_how_statistics_spread() ->
     assert section.count(".491 to .512") == len(RECORD.heads)
 
 
-def test_heads_whose_removal_changes_most_come_first() -> None:
+def with_removals() -> Record:
+    """The record with the effects of removing each head."""
     corpus = corpus_of(RECORDS["heads"])
 
     def with_effects(own: CorpusHead) -> CorpusHead:
@@ -72,11 +73,23 @@ def test_heads_whose_removal_changes_most_come_first() -> None:
         d_logit = Spread("d_logit", 1234, mean, 0.1, mean - 0.1, mean + 0.1, (-2.5, -2.0, mean, 0.0, 0.5))
         return replace(own, spreads=(*own.spreads, d_logit, replace(d_logit, statistic="kl", mean=0.125)))
 
-    lines = view(replace(RECORD, corpus=replace(corpus, heads=tuple(map(with_effects, corpus.heads)))))
+    return replace(RECORD, corpus=replace(corpus, heads=tuple(map(with_effects, corpus.heads))))
+
+
+def test_heads_whose_removal_changes_most_come_first() -> None:
+    lines = view(with_removals())
     first = lines.index(next(line for line in lines if line.startswith("removed")))
     assert lines[first + 1].split() == [
         "2.1", "-1.5000", "-1.6000", "to", "-1.4000", "-2.5000", "to", "+0.5000", "0.125",
     ]  # fmt: skip
+
+
+def test_removals_are_those_of_the_heads_that_are_shown() -> None:
+    lines = view(with_removals(), heads=(1,))
+    first = lines.index(next(line for line in lines if line.startswith("removed"))) + 1
+    names = [line.split()[0] for line in lines[first : lines.index(next(x for x in lines if x.startswith("Δlogit")))]]
+    assert names
+    assert {name.rpartition(".")[2] for name in names} == {"1"}
 
 
 def test_cells_that_stand_out_are_named_by_document_and_place_and_made_harmless() -> None:
