@@ -239,8 +239,9 @@ def loading_torch() -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
-    """A bar on a terminal's stderr, with the time left, for whoever says what share of the whole is done; elsewhere nothing.
+def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
+    """A bar on a terminal's stderr, with the time left unless the words have it, for whoever says what share of the whole is
+    done; elsewhere nothing. Words that have no room beside the bar go on in the next line.
 
     It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
     """
@@ -250,9 +251,11 @@ def progress() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as ProgressBar
+    from rich.table import Column
 
     console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
-    columns = (BarColumn(24), TimeRemainingColumn(compact=True), TextColumn("{task.description}", markup=False))
+    words = TextColumn("{task.description}", markup=False, table_column=Column())
+    columns = (BarColumn(24), *([TimeRemainingColumn(compact=True)] if has_time_left else []), words)
     with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0)
 

@@ -11,13 +11,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from support.checkpoints_saved import Checkpoints
 from support.processes import MHA, PATIENCE_S
 from support.scans import corpus_file, sentences
 
-from mhacli.cli.shared.scanning import in_words
+from mhacli.cli.shared.scanning import ScanReport, in_words
 from mhacli.compute.scan.progress import ScanProgress
 
 N_DOCUMENTS, N_UNITS = 40, 3
@@ -98,6 +99,14 @@ def test_progress_in_words_has_the_least_and_the_most_of_several_workers() -> No
     done = ScanProgress(n_documents=320, of_documents=3000, by_worker={"a, process 1": 144, "b, process 2": 176})
     assert in_words(done) == "320 of 3,000 documents, 2 workers with 144 to 176"
     assert in_words(replace(done, by_worker={"a, process 1": 320})) == "320 of 3,000 documents"
+
+
+def test_the_end_is_told_once_however_soon_it_comes() -> None:
+    told: list[int] = []
+    report = ScanReport(lambda done: told.append(done.n_documents), every_s=3600.0, _last=monotonic())
+    for n in (16, 32, 48, 48):
+        report.tell(ScanProgress(n_documents=n, of_documents=48, seconds=1.0))
+    assert told == [48]
 
 
 @pytest.mark.parametrize(

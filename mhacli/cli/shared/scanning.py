@@ -21,11 +21,12 @@ Shown = Callable[["ScanProgress"], None]
 
 @dataclass
 class ScanReport:
-    """Says how far a scan is, no more often than every so many seconds, and the end always."""
+    """Says how far a scan is, no more often than every so many seconds, and the end always and once."""
 
     show: Shown
     every_s: float = 0.0
     _last: float = 0.0
+    _is_over: bool = False
 
     @classmethod
     @contextmanager
@@ -34,16 +35,16 @@ class ScanReport:
         if as_json:
             yield cls(_as_json, _JSON_EVERY_S)
         elif is_lively():
-            with progress() as tell:
+            with progress(has_time_left=False) as tell:
                 yield cls(lambda done: tell(_share(done), in_words(done)))
         else:
             yield cls(lambda done: note(in_words(done)), _NOTE_EVERY_S, monotonic())
 
     def tell(self, done: ScanProgress) -> None:
         """How far the scan is."""
-        is_end = done.n_documents == done.of_documents
-        if monotonic() - self._last >= self.every_s or (is_end and done.seconds):
-            self._last = monotonic()
+        is_end = done.n_documents == done.of_documents and done.seconds > 0
+        if not self._is_over and (is_end or monotonic() - self._last >= self.every_s):
+            self._last, self._is_over = monotonic(), is_end
             self.show(done)
 
     @staticmethod

@@ -73,7 +73,7 @@ class ScanStudy:
             return None
         if self.progress.of_documents is None:  # which is known of a stream at its end
             self.progress.of_documents = self.progress.n_documents
-            self.tell(self.progress)
+        self.tell(self.progress)  # the last documents may be some that were done before
         if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
             return None
         return merge(folder, self._names, self.command)
