@@ -79,7 +79,8 @@ class Watch:
         self.open: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
         self.running: list[tuple[nn.Module, int]] = []
-        self.n_runs = self.n_entered = 0
+        self.n_runs = self.n_entered = self.n_told = self.n_told_before = 0
+        self.silent: dict[str, str] = {}
         self._take, self._is_pair = take, is_pair(model)
         self.begin_pass()
 
@@ -119,6 +120,7 @@ class Watch:
         self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
     ) -> Tensor | None:
         """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
+        self.n_told += 1
         name, (block, run) = self.names[id(module)], where
         layer, of, part = self._numbers.next(name, block or name, run)
         is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
@@ -151,6 +153,11 @@ class Watch:
             **dict(zip(names, self.by_head(*(getattr(pending, name) for name in names)), strict=True)),
             unknown=("dropout",) if pending.is_dropped else (),
         )
+
+    def note_silence(self, module: nn.Module) -> None:
+        """Notes a module that has run, is an attention by its name and has parts, where nothing was told of it."""
+        if self.n_told == self.n_told_before and any(module.children()):
+            self.silent[self.names[id(module)]] = type(module).__name__
 
     def watched(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with every call of it by a module of the model told."""
@@ -234,13 +241,17 @@ def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[N
         def enter(module: nn.Module, *_: Any) -> None:
             if not watch.blocks:  # what begins outside of any block is a layer, or holds all
                 watch.n_runs += 1
+            if running is watch.open and not running:
+                watch.n_told_before = watch.n_told
             running.append(module)
 
-        def leave(module: nn.Module, *_: Any) -> None:
+        def leave(module: nn.Module, _: Any, output: Any) -> None:
             if running and running[-1] is module:  # else a hook before ours raised, and it was never entered
                 running.pop()
             if not watch.open:  # no product of its pattern and values can follow
                 watch.tell_pending()
+                if running is watch.open and output is not None:
+                    watch.note_silence(module)
 
         yield followed_module.register_forward_pre_hook(Hook(enter))
         yield followed_module.register_forward_hook(Hook(leave), always_call=True)

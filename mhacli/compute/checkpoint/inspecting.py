@@ -64,14 +64,18 @@ def inspecting(
     wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), _limit(keep_limit))
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
-        with followed(model, seen, by=_NAME):
+        with followed(model, seen, by=_NAME) as watch:
+            seen.silent = watch.silent
             yield seen
     finally:
         seen.finish()
 
 
 class Seen:
-    """What was seen in a context of `inspecting`: a record for each pass, and `notes` on what a reader must know of them."""
+    """What was seen in a context of `inspecting`: a record for each pass, and `notes` on what a reader must know of them.
+
+    `silent` are modules, with their classes, that are attentions by their names, and in which none was seen.
+    """
 
     def __init__(
         self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: CheckpointRunRequest, *, keep_passes: bool
@@ -88,6 +92,7 @@ class Seen:
         self._met: set[LayerKey] = set()
         self._has_cache = False
         self._strays: dict[str, None] = {}
+        self.silent: Mapping[str, str] = {}
         self._n_passes = 0
         self._chain: _Chain | None = None
 
@@ -127,7 +132,12 @@ class Seen:
             for kind, layer in self._wanted.layers or ()
             if self._passes and not any(layer == n and kind in (None, own) for own, n in self._met)
         ]
-        return (*self._notes, *strays, *missing)
+        unseen = [
+            f"no attention was seen in {name} ({kind}), which is in no record"
+            for name, kind in self.silent.items()
+            if self._passes and self._facts.config is None  # else the record lists the layers that have none
+        ]
+        return (*self._notes, *strays, *missing, *unseen)
 
     # ------------------------------------------------------------------------------------------ what is heard of passes
 

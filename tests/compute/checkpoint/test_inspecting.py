@@ -814,6 +814,21 @@ def test_a_model_without_attention_names_its_classes_and_what_would_be_seen(
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
+def test_an_attention_that_is_not_seen_beside_others_is_named() -> None:
+    class LinearAttention(Hidden):
+        pass
+
+    model = nn.Sequential()
+    model.add_module("attn", Laid(sdpa))
+    model.add_module("attn_norm", nn.LayerNorm(12))
+    model.add_module("mixer", LinearAttention())
+    model.mixer.attn = nn.Linear(12, 12)
+    with mhacli.inspecting(model) as seen:
+        model(torch.randn(2, 5, 12))
+    assert [layer.name for layer in seen.record.layers] == ["attn"]
+    assert seen.notes == ("no attention was seen in mixer (LinearAttention), which is in no record",)
+
+
 def test_a_context_without_a_call_says_so() -> None:
     with mhacli.inspecting(written()) as seen:
         pass
