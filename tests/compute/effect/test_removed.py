@@ -95,6 +95,20 @@ def test_an_edge_of_all_heads_and_nested_contexts_add_up() -> None:
     assert torch.equal(again, outer)
 
 
+def test_contexts_may_end_in_the_order_in_which_they_began() -> None:
+    model, ids = model_of("llama"), ids_of(1, N)
+    plain = logits(model, ids)
+    first, second = mhacli.removed(model, heads=[(1, 2)]), mhacli.removed(model, heads=[(2, 1)])
+    first.__enter__()
+    second.__enter__()
+    logits(model, ids)
+    first.__exit__(None, None, None)
+    left = logits(model, ids)
+    second.__exit__(None, None, None)
+    torch.testing.assert_close(left, logits(without_heads("llama", model, (2, 1)), ids), rtol=0, atol=1e-9)
+    assert torch.equal(logits(model, ids), plain)
+
+
 def test_an_edge_of_a_head_that_is_gone_does_not_bring_it_back() -> None:
     model, ids = model_of("gpt2"), ids_of(1, N)
     with mhacli.removed(model, heads=[(0, 3)], edges=[(0, 3, 8, 2)]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -131,14 +131,29 @@ _OPEN: dict[tuple[int, int], _Removing] = {}
 
 @contextmanager
 def _opened(model: nn.Module) -> Iterator[_Removing]:
-    """What is removed from a model in this thread: a context within another adds to it."""
+    """What is removed from a model in this thread: contexts that are open at the same time add to it, whichever ends first."""
     place = id(model), threading.get_ident()
-    if place in _OPEN:
-        yield _OPEN[place]
-        return
+    removing = _OPEN.get(place)
+    if removing is None:
+        _require_alone(model, place[1])
+        removing = _Removing(model)
+        removing.opened.enter_context(followed(model, removing, by=_NAME, edits=True))
+        _OPEN[place] = removing
+    removing.n_contexts += 1
+    try:
+        yield removing
+    finally:
+        removing.n_contexts -= 1
+        if not removing.n_contexts:
+            del _OPEN[place]
+            removing.opened.close()
+
+
+def _require_alone(model: nn.Module, own_thread: int) -> None:
+    """Raises `MhaError` where another model is open in this thread that has modules of this one."""
     modules = set(model.modules())
     for (_, thread), other in _OPEN.items():
-        if thread == place[1] and modules & set(other.model.modules()):
+        if thread == own_thread and modules & set(other.model.modules()):
             raise noted(
                 MhaError(
                     f"{type(model).__name__} and {type(other.model).__name__} share modules, and {_NAME} is open for both",
@@ -146,13 +161,6 @@ def _opened(model: nn.Module) -> Iterator[_Removing]:
                     code="shared",
                 )
             )
-    removing = _Removing(model)
-    with followed(model, removing, by=_NAME, edits=True):
-        _OPEN[place] = removing
-        try:
-            yield removing
-        finally:
-            del _OPEN[place]
 
 
 class _Removing:
@@ -160,6 +168,7 @@ class _Removing:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.opened, self.n_contexts = ExitStack(), 0
         self.requests: list[_Request] = []
         self.layers: list[LayerKey] = []
         self._pass = ModelPass(1)
