@@ -142,7 +142,7 @@ def _with_table(fields: dict[str, Any], tables: _Tables) -> tuple[dict[str, Any]
         return fields, ()
     rows = 0 if tables.table is None else tables.table.shape[-2] - tables.skip
     if rows < 1:
-        return fields | {"positions": "none"}, ("positions are none: the table of learned ones is not taken over",)
+        return fields | {"positions": "none"}, ("positions are none: the table of learned positions is not converted",)
     return fields | {"max_positions": rows}, ()
 
 
@@ -244,7 +244,7 @@ def choices_of(config: Mapping[str, Any], stack: str, layer: int, sizes: Project
     family = family_of(config)
     if family is None:
         return Choices(
-            {"positions": "none"}, ("positions and mask are not known: the run decides (--positions, --causal)",)
+            {"positions": "none"}, ("positions and mask are not known: set them in the run (--positions, --causal)",)
         )
     part = part_of(config, stack if stack in ("text", "vision") else None)
     if stack == "cross":
@@ -301,9 +301,9 @@ def _positions(
     if family.layout == "mpt" and isinstance(mpt, Mapping):
         uneven = sizes.n_heads & (sizes.n_heads - 1)
         if not mpt.get("alibi", True):
-            return {"positions": "none"}, ("positions are none: learned ones of MPT are not read",)
+            return {"positions": "none"}, ("positions are none: learned positions of MPT are not converted",)
         if uneven or mpt.get("alibi_bias_max", 8) != 8:
-            return {"positions": "none"}, ("positions are none: MPT orders the slopes of ALiBi in another way",)
+            return {"positions": "none"}, ("positions are none: MPT orders the slopes of ALiBi differently",)
     if config.get("alibi") and family.positions != "alibi":
         return {"positions": "none"}, ("positions are none: Falcon scales ALiBi by 1/√d_head, in bfloat16",)
     return {"positions": family.positions}, ()

@@ -178,7 +178,7 @@ def test_the_folder_of_a_checkpoint_is_examined_where_it_can_mean_nothing_else(f
 def test_weights_takes_a_path_for_that_of_info(path: str, code: int, folder: Path) -> None:
     typed, info = (attempt(folder, "weights", *words, code=code) for words in ([path], ["info", path]))
     assert (typed.stdout, typed.code) == (info.stdout, info.code)
-    assert typed.stderr.startswith(f"mha: shown as by mha weights info {path}\n")
+    assert typed.stderr.startswith(f"mha: showing mha weights info {path}\n")
 
 
 def test_a_record_of_any_name_is_still_a_record(folder: Path) -> None:

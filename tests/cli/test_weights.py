@@ -220,7 +220,7 @@ def test_without_the_embedding_a_layer_runs_on_random_rows(tmp_path):
     done = mha(
         tmp_path, "convert", "m", "--no-embedding", "-o", "l.safetensors", torch_free=False, writes=["l.safetensors"]
     )
-    assert "positions are none: the table of learned ones is not taken over" in done.stderr
+    assert "positions are none: the table of learned positions is not converted" in done.stderr
     assert "embedding of" not in done.stdout
     shown = run(tmp_path, "--random", "1,4", "--weights", "l.safetensors", "--view", "none")
     assert "token embeddings" not in shown.stderr

@@ -98,12 +98,12 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
 
 def _what_to_type(source: str, fault: Exception) -> str:
     """How a checkpoint is named, and in words what the hub said where it did."""
-    named = "give the path of a folder with config.json, as --model ./MiniLM"
+    named = "give the path of a folder with config.json, such as --model ./MiniLM"
     if "/" not in source:
-        return f"there is no folder {source} here; {named}, or an id as org/name"
+        return f"there is no folder {source} here; {named}, or an id such as org/name"
     names = {type(cause).__name__ for cause in _causes(fault)}
     if names & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
-        return f"the hub has no such checkpoint, or keeps it from you; {named}"
+        return f"the hub has no such checkpoint, or does not give you access to it; {named}"
     if "GatedRepoError" in names:
         return "the hub gives it only to those who have accepted its terms: huggingface-cli login"
     return f"the hub could not be reached; {named}"

@@ -303,8 +303,8 @@ _HIDING = {
     "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
     "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
     "DistributedDataParallel": ("one of several processes", "give {by} model.module, which sees the batch of its process"),
-    "FullyShardedDataParallel": ("cut into shards, which are whole only within a layer", "give {by} a model that is whole"),
-    "FSDPModule": ("cut into shards, which are whole only within a layer", "give {by} a model that is whole"),
+    "FullyShardedDataParallel": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
+    "FSDPModule": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
 }  # fmt: skip
 """Classes that hide what their parts compute: in what way, and what to do."""
 

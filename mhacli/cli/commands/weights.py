@@ -54,7 +54,7 @@ class _Weights(HelpGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Puts `info` before a path."""
         if args[0] not in self.commands and lexists(args[0]):
-            note(f"shown as by mha weights info {quote(args[0])}")
+            note(f"showing mha weights info {quote(args[0])}")
             args = ["info", *args]
         return super().resolve_command(ctx, args)
 

@@ -345,15 +345,17 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         if not check.ok
     ]
     reasons += [
-        f"scores are so large that their rounding alone may move z by {check.rounding:.3g}"
+        f"scores are so large that rounding alone may change z by {check.rounding:.3g}"
         for check in checks
         if check.rounding
     ]
     reasons += [f"the keyword {name} is not understood" for name in call.unknown if name not in DROPOUT]
     if call.has_dropout:
-        reasons.append("dropout was active: the weights are those before it, and the layer's output is not of them")
+        reasons.append(
+            "dropout was active: the weights are those before dropout, but the layer's output was computed after it"
+        )
     elif attention.v is None:
-        reasons.append("only the pattern was seen, not the values")
+        reasons.append("only the pattern was captured, not the values")
     d_v = attention.z.shape[3]
     return InspectedLayer(
         layer=call.layer,

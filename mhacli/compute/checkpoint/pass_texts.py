@@ -80,14 +80,16 @@ class PassTexts:
         if size == (n, n_texts) and n != n_texts:
             read = self.read.halves[half] = read.turned
         elif size == (n, n) and n > 1 and call.is_token_first:
-            self.notes.append(f"ids are {n} × {n}, and either axis may be that of tokens: tokens are shown as places")
+            self.notes.append(
+                f"ids are {n} × {n}, and either axis may be that of the tokens: tokens are shown as positions"
+            )
             return (places(n),) * n_texts
         elif size != (self.read.batch, n):
-            self.notes.append(f"attention has {n} places for {len(read.ids[0])} ids: tokens are shown as places")
+            self.notes.append(f"attention has {n} positions for {len(read.ids[0])} ids: tokens are shown as positions")
             return (places(n),) * self.read.batch
         self._padded_to[half] = n
         if read.are_places:
-            self.notes.append("the model was given vectors, not ids: tokens are shown as places")
+            self.notes.append("the model was given vectors, not ids: tokens are shown as positions")
             return tuple(places(len(row)) for row in self._rows(read))
         return tuple(self._text(row) for row in self._rows(read))
 

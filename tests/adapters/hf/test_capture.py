@@ -409,7 +409,7 @@ def test_a_wrong_log_sum_exp_of_a_kernel_is_told(monkeypatch: pytest.MonkeyPatch
 def test_values_that_were_not_seen_leave_the_layer_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_PRODUCTS", set())
     found = found_in(tiny("bloom"))
-    reason = ("only the pattern was seen, not the values",)
+    reason = ("only the pattern was captured, not the values",)
     assert [layer.unverified for layer in found.layers] == [reason] * 3
     assert [head.entropy for head in found.heads] == [head.entropy for head in shown("bloom").heads]
 

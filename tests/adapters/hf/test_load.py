@@ -253,7 +253,7 @@ def test_an_id_of_a_hub_that_cannot_be_reached_is_refused_in_one_line(
         "--model nobody/nothing is neither a folder nor a checkpoint that could be fetched from a hub"
     )
     assert fault.hint == (
-        "the hub could not be reached; give the path of a folder with config.json, as --model ./MiniLM"
+        "the hub could not be reached; give the path of a folder with config.json, such as --model ./MiniLM"
     )
     assert fault.code == "no-model"
 

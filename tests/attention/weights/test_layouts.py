@@ -472,13 +472,13 @@ def test_by_stack_only_a_decoder_is_causal_and_cross_attention_has_no_places():
         ({"model_type": "falcon", "alibi": True}, "none",
          "positions are none: Falcon scales ALiBi by 1/√d_head, in bfloat16"),
         ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 4}}, "none",
-         "positions are none: MPT orders the slopes of ALiBi in another way"),
+         "positions are none: MPT orders the slopes of ALiBi differently"),
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "none",
-         "positions are none: learned ones of MPT are not read"),
+         "positions are none: learned positions of MPT are not converted"),
         ({"model_type": "olmo", "clip_qkv": 8.0}, "rope",
          "clip_qkv 8.0 is not part of the layer: it bounds queries, keys and values"),
         ({"model_type": "unknown"}, "none",
-         "positions and mask are not known: the run decides (--positions, --causal)"),
+         "positions and mask are not known: set them in the run (--positions, --causal)"),
     ],
 )  # fmt: skip
 def test_what_a_layer_cannot_say_becomes_a_note(config, positions, note):

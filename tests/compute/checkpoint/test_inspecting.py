@@ -666,7 +666,7 @@ def test_vectors_without_ids_have_places_for_tokens() -> None:
     with mhacli.inspecting(model) as seen:
         model(inputs_embeds=torch.randn(2, 7, 48))
     assert [text.tokens[-1] for text in seen.record.sequences] == ["x6", "x6"]
-    assert seen.notes == ("the model was given vectors, not ids: tokens are shown as places",)
+    assert seen.notes == ("the model was given vectors, not ids: tokens are shown as positions",)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -729,7 +729,7 @@ def test_texts_may_stand_in_columns() -> None:
     with mhacli.inspecting(columns) as found:
         columns(ids_of(2, 5)[:, :2])
     assert found.record.sequences[0].tokens == ("x0", "x1")
-    assert found.notes == ("ids are 2 × 2, and either axis may be that of tokens: tokens are shown as places",)
+    assert found.notes == ("ids are 2 × 2, and either axis may be that of the tokens: tokens are shown as positions",)
 
 
 class Translating(nn.Module):
@@ -940,7 +940,7 @@ def test_so_is_one_with_a_compiled_part_and_one_in_shards() -> None:
     with pytest.raises(MhaError, match=r"^layers\.0 \(Attention\) cannot be inspected"), mhacli.inspecting(model):
         pass
     sharded = type("FSDPModule", (Written,), {})()
-    with pytest.raises(MhaError, match="shards"), mhacli.inspecting(sharded):
+    with pytest.raises(MhaError, match="sharded"), mhacli.inspecting(sharded):
         pass
 
 
