@@ -300,6 +300,18 @@ def test_removals_that_cannot_be_verified_end_with_3_and_no_table(
     assert not list(tmp_path.iterdir())
 
 
+def test_in_16_bits_it_is_said_that_rounding_may_be_the_reason(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Remover, "_replace_heads", lambda remover, z, removal, row: z[row].zero_())
+    hints = []
+    for dtype in ("bfloat16", "float32"):
+        monkeypatch.setattr(sys, "argv", ["mha", "effect", TEXT, "--model", folder, "--dtype", dtype, "--json"])
+        assert main() == 3
+        hints.append(json.loads(capsys.readouterr().err.splitlines()[-1])["error"]["hint"])
+    assert ["--dtype float32" in (hint or "") for hint in hints] == [True, False]
+
+
 def test_many_removals_are_announced(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr(command, "note", notes.append)

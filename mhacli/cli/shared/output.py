@@ -452,6 +452,9 @@ def require_self_check(record: Record) -> None:
         raise MhaError(
             "a second computation of the removals disagrees with the first: "
             + _excess(record.effect.verified.max_abs_error, record.effect.verified.tolerance),
+            hint="in 16 bits rounding can hide such changes; --dtype float32 shows whether it does"
+            if record.config.dtype in ("bfloat16", "float16")
+            else None,
             code="self-check",
             exit_code=EXIT_CHECK,
         )

@@ -115,7 +115,9 @@ def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, oth
     if record.effect is None or not record.effect.verified.ok:
         raise MhaError(
             "the removals are not verified: a second computation disagrees",
-            hint="please report the family of this model: its attention does something that mha does not know",
+            hint="in 16 bits rounding can hide such changes; model.float() shows whether it does"
+            if record.config.dtype in ("bfloat16", "float16")
+            else "please report the family of this model: its attention does something that mha does not know",
             code="not-verified",
         )
     return record
