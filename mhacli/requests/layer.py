@@ -16,13 +16,15 @@ from mhacli.text.encode import Encoded
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What to record, beyond the config: the arrays to keep, their limit in bytes, and the number of timed runs."""
+    """What to record, beyond the config: the arrays to keep, their limit in bytes, and the number of timed runs. `also` are
+    arrays to keep besides the usual ones."""
 
     keep: Sequence[str] | None = None
     keep_limit: int = DEFAULT_KEEP_LIMIT
     repeat: int | None = None
     allow_nonfinite: bool = False
     command: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def layer_request(
     """
     resolved = (config or Config()).resolved() if source is None else source.config
     facts = facts_of(encoded, resolved)
-    plan = make_plan(facts, options.keep, options.keep_limit)
+    plan = make_plan(facts, options.keep, options.keep_limit, also=options.also)
     return LayerRequest(encoded, resolved, facts, plan, source, options, notes)
 
 
@@ -78,7 +80,8 @@ def facts_of(encoded: Encoded, config: Config) -> Facts:
 def require_memory(request: LayerRequest, available: int | None = None) -> None:
     """Raises `MhaError` as `plan_memory` does. `available` defaults to the memory of this machine."""
     have = memory.available_bytes() if available is None else available
-    plan_memory(request.facts, request.options.keep, request.options.keep_limit, have)
+    options = request.options
+    plan_memory(request.facts, options.keep, options.keep_limit, have, also=options.also)
 
 
 def require_no_dropout(config: Config) -> None:

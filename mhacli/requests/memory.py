@@ -34,13 +34,15 @@ class Plan:
     peak_bytes: int
 
 
-def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT) -> Plan:
-    """The arrays that fit into `keep_limit` bytes: all of `keep`, or as many of `DEFAULT_KEEP` as fit.
+def make_plan(
+    facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAULT_KEEP_LIMIT, *, also: Sequence[str] = ()
+) -> Plan:
+    """The arrays that fit into `keep_limit` bytes: all of `keep`, or as many of `DEFAULT_KEEP` and `also` as fit.
 
     Raises `UsageError` for an unknown site, and `MhaError` if `keep` does not fit.
     """
     if keep is None:
-        return _plan_default(facts, keep_limit)
+        return _plan_default(facts, keep_limit, also)
     for name in keep:
         if name not in SITES:
             raise UsageError(f"--keep: {name!r} is not a site", hint=f"sites: {' '.join(SITES)}")
@@ -55,14 +57,16 @@ def make_plan(facts: Facts, keep: Sequence[str] | None, keep_limit: int = DEFAUL
     return Plan(keep, (), _peak_bytes(facts, total))
 
 
-def plan_memory(facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int) -> Plan:
+def plan_memory(
+    facts: Facts, keep: Sequence[str] | None, keep_limit: int, available: int, *, also: Sequence[str] = ()
+) -> Plan:
     """The plan of a run that fits into memory.
 
     Raises `MhaError` if the predicted peak exceeds 80 % of `available`, with both numbers and the largest lengths and
     head counts that fit; otherwise as `make_plan`.
     """
-    _require_room(facts, lambda other: make_plan(other, keep, keep_limit).peak_bytes, available)
-    return make_plan(facts, keep, keep_limit)
+    _require_room(facts, lambda other: make_plan(other, keep, keep_limit, also=also).peak_bytes, available)
+    return make_plan(facts, keep, keep_limit, also=also)
 
 
 def predict_heads_memory(
@@ -122,10 +126,10 @@ def array_bytes(facts: Facts, site: str) -> int:
     return n * max(FLOAT32_BYTES, ITEM_BYTES[facts.config.dtype])
 
 
-def _plan_default(facts: Facts, keep_limit: int) -> Plan:
+def _plan_default(facts: Facts, keep_limit: int, also: Sequence[str]) -> Plan:
     kept: list[str] = []
     total = 0
-    names = (*DEFAULT_KEEP, "dropped") if facts.config.train else DEFAULT_KEEP
+    names = (*DEFAULT_KEEP, *(["dropped"] if facts.config.train else []), *also)
     for name in names:
         if total + array_bytes(facts, name) <= keep_limit:
             kept.append(name)

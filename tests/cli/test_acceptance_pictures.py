@@ -48,6 +48,16 @@ def shown(token: str) -> str:
     return ("◌" if token.startswith("\u0301") else "") + escaped(token)
 
 
+@pytest.mark.parametrize(("picture", "keeps_values"), [("page.html", True), ("figure.svg", False)])
+def test_a_run_with_a_page_keeps_the_values_that_its_cells_add(
+    picture: str, keeps_values: bool, tmp_path: Path
+) -> None:
+    kind = Path(picture).suffix[1:]
+    words = ("run", "a b", "--heads", "2", "--repeat", "1", f"--{kind}", picture)
+    done = attempt(tmp_path, *words, writes={picture}, launch=Launch(WITH_TORCH), form=("--json",))
+    assert ("v" in json.loads(done.stdout)) is keeps_values
+
+
 class Page(HTMLParser):
     """The elements and attributes of a page, and what its scripts hold."""
 

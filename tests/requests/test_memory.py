@@ -66,6 +66,13 @@ def test_training_keeps_what_dropout_left_as_well():
     assert plan.keep == ("pattern", "out", "z", "scores", "qk", "dropped")
 
 
+def test_more_arrays_than_the_usual_are_kept_while_they_fit_and_none_beside_those_that_were_requested():
+    usual = make_plan(facts(), None).keep
+    assert make_plan(facts(), None, also=("v",)).keep == (*usual, "v")
+    assert make_plan(facts(), None, 0, also=("v",)).not_kept == (*usual, "v")
+    assert make_plan(facts(), ("z",), also=("v",)).keep == ("z",)
+
+
 def test_what_was_requested_is_kept_once_and_nothing_else():
     plan = make_plan(facts(), ("z", "q_proj", "z"))
     assert (plan.keep, plan.not_kept) == (("z", "q_proj"), ())

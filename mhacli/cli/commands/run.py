@@ -80,7 +80,8 @@ def run(
         require_generated(rows, is_generated=reading.generate is not None)
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
     given = ComputeRequest(source, text, layer, device, model, reading, save)
-    record, notes = computed(given, options, may_split=True)
+    values = ("v",) if output.pictures.html is not None else ()
+    record, notes = computed(given, options, may_split=True, also=values)
     print_result(record, notes, options=options, output=output)
     if sys.stdout.isatty() and model.device_map != "tp":  # no command that could be typed has its processes
         from mhacli.cli.shared.next_steps import suggest_next
@@ -91,22 +92,24 @@ def run(
 # --------------------------------------------------------------------------------------------------------- computation
 
 
-def computed(given: ComputeRequest, options: ViewOptions, *, may_split: bool = False) -> tuple[Record, tuple[str, ...]]:
+def computed(
+    given: ComputeRequest, options: ViewOptions, *, may_split: bool = False, also: tuple[str, ...] = ()
+) -> tuple[Record, tuple[str, ...]]:
     """The record of the request, saved where that was asked for, and what is to be told of it. `options` are checked against
     the texts. Raises `MhaError`, before torch is loaded, for what cannot work, and ends the command in processes that leave the
     record to the first of them, which they may where `may_split`."""
     if given.model.model is None:
-        return _of_own_layer(given, options)
+        return _of_own_layer(given, options, also)
     record, notes = _of_checkpoint(given, options, may_split=may_split)
     save_record(record, given.save)
     return record, notes
 
 
-def _of_own_layer(given: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+def _of_own_layer(given: ComputeRequest, options: ViewOptions, also: tuple[str, ...]) -> tuple[Record, tuple[str, ...]]:
     require_without_model(**vars(given.model), **vars(given.reading))
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
 
-    request = make_request(given.source, given.text, given.layer, given.device, given.save)
+    request = make_request(given.source, given.text, given.layer, given.device, given.save, also=also)
     require_cpu_memory(request)
     require_heads(options.heads, request, given.layer)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)

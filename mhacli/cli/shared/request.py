@@ -29,10 +29,16 @@ OFF = "none"
 
 
 def make_request(
-    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    save: SaveOptions,
+    *,
+    also: tuple[str, ...] = (),
 ) -> LayerRequest:
-    """The request that the options come to: the text is read, encoded, and planned for. Raises `MhaError`, before anything slow
-    begins, for what cannot work."""
+    """The request that the options come to: the text is read, encoded, and planned for; `also` are arrays to keep besides the
+    usual ones. Raises `MhaError`, before anything slow begins, for what cannot work."""
     config, weights, unused = _settings(source, text, layer, device, save)
     texts, context = _read(source, text, config)
     vocabulary, origin = _given_vocabulary(text, weights)
@@ -42,7 +48,7 @@ def make_request(
     with show_activity("reading the text"):
         encoded = encode(texts, config, context=context, vocabulary=vocabulary, vocabulary_source=origin, limits=limits)
     request = layer_request(
-        encoded, config, source=weights, options=_options(layer, device, save), notes=(*encoded.notes, *unused)
+        encoded, config, source=weights, options=_options(layer, device, save, also), notes=(*encoded.notes, *unused)
     )
     if config.score_bias is not None:
         read_bias_file(config.score_bias, request.facts)
@@ -86,10 +92,10 @@ def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[lis
     return texts, read_context(text, decoding)
 
 
-def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions) -> RecordingOptions:
+def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions, also: tuple[str, ...]) -> RecordingOptions:
     """What is recorded besides the config."""
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
-    return RecordingOptions(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command())
+    return RecordingOptions(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command(), also)
 
 
 def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
