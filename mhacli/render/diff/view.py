@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -55,6 +56,7 @@ def diff_view(
 ) -> RenderableType:
     """The complete output of `mha diff`. `require_drawable` must accept the options."""
     a, b = records
+    chosen = _of_chosen_layers(differences, a, options)
     sections: list[RenderableType] = [
         Group(
             *_names(names),
@@ -63,9 +65,9 @@ def diff_view(
         ),
         *_settings(differences.settings, screen, everything=options.everything),
         *_texts(differences, a, b, everything=options.everything),
-        *sites_view(differences, a, b, screen, everything=options.everything),
+        *sites_view(chosen, a, b, screen, everything=options.everything),
         *effects_view(differences.effects, records, screen, everything=options.everything),
-        *_heads(differences, screen, everything=options.everything),
+        *_heads(chosen, screen, everything=options.everything),
         *maps_view(differences, records, options=options, screen=screen),
         _tolerance(differences),
         Text(visible(differences.summary), style=_COLOURS[differences.verdict]),
@@ -74,6 +76,19 @@ def diff_view(
     for section in sections:
         spaced += [section] if not spaced else [Text(""), section]
     return Group(*spaced)
+
+
+def _of_chosen_layers(differences: Differences, a: Record, options: ViewOptions) -> Differences:
+    """The differences of the chosen layers; of all if none is chosen, or if the records have none of them in common."""
+
+    def is_chosen(layer: LayerDifference) -> bool:
+        inspected = a.layers[layer.index_a] if layer.index_a is not None and a.layers else None
+        return inspected is not None and any(
+            inspected.layer == number and kind in (None, inspected.kind) for kind, number in options.layers or ()
+        )
+
+    layers = tuple(layer for layer in differences.layers if is_chosen(layer))
+    return replace(differences, layers=layers) if layers else differences
 
 
 def _names(names: tuple[str, str]) -> Iterator[RenderableType]:
