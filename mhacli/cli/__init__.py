@@ -1,1 +1,1 @@
-"""What is typed: the application, options, streams, and one file for each command."""
+"""The command line: the application, its options and streams, and one file for each command."""

@@ -1,4 +1,4 @@
-"""Other names of options and commands that people type: taken silently where they have one meaning, else answered by a hint."""
+"""Aliases of options and commands: accepted silently if they have one meaning, otherwise answered with a hint."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ ALIASES: Mapping[str, str] = {
     "--no-color": "--color never",
     "--no-colour": "--color never",
 }
-"""What stands for what, in every command that has the option on the right and none of the name on the left."""
+"""Aliases and the options that they stand for, in every command that has this option and none named like the alias."""
 
 COMMAND_ALIASES: Mapping[str, Mapping[str, str]] = {
     "bench": {"--seq-len": "--lengths", "--batch-size": "--batch", "--quick": "--budget 0.5"},
 }
-"""The same in a single command, where another one would mean something else by it."""
+"""Aliases that hold for one command only, because they would mean something else in others."""
 
 HINTS: Mapping[str, Mapping[str, str]] = {
     "--width": {
@@ -64,51 +64,51 @@ HINTS: Mapping[str, Mapping[str, str]] = {
     },
     "--output": {"--save": "--save FILE writes the record", "--html": "--html, --svg and --png FILE draw it"},
 }
-"""What to type in place of a name that has several meanings, each with the option that a command must have for it."""
+"""Hints for names with several meanings, by the option that a command must have for the hint to apply."""
 
 
 def expanded(words: Sequence[str], takes_value: Mapping[str, bool], command: str) -> Iterator[str]:
-    """The words of a command line with our names in place of others. What `takes_value` holds for an option is whether the next
-    word is its value; values, and all words behind `--`, stay as they are.
+    """The words of a command line with aliases replaced. `takes_value` says for each option whether the next word is its value;
+    values and all words after `--` stay as they are.
 
     >>> list(expanded(["--n-heads", "4", "--no-color"], {"--heads": True, "--color": True}, "run"))
     ['--heads', '4', '--color', 'never']
     """
-    known = {**ALIASES, **COMMAND_ALIASES.get(command, {})}
-    rest = iter(words)
-    for word in rest:
+    aliases = {**ALIASES, **COMMAND_ALIASES.get(command, {})}
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":
             yield word
-            yield from rest
+            yield from remaining
             return
         name, equals, value = word.partition("=")
-        option, *values = known.get(name, name).split(" ") if name not in takes_value else [name]
+        option, *values = aliases.get(name, name).split(" ") if name not in takes_value else [name]
         if option not in takes_value or (values and equals):
             option, values = name, []
         yield option + equals + value
         yield from values
         if takes_value.get(option) and not values and not equals:
-            yield from islice(rest, 1)
+            yield from islice(remaining, 1)
 
 
 def suggestion(word: str, names: Sequence[str]) -> str | None:
-    """The name that was probably meant, None where none resembles the word.
+    """The name that the user probably meant, None if none resembles the word.
 
     >>> suggestion("rum", ["run", "show"]), suggestion("--html-file", ["--html", "--top"]), suggestion("--quiet", ["--view"])
     ('run', '--html', None)
     """
-    bare = {name.lstrip("-"): name for name in names}
-    close = [bare[near] for near in get_close_matches(word.lstrip("-"), bare, 1)]
-    begun = [name for name in names if len(name) > 4 and (word.startswith(name) or name.startswith(word))]
-    return next(iter(close or begun), None)
+    by_bare_name = {name.lstrip("-"): name for name in names}
+    close = [by_bare_name[match] for match in get_close_matches(word.lstrip("-"), by_bare_name, 1)]
+    sharing_prefix = [name for name in names if len(name) > 4 and (word.startswith(name) or name.startswith(word))]
+    return next(iter(close or sharing_prefix), None)
 
 
 def meant_option(word: str, names: Sequence[str]) -> str | None:
-    """The hint for an option that is none of the `names` of a command; None where nothing resembles it.
+    """The hint for an unknown option of a command with the options `names`; None if none resembles it.
 
     >>> meant_option("--haeds", ["--head", "--heads"]), meant_option("--width", ["--color", "--json"])
     ('did you mean --heads?', 'COLUMNS=120 before the command sets the width of its output')
     """
     hints = [hint for option, hint in HINTS.get(word, {}).items() if option in names]
-    near = suggestion(word, [name for name in names if name.startswith("--")])
-    return "; ".join(hints) or (near and f"did you mean {near}?")
+    closest = suggestion(word, [name for name in names if name.startswith("--")])
+    return "; ".join(hints) or (closest and f"did you mean {closest}?")

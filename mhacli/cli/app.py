@@ -1,4 +1,4 @@
-"""The Typer app: which commands there are, and the one place where errors are caught, told and turned into exit codes."""
+"""The Typer app: the list of commands, and the only place that catches errors, prints them and returns exit codes."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
     "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
 }
-"""The commands with their help. `mhacli.cli.commands.NAME` holds each as a function, or a group of commands, of the same name."""
+"""The commands with their help. The module `mhacli.cli.commands.NAME` defines each as a function or Typer group named NAME."""
 
 
 class LazyGroup(HelpGroup):
-    """A group that imports the module of a command only when it is the one to run: a list needs names alone."""
+    """A group that imports only the module of the command that runs; listing commands needs only their names."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in our order."""
+        """The names in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command where it was loaded, else its name and help."""
+        """The command if it is loaded, otherwise a stub with its name and help."""
         loaded = self.commands.get(cmd_name)
         return loaded or (typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
 
@@ -72,12 +72,12 @@ class LazyGroup(HelpGroup):
 
 
 def _load(name: str) -> Any:
-    found = getattr(importlib.import_module(f"mhacli.cli.commands.{name}"), name)
-    if isinstance(found, typer.Typer):
-        found.info.name, found.info.help = name, COMMANDS[name]
-        return typer.main.get_command(found)
+    command = getattr(importlib.import_module(f"mhacli.cli.commands.{name}"), name)
+    if isinstance(command, typer.Typer):
+        command.info.name, command.info.help = name, COMMANDS[name]
+        return typer.main.get_command(command)
     single = typer.Typer(add_completion=False)
-    single.command(name, cls=HelpCommand, help=COMMANDS[name])(found)
+    single.command(name, cls=HelpCommand, help=COMMANDS[name])(command)
     return typer.main.get_command(single)
 
 
@@ -89,7 +89,7 @@ app = typer.Typer(
 )
 
 _DRAW_RECORDS = ("show", "diff")
-"""Commands that draw what was computed before."""
+"""Commands that show saved records and compute nothing."""
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
 _CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -115,17 +115,17 @@ def _root(
 
 
 def main() -> int:
-    """Runs the command line; every way in which it can end is told on stderr where need be, and is an exit code."""
-    if "_MHA_COMPLETE" in os.environ:  # the shell asks what could stand at the cursor
+    """Runs the command line and returns its exit code. Errors are printed on stderr."""
+    if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
         typer.main.get_command(app).main(prog_name="mha")
-    if _is_other_rank():  # _tell has the real one
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  the first process says it all
+    if _is_other_rank():  # _print_error writes to the original stderr
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  only the first process prints
     code = _guarded(_run_app)
-    return _guarded(flush) or code  # at the interpreter's own exit a full disk would be told too late
+    return _guarded(flush) or code  # the interpreter's flush at exit would report a full disk too late
 
 
 def _run_app() -> int:
-    """The command that the arguments name. Typer's own `main` would answer a broken pipe with 1."""
+    """Runs the command that the arguments name. Typer's own `main` would return 1 for a broken pipe."""
     require_stdout()
     command = typer.main.get_command(app)
     try:
@@ -137,25 +137,25 @@ def _run_app() -> int:
 
 
 def _guarded(step: Callable[[], int]) -> int:
-    """Runs one step; its faults become an exit code."""
+    """The exit code of a step; exceptions are printed and become an exit code."""
     try:
         return step()
     except MhaError as fault:
-        return _tell(fault)
-    except BrokenPipeError:  # the reader has what it wanted
+        return _print_error(fault)
+    except BrokenPipeError:  # the reader closed the pipe, such as head
         forget_stdout()
         return 0
     except Exception as fault:
-        return _tell(_as_error(fault))
+        return _print_error(_as_error(fault))
 
 
 def _as_error(fault: Exception) -> MhaError:
-    """An exception of a library, or a bug of ours, in our words."""
+    """The error to print for an exception of a library or a bug of mha."""
     if isinstance(fault, _CLI_ERROR):
         return _usage_error(fault)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
         return MhaError("out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory")
-    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # a help text, printed by Typer itself
+    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # Typer itself prints some help texts
         forget_stdout()
         return MhaError(f"stdout cannot be written: {fault.strerror}", code="unwritable")
     if isinstance(fault, OSError):
@@ -170,10 +170,10 @@ def _as_error(fault: Exception) -> MhaError:
 
 
 def _usage_error(fault: Exception) -> MhaError:
-    """What Typer says of an option or argument, in our form."""
+    """The error for an option or argument that Typer rejected."""
     text = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
-    first, _, rest = text.partition("\n")
-    message = first[:1].lower() + first[1:] + (f" {' '.join(rest.split())}" if rest else "")
+    first, _, details = text.partition("\n")
+    message = first[:1].lower() + first[1:] + (f" {' '.join(details.split())}" if details else "")
     option = getattr(fault, "option_name", None)
     if option and option[1:2].isdigit():
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
@@ -181,10 +181,16 @@ def _usage_error(fault: Exception) -> MhaError:
     path = context.command_path if context is not None else "mha"
     parameters = context.command.get_params(context) if context is not None else []
     if option and message.endswith("requires an argument"):
-        value = next((one.make_metavar(ctx=context).strip("<>") for one in parameters if option in one.opts), "VALUE")
+        value = next(
+            (parameter.make_metavar(ctx=context).strip("<>") for parameter in parameters if option in parameter.opts),
+            "VALUE",
+        )
         return UsageError(f"{option} needs a value", hint=f"{option} {value}")
     names = [
-        name for one in parameters if not getattr(one, "hidden", False) for name in (*one.opts, *one.secondary_opts)
+        name
+        for parameter in parameters
+        if not getattr(parameter, "hidden", False)
+        for name in (*parameter.opts, *parameter.secondary_opts)
     ]
     unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
     if unknown is None:
@@ -200,54 +206,56 @@ def _usage_error(fault: Exception) -> MhaError:
 
 
 def _option_of_run(word: str, context: Any) -> str | None:
-    """What to type for an option of a computation behind a command that draws what was computed; None for any other option."""
+    """The hint for an option of `mha run` given to a command that shows a saved record; None for any other option."""
     if context is None or context.info_name not in _DRAW_RECORDS:
         return None
-    options = [name for one in _load("run").get_params(context) for name in (*one.opts, *one.secondary_opts)]
+    options = [
+        name for parameter in _load("run").get_params(context) for name in (*parameter.opts, *parameter.secondary_opts)
+    ]
     if word not in options:
         return None
     return f"a saved record stays as it was computed; mha run TEXT {word} computes another, and --save FILE saves it"
 
 
 def _value_error(fault: Exception, message: str, path: str, options: Sequence[str]) -> MhaError:
-    """What Typer says of a value, or of an argument too many, with what was probably meant."""
+    """The error for a rejected value or an extra argument, with a suggestion if there is one."""
     extra = re.fullmatch(r"got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
     if extra is not None:
         message = f"unexpected argument: {extra[1]}"
         is_length = path == "mha bench" and re.fullmatch(r"[0-9k,.]+", extra[1]) is not None
         picture = f"--{extra[1].rpartition('.')[2]}"  # of cat.html --html
         is_picture = picture in ("--html", "--svg", "--png") and picture in options and " " not in extra[1]
-        meant = f"--lengths {extra[1]}" if is_length else f"{picture} {extra[1]}" if is_picture else None
+        suggested = f"--lengths {extra[1]}" if is_length else f"{picture} {extra[1]}" if is_picture else None
     else:
         choices = getattr(getattr(getattr(fault, "param", None), "type", None), "choices", ())
         wrong = re.search(r": '(.*?)' is not one of ", message)
-        meant = wrong and suggestion(wrong[1], [str(choice) for choice in choices])
-    return UsageError(message, hint=f"did you mean {meant}?" if meant else f"{path} --help shows what there is")
+        suggested = wrong and suggestion(wrong[1], [str(choice) for choice in choices])
+    return UsageError(message, hint=f"did you mean {suggested}?" if suggested else f"{path} --help shows what there is")
 
 
 def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
-    """What to type where no command stands, but a misspelt one, a file, a folder or a text; None for any other word."""
-    shown = shlex.quote(word)
+    """The hint for an unknown command that is misspelt, or is a file, a folder or a text; None for any other word."""
+    quoted = shlex.quote(word)
     if not os.path.lexists(word):
         if " " in word and path == "mha":
-            return f"mha run {shown} shows the attention of a text"
-        meant = suggestion(word, names)
-        return meant and f"did you mean {path} {meant}?"
+            return f"mha run {quoted} shows the attention of a text"
+        suggested = suggestion(word, names)
+        return suggested and f"did you mean {path} {suggested}?"
     if holds_record(word):
-        return f"mha show {shown}"
-    return f"mha run TEXT --model {shown}" if os.path.isdir(word) else f"mha run --file {shown}"
+        return f"mha show {quoted}"
+    return f"mha run TEXT --model {quoted}" if os.path.isdir(word) else f"mha run --file {quoted}"
 
 
 _FOR_FIRST_RANK_S = 10.0
-"""How long other processes wait for the first to say what is wrong with all, which then ends them. What is wrong with one alone
-it says itself."""
+"""How long other ranks wait before printing an error. If all ranks fail, the first prints it and torchrun ends the others
+within this time; an error of a single rank is printed by that rank."""
 
 
-def _tell(fault: MhaError) -> int:
-    """The error on stderr: lines to read, or with --json one JSON line. Returns its exit code."""
+def _print_error(fault: MhaError) -> int:
+    """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code."""
     if sys.stderr is None:
         return fault.exit_code
-    if _asked_for_json():
+    if _wants_json():
         texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
         error = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
@@ -256,7 +264,7 @@ def _tell(fault: MhaError) -> int:
             [stderr_lines(f"hint: {message_text(fault.hint)}")] if fault.hint else []
         )
     try:
-        sys.stdout.flush() if sys.stdout is not None else None  # so that what was shown comes before why it is wrong
+        sys.stdout.flush() if sys.stdout is not None else None  # output comes before the error
     except OSError:
         forget_stdout()
     stderr = sys.stderr
@@ -272,12 +280,12 @@ def _tell(fault: MhaError) -> int:
     return fault.exit_code
 
 
-def _asked_for_json() -> bool:
+def _wants_json() -> bool:
     return "--json" in _words_before_literals()
 
 
 def _is_other_rank() -> bool:
-    """Whether this is not the first of the processes that torchrun started for one model."""
+    """Whether torchrun started this process as another than the first rank of a model."""
     words = _words_before_literals()
     if "--device-map=tp" not in words and ("--device-map", "tp") not in pairwise(words):
         return False

@@ -1,4 +1,4 @@
-"""The help of a command: a sentence, examples and the most common options; with `--help-all` every option in its panel."""
+"""The help of a command: a sentence, examples and the common options; with `--help-all`, every option in its panel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mhacli.cli.streams import stdout_width, wants_colour, write
 F = TypeVar("F", bound=Callable[..., None])
 _USAGE_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 SHORT_LIST = 15
-"""The most options that the short help lists. A command with no more lists them all."""
+"""The number of options up to which the short help lists all options of a command."""
 _MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH, _INDENT = 40, 100, 26, "  "
 
 
@@ -39,16 +39,18 @@ _HELP_OPTIONS = (_help_option("--help", "-h", everything=False), _help_option("-
 
 
 class HelpCommand(typer.core.TyperCommand):
-    """A command with this help, which takes other names of its options too."""
+    """A command with this help, which also accepts aliases of its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its own parameters, then the two options of help."""
         return [*self.params, *_HELP_OPTIONS]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the words, once other names are replaced by ours."""
-        options = (one for one in self.get_params(ctx) if isinstance(one, typer.core.TyperOption))
-        takes_value = {name: not one.is_flag for one in options for name in (*one.opts, *one.secondary_opts)}
+        """Parses the words after replacing aliases of options."""
+        options = (option for option in self.get_params(ctx) if isinstance(option, typer.core.TyperOption))
+        takes_value = {
+            name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)
+        }
         try:
             return super().parse_args(ctx, list(expanded(args, takes_value, self.name or "")))
         except _USAGE_ERROR as fault:
@@ -68,23 +70,23 @@ class HelpGroup(typer.core.TyperGroup):
 
 
 def examples(*lines: str) -> Callable[[F], F]:
-    """Leaves on the function of a command the lines that its help shows first. Each can be typed as it is."""
+    """A decorator that attaches the example lines of a command's help to its function. Each line can be typed as it is."""
 
-    def noted(function: F) -> F:
+    def with_examples(function: F) -> F:
         function.examples = lines  # type: ignore[attr-defined]
         return function
 
-    return noted
+    return with_examples
 
 
 def help_text(context: Any, *, everything: bool = False) -> str:
-    """The help of the command of a context, as wide as stdout and in colour where that has colour."""
+    """The help of a context's command, as wide as stdout, in colour if stdout has colour."""
     width = max(_MIN_WIDTH, min(_MAX_WIDTH, stdout_width()))
     head = _heading if wants_colour("auto", sys.stdout) else _plain
     command = context.command
     blocks = [head("Usage:") + f" {context.command_path} {' '.join(command.collect_usage_pieces(context))}"]
     blocks.append("\n".join(textwrap.wrap(command.help or "", width)))
-    examples = _left_on(command, "examples")
+    examples = _attached(command, "examples")
     if examples:
         blocks.append("\n".join([head("Examples:"), *(_INDENT + line for line in examples)]))
     for title, rows in _sections(context, everything=everything):
@@ -106,7 +108,7 @@ Row = tuple[str, str]
 
 
 def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[Row]]]:
-    """The titles of the lists of a help, each with its rows."""
+    """The sections of a help text: titles and their rows."""
     command = context.command
     if isinstance(command, typer.core.TyperGroup):
         names = command.list_commands(context)
@@ -117,7 +119,7 @@ def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[Row
         yield "Arguments", [(argument.make_metavar(ctx=context), argument.help or "") for argument in arguments]
     options = _options(command)
     if not everything:
-        common = [option for option in options if option.name in _left_on(command, "common_options")]
+        common = [option for option in options if option.name in _attached(command, "common_options")]
         rows = [_row(option, context) for option in (options if len(options) <= SHORT_LIST else common)]
         if rows:
             yield "Options", rows
@@ -131,14 +133,14 @@ def _options(command: Any) -> list[typer.core.TyperOption]:
     return [option for option in options if not option.hidden]
 
 
-def _left_on(command: Any, name: str) -> Collection[str]:
-    """What decorators have left on the function of a command: `examples` its lines, `mhacli.cli.options.command` the names of its
-    common options."""
+def _attached(command: Any, name: str) -> Collection[str]:
+    """The attribute that a decorator attached to the function of a command: lines of `examples`, or the names of common options
+    of `mhacli.cli.options.command`."""
     return getattr(command.callback, name, ())
 
 
 def _row(option: typer.core.TyperOption, context: Any) -> Row:
-    """The names of an option with its value, and its words with its default."""
+    """The names of an option with its metavar, and its help with its default."""
     names = ", ".join(sorted(option.opts, key=len))
     if option.secondary_opts:
         names += " / " + ", ".join(option.secondary_opts)
@@ -152,10 +154,10 @@ def _row(option: typer.core.TyperOption, context: Any) -> Row:
 
 
 def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
-    """The rows in two columns. Where the names are too long for the first, what they do begins on the next line."""
+    """The rows in two columns. Below names that are too long for the first column, the description begins on the next line."""
     column = min(_NAME_WIDTH, max(len(names) for names, _ in rows)) + len(_INDENT) + 2
-    for names, words in rows:
-        lines = textwrap.wrap(words, max(20, width - column)) or [""]
+    for names, description in rows:
+        lines = textwrap.wrap(description, max(20, width - column)) or [""]
         first = _INDENT + names
         if len(first) + 2 > column:
             yield first
@@ -165,7 +167,7 @@ def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
 
 
 def _footer(context: Any, *, everything: bool) -> str:
-    """Where the rest is to be found."""
+    """The last line: how to get more help."""
     command = context.command
     if isinstance(command, typer.core.TyperGroup):
         return f"{context.command_path} COMMAND --help shows the examples and options of a command."

@@ -2,7 +2,7 @@
 
 A command takes groups as parameters (`def run(text: TextOptions, layer: LayerOptions)`), and `command` spreads their
 fields, and those of groups in them, into the signature that Typer reads. None means "not given", so that a weights file can
-decide. `mhacli.cli.shared.output` has the groups of what goes out.
+decide. The groups of output options are in `mhacli.cli.shared.output`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def option_group(group: type[T]) -> type[T]:
-    """A dataclass of options, frozen for type checkers. Methods that nobody calls would take time at every start."""
+    """A dataclass of options, frozen for type checkers only: generating the methods of a frozen dataclass slows every start."""
     return dataclass(repr=False, kw_only=True)(group)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function with the fields of its option groups as parameters of their own, for Typer to read."""
+    """The function with the fields of its option groups as separate parameters, for Typer to read."""
     groups = {name: kind for name, kind in get_type_hints(function).items() if name != "return"}
 
     @wraps(function)
@@ -64,7 +64,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _common_name(parameter: inspect.Parameter) -> str | None:
-    """The name of an option of the short help, None for any other parameter."""
+    """The parameter's name if the short help lists it, otherwise None."""
     declared = getattr(parameter.annotation, "__metadata__", ())
     return parameter.name if any(getattr(info, "common", False) for info in declared) else None
 
@@ -95,13 +95,13 @@ DEVICE, VIEW, OUTPUT = "Device", "View", "Output"
 
 def option(panel: str, text: str, *names: str, common: bool = False, **how: Any) -> Any:
     """An option in a panel of the help; a `common` one is in the short help too."""
-    made = typer.Option(*names, help=text, rich_help_panel=panel, **how)
-    made.common = common
-    return made
+    declared = typer.Option(*names, help=text, rich_help_panel=panel, **how)
+    declared.common = common
+    return declared
 
 
 def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N", **how: Any) -> Any:
-    """An option whose word a parser of ours reads."""
+    """An option whose value `parser` reads."""
     return option(panel, text, *names, parser=parser, metavar=metavar, **how)
 
 
@@ -124,22 +124,22 @@ _ONLY_HEADS, _ONLY_SEQUENCES = "Show only these heads, such as 0,2 or 0-3.", "Sh
 
 
 def head_list(default: str = "all that fit") -> Any:
-    """`--head` of commands that take several; the default is what they show without it."""
+    """`--head` of commands that take several heads; `default` describes those shown without it."""
     return option(VIEW, f"{_ONLY_HEADS} (default: {default})", metavar="LIST", common=True)
 
 
 def sequence_list(default: str = "all that fit") -> Any:
-    """`--sequence` of commands that take several; the default is what they show without it."""
+    """`--sequence` of commands that take several sequences; `default` describes those shown without it."""
     return option(VIEW, f"{_ONLY_SEQUENCES} (default: {default})", metavar="LIST")
 
 
 def seed_option(panel: str, default: str = "") -> Any:
-    """`--seed`; the default is named where the command leaves it to others."""
+    """`--seed`; `default` is the text about its default if the command does not set one."""
     return number(panel, integer("seed", 0, MAX_SEED), f"Seed of random numbers.{default}")
 
 
 def device_option(panel: str, default: str = "", **how: Any) -> Any:
-    """`--device`, with completion; the default is named where it depends on something."""
+    """`--device`, with completion; `default` is the text about a default that depends on other options."""
     text = f"Device: auto, cpu, cuda, cuda:N or mps.{default}"
     return option(panel, text, autocompletion=lambda: ["auto", "cpu", "cuda", "mps"], **how)
 
@@ -183,7 +183,7 @@ ModelPath = Annotated[
 
 @option_group
 class SourceOptions:
-    """Where text comes from, how it is decoded, and how it is cut into tokens."""
+    """The source of the text, its decoding and its tokenizer."""
 
     typed: Annotated[
         list[str] | None,
@@ -251,7 +251,7 @@ MaxTokens = Annotated[
 
 @option_group
 class TextOptions:
-    """What else a run takes from text: a context, documents, a vocabulary, a length; or random rows instead."""
+    """Further inputs of a run: a context, documents, a vocabulary, a limit of tokens; or random vectors instead of text."""
 
     context: ContextTexts = None
     documents: Annotated[
@@ -382,7 +382,7 @@ class LayerOptions:
 
 @option_group
 class DeviceOptions:
-    """Where and how it is computed, and how often it is timed."""
+    """Device, dtype and threads of the computation, and the number of timed runs."""
 
     device: Annotated[
         str | None,
@@ -398,7 +398,7 @@ class DeviceOptions:
 
 @option_group
 class DrawingOptions:
-    """What is drawn of a record."""
+    """How a record is drawn."""
 
     view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "auto"
     head: HeadList = None
@@ -426,7 +426,7 @@ class SectionOptions:
 
 @option_group
 class HeadsViewOptions:
-    """How the overview of many heads is ordered, and which maps stand below it."""
+    """The order of the overview of heads, and the maps below it."""
 
     map: Annotated[
         str | None, option(VIEW, "Draw a map of these heads, such as 3 or 0-3.", metavar="LIST", common=True)
@@ -454,7 +454,7 @@ class ColourOptions:
 
 @option_group
 class SaveOptions:
-    """Files to write, and what to keep in them."""
+    """The files to write, and the arrays to store in them."""
 
     save: SaveRecord = None
     save_weights: Annotated[
@@ -482,5 +482,5 @@ class SaveOptions:
 
     @property
     def files(self) -> tuple[tuple[str, str | None], ...]:
-        """The files that are written, each with its option."""
+        """The files to write, each with its option."""
         return ("save", self.save), ("save-weights", self.save_weights)

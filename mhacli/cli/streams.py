@@ -1,4 +1,4 @@
-"""The two streams: data on stdout, messages on stderr; colour by one rule, for each stream on its own."""
+"""The two streams: data on stdout, messages on stderr. Colour is decided for each stream separately, by the same rule."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _PLAIN = str.maketrans(
 
 
 def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
-    """`--color always|never` decides; then NO_COLOR, then FORCE_COLOR, then whether it is a terminal that has colour."""
+    """Whether a stream gets colour: by `--color always|never`, NO_COLOR, FORCE_COLOR, or else because it is a colour terminal."""
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
@@ -89,7 +89,8 @@ def screen(choice: ColourChoice) -> Screen:
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
-    """Prints a view on stdout, in colour or plain, without trailing blanks; as it is made, so that its length takes no memory."""
+    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed in parts, so long views need little
+    memory."""
     from io import StringIO
 
     from rich.console import Console
@@ -108,28 +109,28 @@ def draw(renderable: RenderableType, on: Screen) -> None:
         legacy_windows=False,
     )
     lines = Segment.split_lines(console.render(renderable))
-    while part := [*islice(lines, _LINES_AT_ONCE)]:
-        console.print(Segments([segment for line in part for segment in (*line, Segment.line())]), end="")
+    while some_lines := [*islice(lines, _LINES_AT_ONCE)]:
+        console.print(Segments([segment for line in some_lines for segment in (*line, Segment.line())]), end="")
         write("\n".join(line.rstrip(" ") for line in paper.getvalue().split("\n")))
         paper.seek(0)
         paper.truncate()
 
 
 def write(text: str) -> None:
-    """Text on stdout, with plain stand-ins for our own signs where the encoding lacks them."""
+    """Prints text on stdout; an encoding other than UTF gets ASCII substitutes for the signs of mha."""
     encoding = (sys.stdout.encoding or "ascii").lower()
     write_pieces([text if encoding.startswith("utf") else text.translate(_PLAIN)])
 
 
 def write_pieces(pieces: Iterable[str]) -> None:
-    """Data on stdout, piece by piece, as it is. Raises `MhaError` when it cannot be written."""
+    """Prints data on stdout unchanged, piece by piece. Raises `MhaError` if it cannot be written."""
     for piece in pieces:
         with _output_faults():
             sys.stdout.write(piece)
 
 
 def flush() -> int:
-    """Everything written so far, on its way. Raises `MhaError` when it cannot be written; returns 0."""
+    """Flushes stdout and returns 0. Raises `MhaError` if it cannot be written."""
     if sys.stdout is not None:
         with _output_faults():
             sys.stdout.flush()
@@ -137,7 +138,7 @@ def flush() -> int:
 
 
 def forget_stdout() -> None:
-    """Sends what is left for stdout nowhere: nobody reads it, and a second failure would only hide the first."""
+    """Discards all further output to stdout: nobody reads it, and a second failure would hide the first."""
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.close(sink)
@@ -155,23 +156,23 @@ def _output_faults() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A message on stderr, harmless whatever it holds."""
+    """Prints a message on stderr, with control characters escaped."""
     if sys.stderr is not None:
         sys.stderr.write(f"{stderr_lines(f'mha: {message_text(text)}')}\n")
 
 
 def stderr_line(text: str) -> None:
-    """A line on stderr as it is, for programs."""
+    """Prints a line on stderr unchanged, for programs."""
     if sys.stderr is not None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
 def stderr_lines(message: str, *, has_commands: bool = True) -> str:
-    """A message as a terminal's stderr shows it, on lines that break between words; elsewhere one line.
+    """A message wrapped between words to the width of a terminal's stderr; one line if stderr is no terminal.
 
-    A word that has no room on a line of its own, or beside a label, is left to the terminal. Where there are commands,
-    from one on nothing is broken, so that it can be copied: where the line has no room for it, it begins the next.
+    A word longer than a line is not broken here, and a label is never alone on a line. With `has_commands`, a command in the
+    message starts a new line if it does not fit, and is never broken, so that it can be copied.
     """
     width = _stderr_columns()
     if 2 * len(message) <= width:  # no character takes more than two cells
@@ -195,11 +196,11 @@ def stderr_lines(message: str, *, has_commands: bool = True) -> str:
 _COMMAND = re.compile(" (?=(?:mha|pip|python) [a-z-])")
 """The blank before a command to type."""
 _LABELS = ("mha:", "mha: error:", "hint:")
-"""What no line consists of alone."""
+"""Labels that are never alone on a line."""
 
 
 def _stderr_columns() -> float:
-    """The columns of stderr where it is a terminal that knows them, else no end of them."""
+    """The columns of stderr; infinite if it is no terminal or does not report them."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or math.inf
     except (OSError, ValueError):
@@ -207,43 +208,43 @@ def _stderr_columns() -> float:
 
 
 @contextmanager
-def show_activity(doing: str) -> Iterator[None]:
-    """Says on a terminal's stderr what takes long, once it does, and takes it back; elsewhere nothing."""
+def show_activity(activity: str) -> Iterator[None]:
+    """Names an activity on a terminal's stderr once it takes longer than a moment, and erases the line at its end."""
     if not is_lively():
         yield
         return
-    done = threading.Event()
+    is_done = threading.Event()
 
-    def say() -> None:
-        if not done.wait(_PATIENCE_S):
-            sys.stderr.write(f"{visible(doing)} …")
+    def show() -> None:
+        if not is_done.wait(_PATIENCE_S):
+            sys.stderr.write(f"{visible(activity)} …")
             sys.stderr.flush()
-            done.wait()
+            is_done.wait()
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()
 
-    speaker = threading.Thread(target=say, daemon=True)
-    speaker.start()
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        done.set()
-        speaker.join()
+        is_done.set()
+        thread.join()
 
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
-    """Says so where it takes long, and makes it take three quarters of the time."""
+    """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of the time."""
     with show_activity("loading torch"), uncollected():
         yield
 
 
 @contextmanager
 def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
-    """A bar on a terminal's stderr, with the time left unless the words have it, for whoever says what share of the whole is
-    done; elsewhere nothing. Words that have no room beside the bar go on in the next line.
+    """A callback that draws a progress bar on a terminal's stderr, by default with the remaining time; without a terminal, one
+    that does nothing. Text that does not fit beside the bar continues on the next line.
 
-    It is drawn when something is said and never in between: a thread that draws would disturb what is measured.
+    The bar is drawn only when the callback is called: a drawing thread would disturb measurements.
     """
     if not is_lively():
         yield no_progress
@@ -259,21 +260,21 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
     with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0)
 
-        def tell(share: float, doing: str) -> None:
-            bar.update(task, completed=share, description=visible(doing), refresh=True)
+        def tell(fraction: float, step: str) -> None:
+            bar.update(task, completed=fraction, description=visible(step), refresh=True)
 
         yield tell
 
 
 def is_lively() -> bool:
-    """Whether stderr is a terminal that can take back what it shows."""
+    """Whether stderr is a terminal that can erase a line."""
     return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def read_key(prompt: str) -> str:
-    """One key press from the terminal, without waiting for the end of a line; Ctrl-C interrupts as ever.
+    """One key press from the terminal, without waiting for Enter; Ctrl-C interrupts as usual.
 
-    The prompt is shown while it waits, and taken back.
+    The prompt is shown while waiting, then erased.
     """
     import termios
     import tty
@@ -293,7 +294,7 @@ def read_key(prompt: str) -> str:
 
 
 def require_stdout() -> None:
-    """Raises `MhaError` where there is no stdout to write to; otherwise makes it take every character."""
+    """Raises `MhaError` if there is no stdout. Otherwise lets both streams escape characters that their encoding lacks."""
     if sys.stdout is None:
         raise MhaError("stdout is closed, so nothing can be printed", code="unwritable")
     for stream in (sys.stdout, sys.stderr):
@@ -302,7 +303,7 @@ def require_stdout() -> None:
 
 
 def stdout_width() -> int:
-    """The columns of stdout: COLUMNS, else the terminal's own width, else 80, within reason."""
+    """The columns of stdout, from 20 to 500: COLUMNS, else the width of the terminal, else 80."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
@@ -316,7 +317,7 @@ def stdout_width() -> int:
 
 
 def _colour_system() -> Literal["standard", "256", "truecolor"]:
-    """What the terminal says it can do."""
+    """The colours of the terminal, by COLORTERM and TERM."""
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
     return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"
@@ -329,26 +330,26 @@ _WAIT_S = 0.05
 
 
 class LongWork(Protocol):
-    """Work that says how far it is, such as the statistics of heads one after the other."""
+    """Work that reports its progress, such as the statistics of many heads."""
 
     def run(self, tell: Progress) -> None:
-        """Does all of it; `tell` hears which share is done, and may raise to end it."""
+        """Does all the work; `tell` may raise an exception to stop it."""
 
 
 def watch(work: LongWork) -> None:
-    """Does the work with a bar and the time left. It is done in a thread beside, for Ctrl-C to be heard at once."""
+    """Does the work with a progress bar. It runs in a second thread, so that Ctrl-C takes effect at once."""
     with progress() as tell:
         is_wanted, faults = threading.Event(), list[BaseException]()
         is_wanted.set()
 
-        def tell_or_stop(share: float, doing: str) -> None:
+        def tell_unless_stopped(fraction: float, step: str) -> None:
             if not is_wanted.is_set():
                 raise _Stopped
-            tell(share, doing)
+            tell(fraction, step)
 
         def run() -> None:
             try:
-                work.run(tell_or_stop)
+                work.run(tell_unless_stopped)
             except BaseException as fault:
                 faults.append(fault)
 
@@ -364,4 +365,4 @@ def watch(work: LongWork) -> None:
 
 
 class _Stopped(Exception):
-    """Nobody waits for the rest."""
+    """The main thread no longer waits for the work."""

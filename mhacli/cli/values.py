@@ -1,4 +1,4 @@
-"""Values from the words of a command line: numbers, sizes, lists and texts, read strictly."""
+"""Strict parsers for the words of a command line: numbers, sizes, lists and texts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mhacli.io.scan_folder import is_scan
 
 
 def _option(name: str) -> str:
-    """The option of a field of the config, or of a name that is its own."""
+    """The option of a field of `Config`, or of any other name."""
     return {"n_heads": "--heads", "n_kv_heads": "--kv-heads"}.get(name, f"--{name.replace('_', '-')}")
 
 
 def integer(name: str, low: int, high: int) -> Callable[[object], int]:
-    """A parser of whole numbers, digits and a sign only. Raises `UsageError` with the range, which it leaves to the config."""
+    """A parser of whole numbers. Raises `UsageError` with the range for other words; `Config` checks the range itself."""
 
     def number(word: object) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
@@ -80,7 +80,7 @@ def size(name: str) -> Callable[[object], int]:
 
 
 def reach(word: str | None, name: str) -> tuple[int, int] | None:
-    """Counts of keys from `LEFT[,RIGHT]`, none to the right where only the left is named. Raises `UsageError`."""
+    """Numbers of keys from `LEFT[,RIGHT]`; RIGHT is 0 if left out. Raises `UsageError`."""
     if word is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
@@ -90,7 +90,7 @@ def reach(word: str | None, name: str) -> tuple[int, int] | None:
 
 
 def shape(word: str | None, name: str) -> tuple[int, int] | None:
-    """Counts from `BATCH,LENGTH`. Raises `UsageError`."""
+    """Two numbers from `BATCH,LENGTH`. Raises `UsageError`."""
     if word is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
@@ -118,7 +118,7 @@ def index_list(word: str | None, name: str) -> tuple[int, ...] | None:
 
 
 def span(word: str | None, count: int, name: str) -> range:
-    """Positions from `100:140`, `:40` or `100:`, the end left out; all of `count` where nothing is said. Raises `UsageError`."""
+    """Positions from `100:140`, `:40` or `100:`, without the end; all `count` positions for None. Raises `UsageError`."""
     match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
     if match is None:
         raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not A:B such as 100:140, from A to B−1")
@@ -132,7 +132,7 @@ _COUNT = r"[0-9]{1,7}k?"
 
 
 def counts(word: str | None, name: str, example: str = "64,256,1k") -> tuple[int, ...]:
-    """Counts from 1 up from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `UsageError` with the form."""
+    """Positive numbers from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `UsageError` with the form."""
     numbers: list[int] = []
     for part in word.split(",") if word is not None else ():
         match = re.fullmatch(rf"({_COUNT})(?:\.\.({_COUNT}))?", part.strip())
@@ -157,7 +157,7 @@ def _count(word: str) -> int:
 
 
 def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """Words from `forward,both`, each one of the choices. Raises `UsageError` that lists them."""
+    """Words from `forward,both`, each among the choices. Raises `UsageError` that lists them."""
     chosen = [] if word is None else [part.strip() for part in word.split(",")]
     for part in chosen:
         if part not in choices:
@@ -166,21 +166,21 @@ def words_of(word: str | None, name: str, choices: Sequence[str]) -> tuple[str, 
 
 
 def pairs(words: Sequence[str] | None, name: str) -> tuple[tuple[str, str], ...]:
-    """Names and values from `d_model=64`. Raises `UsageError` for another form, and for a name that is given twice.
+    """Names and values from `d_model=64`. Raises `UsageError` for any other form and for a repeated name.
 
     >>> pairs(["d_model=64", "config.name=a=b"], "arg")
     (('d_model', '64'), ('config.name', 'a=b'))
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words or ():
         key, equals, value = word.partition("=")
         key = key.strip()
         if not equals or not all(part.isidentifier() for part in key.split(".")):
             raise UsageError(f"{_option(name)} {word[:200]!r} is not NAME=VALUE such as d_model=64")
-        if key in found:
+        if key in values:
             raise UsageError(f"{_option(name)} gives {key} twice")
-        found[key] = value
-    return tuple(found.items())
+        values[key] = value
+    return tuple(values.items())
 
 
 def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
@@ -200,17 +200,17 @@ _HEADER_BYTES = 4096
 _FILE_NAME = re.compile(
     r"\S+\.(txt|md|rst|text|log|csv|tsv|json|jsonl|html|py|safetensors|pt|pth|bin|npz)", re.IGNORECASE
 )
-"""A word that nobody writes in a text, but as the name of a file."""
+"""A word that is most likely the name of a file and not a text."""
 _OF_CHECKPOINT = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 def are_literal() -> bool:
-    """Whether texts are taken as they are: `--` stands on the command line."""
+    """Whether `--` is on the command line, so that words are always texts and never paths."""
     return "--" in sys.argv[1:]
 
 
 def holds_record(path: str) -> bool:
-    """Whether a path is that of the folder of a scan, or of a file with a record by its header. False where it cannot be read."""
+    """Whether a path is the folder of a scan, or a file whose header is that of a record. False if it cannot be read."""
     if is_scan(path):
         return True
     if "\0" in path or not os.path.isfile(path):
@@ -223,32 +223,32 @@ def holds_record(path: str) -> bool:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a path is that of a folder with a checkpoint, by the names of its files."""
+    """Whether a path is a folder with a checkpoint, judged by the names of its files."""
     return any(os.path.lexists(os.path.join(path, name)) for name in _OF_CHECKPOINT)
 
 
 def require_words(word: str, *, has_file: bool = True, has_model: bool = True) -> None:
-    """Raises `UsageError` for a text that is the path of something, or of a file that does not exist, unless texts are taken as
-    they are.
+    """Raises `UsageError` for a text that is an existing path or looks like the name of a file, unless `are_literal`.
 
-    `has_file` and `has_model` say whether the command has the options `--file` and `--model`, of which the hint names the one
-    that was meant.
+    `has_file` and `has_model` say whether the command has the options `--file` and `--model`, which the hint may name.
     """
     if are_literal():
         return
-    shown = shlex.quote(word)
+    quoted = shlex.quote(word)
     if not os.path.lexists(word):
         if _FILE_NAME.fullmatch(word):
-            raise UsageError(f"{word} does not exist", hint=f"--text {shown} inspects the word itself", path=word)
+            raise UsageError(f"{word} does not exist", hint=f"--text {quoted} inspects the word itself", path=word)
         return
-    meant = _meant(word, shown, has_file=has_file, has_model=has_model)
+    alternative = _alternative(word, quoted, has_file=has_file, has_model=has_model)
     raise UsageError(
-        f"{word!r} is a {_kind(word)}, not a text", hint=f"{meant}--text {shown} inspects the word itself", path=word
+        f"{word!r} is a {_kind(word)}, not a text",
+        hint=f"{alternative}--text {quoted} inspects the word itself",
+        path=word,
     )
 
 
 def require_no_target(word: str) -> None:
-    """Raises `UsageError` for a file name behind `--csv` or `--json`, which take none, unless texts are taken as they are."""
+    """Raises `UsageError` for a file name after `--csv` or `--json`, which take none, unless `are_literal`."""
     flag = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
     if flag in ("--csv", "--json") and _FILE_NAME.fullmatch(word) and not are_literal():
         hint = f"{flag} > {shlex.quote(word)} writes a file"
@@ -256,7 +256,7 @@ def require_no_target(word: str) -> None:
 
 
 def require_context(word: str) -> None:
-    """The same of the text of `--context`, which has no option for a file."""
+    """Raises `UsageError` for a text of `--context` that is an existing path, unless `are_literal`."""
     if are_literal() or not os.path.lexists(word):
         return
     passed = "" if os.path.isdir(word) else f'--context "$(cat {shlex.quote(word)})" passes what it holds; '
@@ -268,40 +268,38 @@ def require_context(word: str) -> None:
 
 
 def require_record(path: str) -> None:
-    """Raises `MhaError` for what is no record at all, with what to type; what claims to be one is read and judged later."""
+    """Raises `MhaError` with a command to type for a folder or a text file. The contents of a record are checked later."""
     if not path:
         raise UsageError("mha show needs a record, a file that --save wrote", hint=saved_here("mha show", 1))
-    shown = shlex.quote(path)
+    quoted = shlex.quote(path)
     if os.path.isdir(path) and not is_scan(path):
-        hint = (
-            f"mha weights info {shown} lists what a checkpoint holds, mha run TEXT --model {shown} shows its attention"
-        )
+        hint = f"mha weights info {quoted} lists what a checkpoint holds, mha run TEXT --model {quoted} shows its attention"
         raise MhaError(f"{path} is a directory, not a record", hint=hint, code="unreadable", path=path)
     if _is_text(path):
-        hint = f"mha run --file {shown} shows the attention of a text, and --save makes a record of it"
+        hint = f"mha run --file {quoted} shows the attention of a text, and --save makes a record of it"
         raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
 
 
 def saved_here(command: str, count: int, *, given: str = "") -> str:
-    """What to type where records of a command are left out: the newest ones in this folder, behind the one that was `given`, or
-    how one is made."""
+    """The command to type if the paths of records are missing: with the newest records in this folder after the `given` one, or
+    commands that save a record."""
     count -= bool(given)
     try:
-        named = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
-        records = [entry for entry in named if entry.name != os.path.normpath(given)]
+        entries = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
+        records = [entry for entry in entries if entry.name != os.path.normpath(given)]
         newest = sorted(records, key=lambda entry: entry.stat().st_mtime)[-count:]
     except OSError:
         newest = []
     if len(newest) < count:
-        made = "another.safetensors" if given else "cat.safetensors"
-        shown = f"{command} {shlex.quote(given)} {made} compares both" if given else f"mha show {made} shows it"
-        return f'mha run "the cat sat on the mat" --save {made} makes one, and {shown}'
+        example = "another.safetensors" if given else "cat.safetensors"
+        usage = f"{command} {shlex.quote(given)} {example} compares both" if given else f"mha show {example} shows it"
+        return f'mha run "the cat sat on the mat" --save {example} makes one, and {usage}'
     names = " ".join(shlex.quote(name) for name in [*filter(None, [given]), *(entry.name for entry in newest)])
     return f"{command} {names} takes the newest of {len(records)}{' others' if given else ''} in this folder"
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file is text, as no safetensors file is; a name that says pickle is believed. False where it cannot be read."""
+    """Whether a file is text: it has no NUL byte, no safetensors header and no ending of a pickle. False if it cannot be read."""
     if "\0" in path or path.lower().endswith(PICKLE_ENDINGS) or not os.path.isfile(path):
         return False
     try:
@@ -313,7 +311,7 @@ def _is_text(path: str) -> bool:
 
 
 def _kind(path: str) -> str:
-    """What a path leads to."""
+    """The kind of file at a path, in a word."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -322,17 +320,17 @@ def _kind(path: str) -> str:
     return next((name for is_kind, name in kinds if is_kind(mode)), "device")
 
 
-def _meant(word: str, shown: str, *, has_file: bool, has_model: bool) -> str:
-    """What to type instead, and a semicolon; nothing for what holds no text."""
+def _alternative(word: str, quoted: str, *, has_file: bool, has_model: bool) -> str:
+    """The command or option to type instead, and a semicolon; empty for a path without text."""
     kind = _kind(word)
     if kind == "folder":
         if has_model and (is_checkpoint(word) or not has_file):
-            return f"--model {shown} reads a checkpoint there; "
+            return f"--model {quoted} reads a checkpoint there; "
         return "--file FILE reads a text file in it; "
     if holds_record(word):
-        return f"mha show {shown} draws this record; "
+        return f"mha show {quoted} draws this record; "
     if word.endswith(".safetensors"):
-        return f"mha weights info {shown} says what it holds; "
+        return f"mha weights info {quoted} says what it holds; "
     if kind not in ("file", "pipe"):
         return ""
-    return f"--file {shown} reads it; " if has_file else f'"$(cat {shown})" passes what it holds; '
+    return f"--file {quoted} reads it; " if has_file else f'"$(cat {quoted})" passes what it holds; '

@@ -1,1 +1,1 @@
-"""What several commands share: requests, targets, output and progress."""
+"""Code that several commands share: requests, targets, output and progress."""

@@ -1,4 +1,4 @@
-"""What `run`, `heads`, `trace` and `decode` share with `--model`: its options, and from them to a look at a checkpoint."""
+"""The options of `--model` in `run`, `heads`, `trace` and `decode`, and the request that they describe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
 
-if TYPE_CHECKING:  # what reads checkpoints and texts is loaded when there is one: the options alone must come quickly
+if TYPE_CHECKING:  # loaded when a checkpoint is read: help must come quickly
     from mhacli.checkpoints.folder import Checkpoint
     from mhacli.requests.checkpoint import ModelRequest
     from mhacli.requests.device_map import DeviceMap
@@ -41,7 +41,7 @@ _MODEL, _VIEW = "Checkpoint", "View"
 
 @option_group
 class LayerChoiceOptions:
-    """Which layers of a checkpoint."""
+    """The layers of a checkpoint to inspect."""
 
     layer: Annotated[
         str | None,
@@ -67,7 +67,7 @@ DeviceMapWord = Annotated[
 
 @option_group
 class ModelOptions(LayerChoiceOptions):
-    """The checkpoint that is inspected instead of a layer of our own."""
+    """The checkpoint to inspect instead of a layer of mha."""
 
     model: ModelPath = None
     revision: Revision = None
@@ -76,7 +76,7 @@ class ModelOptions(LayerChoiceOptions):
 
 @option_group
 class GenerateOptions:
-    """What a checkpoint adds to a text itself."""
+    """The tokens that a checkpoint generates."""
 
     generate: Annotated[
         int | None,
@@ -100,7 +100,7 @@ Spans = Annotated[
 
 @option_group
 class ModelTextOptions(GenerateOptions):
-    """What a checkpoint reads besides a text, and what is asked of it."""
+    """The chat, spans and generated tokens of a checkpoint."""
 
     chat: Annotated[
         str | None,
@@ -113,7 +113,7 @@ class ModelTextOptions(GenerateOptions):
 
 @option_group
 class LayerDrawing:
-    """How the pattern of a layer of a checkpoint is drawn."""
+    """How the patterns of a checkpoint are drawn."""
 
     words: Annotated[
         bool, option(_VIEW, "Merge subword tokens into words: sum over keys, mean over queries.", "--words")
@@ -131,7 +131,7 @@ class LayerDrawing:
 
 @dataclass(frozen=True)
 class ComputeRequest:
-    """What `run` and `view` compute: the option groups that they share."""
+    """The option groups of a computation, shared by `run`, `heads` and `view`."""
 
     source: SourceOptions
     text: TextOptions
@@ -162,7 +162,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
 
 
 def row_choice(word: str | None) -> Rows | None:
-    """The queries that `--from` names. Raises `UsageError` for a word that is none of its forms."""
+    """The queries that `--from` names. Raises `UsageError` for any other word."""
     names: tuple[Literal["generated", "last"], ...] = ("generated", "last")
     if word in names:
         return names[names.index(word)]
@@ -174,15 +174,15 @@ def row_choice(word: str | None) -> Rows | None:
         ) from fault
 
 
-def require_one_layer(request: ModelRequest, what: str) -> None:
-    """Raises `UsageError` where several layers are chosen for what is done of one."""
+def require_one_layer(request: ModelRequest, command: str) -> None:
+    """Raises `UsageError` if several layers are chosen; `command` is the one that takes one."""
     if request.layers is not None and len(request.layers) != 1:
-        raise UsageError(f"{what} takes one layer, but --layer names {len(request.layers)}", hint="try --layer 0")
+        raise UsageError(f"{command} takes one layer, but --layer names {len(request.layers)}", hint="try --layer 0")
 
 
-def require_without_model(**given: object) -> None:
-    """Raises `UsageError` for an option that only a checkpoint understands."""
-    for name, value in given.items():
+def require_without_model(**options: object) -> None:
+    """Raises `UsageError` for an option that works only with `--model`."""
+    for name, value in options.items():
         if value:
             option_name = f"--{name.rstrip('_').replace('_', '-')}"
             raise UsageError(f"{option_name} needs --model", hint="add --model DIR")
@@ -192,11 +192,11 @@ _ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
 
 
 def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: SaveOptions) -> None:
-    """Raises `UsageError` for options of a layer of our own: a checkpoint brings what they say."""
-    given = {
+    """Raises `UsageError` for options of a layer of mha: a checkpoint has its own settings."""
+    options = {
         f"--{f.name.replace('_', '-')}": getattr(layer, f.name) for f in fields(layer) if f.name not in _ALLOWED_LAYER
     }
-    given |= {
+    options |= {
         "--random": text.random, "--documents": text.documents, "--vocab": text.vocab, "--keep-case": source.keep_case,
         "--distribution": text.distribution, "--punctuation": source.punctuation, "--save-weights": save.save_weights,
     }  # fmt: skip
@@ -205,7 +205,7 @@ def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: T
             "--heads does not work with --model, which has its own number of heads",
             hint="--head LIST chooses which heads to show",
         )
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None and value is not False:
             raise UsageError(f"{name} does not work with --model, which brings its own", hint=f"leave out {name}")
 
@@ -213,7 +213,8 @@ def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: T
 def _chat_or_texts(
     reading: ModelTextOptions, source: SourceOptions, decoding: Decoding
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages of a chat, or the texts that are read. Raises `UsageError` for both, and `MhaError` for white space."""
+    """The messages of a chat, and the texts; one of the two is empty. Raises `UsageError` if both are given, `MhaError` for a
+    blank text."""
     from mhacli.cli.shared.request import has_text, read_texts
     from mhacli.text.spans import read_chat
 
@@ -223,42 +224,42 @@ def _chat_or_texts(
             "--chat takes the place of a text, but a text is given too", hint="leave out the text or --chat"
         )
     texts = () if chat else tuple(read_texts(source, decoding))
-    for place, text in enumerate(texts):
+    for text_idx, text in enumerate(texts):
         if not text.strip():
-            raise MhaError(f"text {place} is only white space", code="no-tokens")
+            raise MhaError(f"text {text_idx} is only white space", code="no-tokens")
     return chat, texts
 
 
 def model_request(
-    asked: ModelOptions,
+    model: ModelOptions,
     reading: ModelTextOptions,
     source: SourceOptions,
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
     save: SaveOptions,
-    wanted: HeadsRequest,
+    heads: HeadsRequest,
     *,
     may_split: bool = False,
 ) -> ModelRequest:
-    """The request that the options come to. Raises `MhaError` before anything slow begins.
+    """The request that the options describe. Raises `MhaError` before anything slow begins.
 
-    `may_split` where the command works on a model whose layers are split over processes.
+    `may_split` says whether the command supports a model whose heads are split over processes.
     """
     from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command
     from mhacli.requests.checkpoint import ModelRequest
 
-    assert asked.model is not None
+    assert model.model is not None
     _require_layer_left_open(layer, source, text, save)
     if device.repeat is not None:
         raise UsageError("--repeat does not work with --model, which runs once", hint="leave out --repeat")
     if save.save is not None:
         check_target(save.save, force=save.force)
-    device_map = device_map_of(asked.device_map, device.device, may_split=may_split)
+    device_map = device_map_of(model.device_map, device.device, may_split=may_split)
     if device_map == "tp" and reading.generate is not None:
         raise UsageError("--generate does not work with --device-map tp", hint="--device-map auto spreads whole layers")
-    checkpoint = local_checkpoint(asked)
-    layers = layer_list(asked.layer)
+    checkpoint = local_checkpoint(model)
+    layers = layer_list(model.layer)
     if checkpoint is not None and layers is not None:
         require_layers(layers, checkpoint)
     decoding = make_decoding(source)
@@ -267,11 +268,11 @@ def model_request(
     _require_matrices(keep or ())
     leave_deleted_folder()
     return ModelRequest(
-        source=asked.model,
+        source=model.model,
         checkpoint=checkpoint,
         texts=texts,
-        wanted=replace(wanted, command=record_command()),
-        revision=asked.revision,
+        wanted=replace(heads, command=record_command()),
+        revision=model.revision,
         context=tuple(read_context(text, decoding)),
         chat=chat,
         spans=tuple(reading.span or ()),
@@ -290,7 +291,7 @@ def model_request(
 
 
 def device_map_of(word: str | None, device: str | None, *, may_split: bool) -> DeviceMap | None:
-    """What `--device-map` asks for. Raises `UsageError` beside `--device`, and for processes that are not there."""
+    """The device map of `--device-map`. Raises `UsageError` if `--device` is given too, or if processes are missing."""
     from mhacli.requests.device_map import n_ranks, read_device_map
 
     if word is None:
@@ -311,7 +312,7 @@ def device_map_of(word: str | None, device: str | None, *, may_split: bool) -> D
 
 
 def leave_to_first_rank(device_map: object) -> None:
-    """Ends the command in every process but the first of those that a model is split over: that one has the record."""
+    """Ends the command in all ranks but the first, which has the record."""
     from mhacli.requests.device_map import this_rank
 
     if device_map == "tp" and this_rank() > 0:
@@ -327,15 +328,15 @@ def _require_matrices(keep: tuple[str, ...]) -> None:
             raise UsageError(f"--keep: {name!r} is not one of {', '.join(MATRICES)}")
 
 
-def local_checkpoint(asked: ModelOptions) -> Checkpoint | None:
-    """The checked folder, None where it can only be the id of one on a hub."""
+def local_checkpoint(model: ModelOptions) -> Checkpoint | None:
+    """The checkpoint in a folder, read and checked; None for the id of one on a hub."""
     from mhacli.checkpoints.folder import read_checkpoint
     from mhacli.requests.checkpoint import is_hub_id
 
-    path = asked.model or ""
+    path = model.model or ""
     if is_hub_id(path):
         return None
-    if asked.revision is not None:
+    if model.revision is not None:
         raise UsageError(
             f"--revision is for checkpoints on a hub, and {path} is not the id of one", hint="leave out --revision"
         )
@@ -367,7 +368,7 @@ def require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> N
 
 
 def require_configured_heads(heads: tuple[int, ...] | None, request: ModelRequest, name: str = "head") -> None:
-    """Raises `UsageError` for a head that no layer has by the config, where the checkpoint's folder is here."""
+    """Raises `UsageError` for a head that no layer of a local checkpoint has, according to its config."""
     from mhacli.checkpoints.head_counts import head_counts
 
     config = {} if request.checkpoint is None else request.checkpoint.config
