@@ -234,14 +234,14 @@ def test_of_a_look_that_was_interrupted_the_finished_layers_are_told(capsys: pyt
     options = ViewOptions(layers=((None, 0), ("self", 2)), heads=(1, 3), maps=(0, 3))
     output = heads_command.HeadsOutput(formats=HeadsFormats(), pictures=PictureOptions(), colour=ColourOptions())
     with pytest.raises(KeyboardInterrupt):
-        heads_command._watched(Stopped(), 2, "layers", options, output)
+        heads_command._run_with_progress(Stopped(), 2, "layers", options, output)
     said = capsys.readouterr()
     assert "layer 0 · head 0" in said.out
     assert "self-check ok" in said.out
     assert said.err == "mha: interrupted: 1 of 2 layers are finished, and nothing was saved\n"
-    found = heads_command._of_finished(options, layered(n_layers=1, n_heads=2))
+    found = heads_command._finished_options(options, layered(n_layers=1, n_heads=2))
     assert (found.layers, found.heads, found.maps) == (((None, 0),), (1,), (0,))
-    every = heads_command._of_finished(ViewOptions(), layered(n_layers=1))
+    every = heads_command._finished_options(ViewOptions(), layered(n_layers=1))
     assert (every.layers, every.heads) == (None, None)
 
 

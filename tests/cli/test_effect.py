@@ -315,7 +315,7 @@ def test_in_16_bits_it_is_said_that_rounding_may_be_the_reason(
 def test_many_removals_are_announced(effect: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr(command, "note", notes.append)
-    monkeypatch.setattr(command, "_WORTH_TELLING_S", 0.0)
+    monkeypatch.setattr(command, "_ANNOUNCED_S", 0.0)
     effect()
     assert re.search(rf"{LAYERS * HEADS} removals: about .*s, and at most .* [KM]iB", notes[0])
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhacli.cli.commands.trace import UserModuleOptions, WalkOptions, _require_of_checkpoint
+from mhacli.cli.commands.trace import UserModuleOptions, WalkOptions, _require_checkpoint_options
 from mhacli.cli.options import command
 from mhacli.cli.values import counts, index_list, integer, reach, real, shape, size, triple, whole, words_of
 from mhacli.errors import UsageError
@@ -191,6 +191,6 @@ def test_groups_of_the_same_options_are_the_same():
 
 
 def test_options_of_an_attention_of_ones_own_are_none_of_a_checkpoint():
-    _require_of_checkpoint(WalkOptions(), UserModuleOptions())
+    _require_checkpoint_options(WalkOptions(), UserModuleOptions())
     with pytest.raises(UsageError, match=r"^--arg, --call-arg and --time-limit are for code of your own "):
-        _require_of_checkpoint(WalkOptions(), UserModuleOptions(time_limit=1.0))
+        _require_checkpoint_options(WalkOptions(), UserModuleOptions(time_limit=1.0))

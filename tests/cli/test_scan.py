@@ -18,7 +18,7 @@ from support.checkpoints_saved import Checkpoints
 from support.processes import MHA, PATIENCE_S
 from support.scans import corpus_file, sentences
 
-from mhacli.cli.shared.scanning import ScanReport, in_words
+from mhacli.cli.shared.scanning import ScanReport, progress_text
 from mhacli.compute.scan.progress import ScanProgress
 
 N_DOCUMENTS, N_UNITS = 40, 3
@@ -97,8 +97,8 @@ def test_json_is_the_record_and_progress_goes_to_stderr_as_lines(folder: Path) -
 
 def test_progress_in_words_has_the_least_and_the_most_of_several_workers() -> None:
     done = ScanProgress(n_documents=320, of_documents=3000, by_worker={"a, process 1": 144, "b, process 2": 176})
-    assert in_words(done) == "320 of 3,000 documents, 2 workers with 144 to 176"
-    assert in_words(replace(done, by_worker={"a, process 1": 320})) == "320 of 3,000 documents"
+    assert progress_text(done) == "320 of 3,000 documents, 2 workers with 144 to 176"
+    assert progress_text(replace(done, by_worker={"a, process 1": 320})) == "320 of 3,000 documents"
 
 
 def test_the_end_is_told_once_however_soon_it_comes() -> None:

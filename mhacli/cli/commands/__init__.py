@@ -1,1 +1,1 @@
-"""One file per command: options in, one study, one renderer. Nothing here imports torch before its body runs."""
+"""One module per command: options, one computation, one renderer. None imports torch before the command runs."""

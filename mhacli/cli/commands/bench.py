@@ -1,4 +1,4 @@
-"""`mha bench`: attention backends timed in turns, with their error, memory and share of what the machine can do."""
+"""`mha bench`: time, error, memory and utilisation of attention backends, timed in turns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COMPUTED, _SIZES, _TIMING, _BASELINE = "Computation", "Sizes", "Timing", "Basel
 
 @option_group
 class SweepOptions:
-    """What to measure: backends, sizes, directions. Lists are crossed."""
+    """The backends, sizes and directions to measure; lists are combined in all ways."""
 
     backends: Annotated[
         str | None,
@@ -100,7 +100,7 @@ class SweepOptions:
 
 @option_group
 class MeasureOptions:
-    """Where it runs, and how long it is measured."""
+    """Device, threads, seed and duration of the measurement."""
 
     device: Annotated[
         str,
@@ -127,7 +127,7 @@ class MeasureOptions:
 
 @option_group
 class BaselineOptions:
-    """An earlier run to compare with, or this one for a later one."""
+    """The baseline to compare with, and the file to save one in."""
 
     compare: Annotated[
         str | None,
@@ -162,7 +162,7 @@ class BenchFormats(Formats):
 
 @option_group
 class ReportOutput:
-    """What is printed of it, and drawn."""
+    """Format, plots and colour of the report."""
 
     formats: BenchFormats
     svg: Annotated[
@@ -180,14 +180,16 @@ class ReportOutput:
     "mha bench --compare before.json --fail-if slower:1.10",
 )
 @command
-def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, output: ReportOutput) -> None:
-    """Options in, the study `bench`, a table or a document out; exit code 3 where `--fail-if` says so."""
-    output.formats.chosen()  # raises where two are given
+def bench(
+    sweep_options: SweepOptions, measuring: MeasureOptions, against: BaselineOptions, output: ReportOutput
+) -> None:
+    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
+    output.formats.chosen()  # raises if two are given
     limit = _limit(against)
-    Config(d_model=1, n_heads=1, device=how.device, seed=how.seed, threads=how.threads).resolved()
+    Config(d_model=1, n_heads=1, device=measuring.device, seed=measuring.seed, threads=measuring.threads).resolved()
     _require_targets(against, output)
     baseline = None if against.compare is None else _baseline(against.compare)
-    sweep = _sweep(what, baseline)
+    sweep = _sweep(sweep_options, baseline)
     if baseline is not None and limit is not None:
         _require_common_length(sweep, baseline, against.compare or "")
     if output.svg or output.html:
@@ -197,13 +199,17 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
     leave_deleted_folder()
     with loading_torch():
         from mhacli.compute.bench import run as study
-    options = study.BenchOptions(how.repeat, how.budget, how.call_limit, how.seed, how.threads, record_command())
+    options = study.BenchOptions(
+        measuring.repeat, measuring.budget, measuring.call_limit, measuring.seed, measuring.threads, record_command()
+    )
     with progress() as tell:
-        benchmark = study.bench(sweep, how.device, options, tell, _announce)
+        benchmark = study.bench(sweep, measuring.device, options, tell, _announce)
     comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
     if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
-        with progress() as tell:  # a busy moment is not a slow kernel: what is slow must be slow twice
-            again = study.bench(_narrowed(benchmark.sweep, too_slow(comparison, limit)), how.device, options, tell)
+        with progress() as tell:  # a busy machine slows kernels too: measure slow ones twice
+            again = study.bench(
+                _narrowed(benchmark.sweep, too_slow(comparison, limit)), measuring.device, options, tell
+            )
         comparison = comparison.milder(compare(again, baseline, comparison.baseline))
     if comparison is not None and limit is not None:
         comparison = comparison.ruled(limit)
@@ -222,28 +228,28 @@ def bench(what: SweepOptions, how: MeasureOptions, against: BaselineOptions, out
 
 
 def _announce(seconds: float, n_sizes: int) -> None:
-    """What a long measurement will take."""
-    if seconds > _WORTH_TELLING_S:
+    """Prints the predicted time of a long measurement."""
+    if seconds > _ANNOUNCED_S:
         note(f"{n_sizes} size{'s' * (n_sizes != 1)}: about {seconds:,.0f} s; --budget and --lengths change it")
 
 
-_WORTH_TELLING_S = 5.0
+_ANNOUNCED_S = 5.0
 
 
 def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
-    """Raises `MhaError` for a file that could not be written when all is measured; each must be another one."""
-    taken: dict[str, str] = {}
+    """Raises `MhaError` for a file that could not be written after the measurement, and `UsageError` for a file named twice."""
+    options_by_path: dict[str, str] = {}
     for name, path in (("save-baseline", against.save_baseline), ("svg", output.svg), ("html", output.html)):
         if path is None:
             continue
         check_target(path, force=output.force)
-        other = taken.setdefault(os.path.realpath(path), name)
+        other = options_by_path.setdefault(os.path.realpath(path), name)
         if other != name:
             raise UsageError(f"--{other} and --{name} name the same file, {path}: each needs its own file")
 
 
 def _baseline(path: str) -> Benchmark:
-    """The run to compare with. Raises `MhaError` where there is nothing to compare with."""
+    """The run to compare with. Raises `MhaError` if it has no times."""
     benchmark = read_benchmark(path)
     if not any(row.interval for row in benchmark.rows):
         raise MhaError(f"{path} has no times to compare with", code="nothing-compared", path=path)
@@ -251,7 +257,7 @@ def _baseline(path: str) -> Benchmark:
 
 
 def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None:
-    """Raises `MhaError` where a rule would have nothing to judge, before anything is measured."""
+    """Raises `MhaError`, before anything is measured, if no length is in the baseline."""
     lengths = sorted({row.k_len for row in baseline.rows if row.interval})
     if sweep.lengths and not set(lengths) & set(sweep.lengths):
         then, now = (", ".join(map(str, some)) for some in (lengths, sorted(sweep.lengths)))
@@ -263,7 +269,7 @@ def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None
 
 
 def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
-    """The backends and lengths of some changes alone."""
+    """The sweep restricted to the backends and lengths of the changes."""
     return replace(
         sweep,
         backends=tuple(dict.fromkeys(change.backend for change in changes)),
@@ -272,7 +278,7 @@ def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
 
 
 def _limit(against: BaselineOptions) -> float | None:
-    """The ratio of `--fail-if`."""
+    """The largest permitted ratio of times, from `--fail-if`."""
     if against.fail_if is None:
         if against.strict:
             raise UsageError("--strict works only with --fail-if", hint="add --fail-if slower:1.10")
@@ -283,27 +289,27 @@ def _limit(against: BaselineOptions) -> float | None:
     return limit
 
 
-def _sweep(what: SweepOptions, baseline: Benchmark | None) -> Sweep:
-    """The sweep that the options name; what they leave open is the baseline's, where there is one."""
-    backends = words_of(what.backends, "backends", [*BACKENDS, ALL])
-    given = {
+def _sweep(options: SweepOptions, baseline: Benchmark | None) -> Sweep:
+    """The sweep of the options; options left out take the value of the baseline, if there is one."""
+    backends = words_of(options.backends, "backends", [*BACKENDS, ALL])
+    chosen = {
         "backends": tuple(BACKENDS) if ALL in backends else backends,
-        "batch": counts(what.batch, "batch", "1,4"),
-        "n_heads": counts(what.heads, "heads", "8,16"),
-        "n_kv_heads": counts(what.kv_heads, "kv-heads", "1,2,8"),
-        "d_head": counts(what.d_head, "d-head", "64,128"),
-        "lengths": counts(what.lengths, "lengths", "512,1k"),
-        "dtypes": words_of(what.dtype, "dtype", get_args(Dtype)),
-        "directions": words_of(what.direction, "direction", get_args(Direction)),
-        "causal": what.causal,
-        "decode": what.decode or None,
+        "batch": counts(options.batch, "batch", "1,4"),
+        "n_heads": counts(options.heads, "heads", "8,16"),
+        "n_kv_heads": counts(options.kv_heads, "kv-heads", "1,2,8"),
+        "d_head": counts(options.d_head, "d-head", "64,128"),
+        "lengths": counts(options.lengths, "lengths", "512,1k"),
+        "dtypes": words_of(options.dtype, "dtype", get_args(Dtype)),
+        "directions": words_of(options.direction, "direction", get_args(Direction)),
+        "causal": options.causal,
+        "decode": options.decode or None,
     }
-    known = Sweep() if baseline is None else baseline.sweep
-    return replace(known, **{name: value for name, value in given.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
+    defaults = Sweep() if baseline is None else baseline.sweep
+    return replace(defaults, **{name: value for name, value in chosen.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
 
 
 def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
-    """The pictures that were asked for, each whole."""
+    """Writes the plots and the page that were requested."""
     if output.svg is None and output.html is None:
         return
     from mhacli.render.reports.bench import page, svg
@@ -327,15 +333,15 @@ def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: 
 
 
 def _require_times(benchmark: Benchmark) -> None:
-    """Raises `MhaError` where nothing was timed."""
+    """Raises `MhaError` if no backend was timed."""
     if not any(row.status == "ok" for row in benchmark.rows):
         reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
 
 
 def _end_by(comparison: BaselineComparison, formats: BenchFormats, *, strict: bool) -> None:
-    """Exits with 3 where the rule is broken, with `strict` also where it is inconclusive. What a format of stdout leaves out is
-    on stderr: CSV has no comparison, and a warning is not to be overlooked."""
+    """Exits with 3 if the rule is broken, with `strict` also if it is inconclusive. With CSV, and with JSON if the rule holds,
+    the warnings and the result are printed on stderr as well."""
     outcome = None if comparison.rule is None else comparison.rule.outcome
     is_broken = outcome == "slower" or (strict and outcome == "inconclusive")
     name = formats.chosen()

@@ -1,4 +1,4 @@
-"""`mha check`: somebody's attention examined in a process of its own; which mistake it makes, if any, and where."""
+"""`mha check`: examines a user's attention in a child process and names its mistakes and their lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TARGET_HELP = (
 
 @option_group
 class SubjectOptions:
-    """Which attention, and how to build and call it."""
+    """The attention to check, and the arguments to build and call it with."""
 
     target: Annotated[str, typer.Argument(help=_TARGET_HELP, metavar="TARGET", show_default=False)] = ""
     arg: Annotated[
@@ -86,7 +86,7 @@ class SubjectOptions:
 
 @option_group
 class MeaningOptions:
-    """What its author meant, where nothing else tells."""
+    """The author's intentions, where the code does not show them."""
 
     causal: Annotated[bool, option(_MEANT, CAUSAL, "--causal")] = False
     mask_means: Annotated[
@@ -108,7 +108,7 @@ class MeaningOptions:
 
 @option_group
 class RunOptions:
-    """Where it runs, and for how long."""
+    """Device, seed and time limit."""
 
     device: Annotated[str, device_option(_RUN)] = "cpu"
     seed: Annotated[int, seed_option(_RUN)] = 0
@@ -135,10 +135,10 @@ class CheckFormats(Formats):
 )
 @command
 def check(
-    subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions, formats: CheckFormats, colour: ColourOptions
+    subject: SubjectOptions, meaning: MeaningOptions, running: RunOptions, formats: CheckFormats, colour: ColourOptions
 ) -> None:
-    """A target in, what is right or wrong with it out; then the verdict."""
-    request = _request(subject, meaning, how)
+    """Examines a target and prints the report; the exit code is the verdict."""
+    request = _request(subject, meaning, running)
     leave_deleted_folder()
     examination = _examined(request)
     name = formats.chosen()
@@ -156,58 +156,63 @@ def check(
             note(f"{argument.name}={argument.value} is guessed{why}; --arg {argument.name}=… sets it")
 
 
-def _request(subject: SubjectOptions, meaning: MeaningOptions, how: RunOptions) -> CheckRequest:
-    """What is asked, as far as it can be checked without running anything."""
+def _request(subject: SubjectOptions, meaning: MeaningOptions, running: RunOptions) -> CheckRequest:
+    """The request that the options describe, checked as far as possible without running code."""
     if not subject.target:
         raise UsageError(
             "name what to check: FILE.py:NAME or package.module:NAME", hint="try mha check my.py:Attention"
         )
-    Config(d_model=1, n_heads=1, device=how.device, seed=how.seed).resolved()
-    device = "cpu" if how.device == "auto" else how.device
+    Config(d_model=1, n_heads=1, device=running.device, seed=running.seed).resolved()
+    device = "cpu" if running.device == "auto" else running.device
     for target in (subject.target, subject.against):
         if target is not None:
             _require_code(target)
             require_readable(target)
     arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
-    of = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, how.seed)
-    against = _against(subject, of)
-    return CheckRequest(of, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads, how.time_limit)
+    target_request = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, running.seed)
+    against = _against(subject, target_request)
+    return CheckRequest(
+        target_request, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads, running.time_limit
+    )
 
 
 def _require_code(target: str) -> None:
-    """Raises `UsageError` for a folder, or a file that holds no Python, with the command that was meant."""
-    meant = "FILE.py:NAME or package.module:NAME is a class or a function"
+    """Raises `UsageError` for a folder, or a file that is not Python, with the command to use instead."""
+    valid_targets = "FILE.py:NAME or package.module:NAME is a class or a function"
     if isdir(target):
-        hint = f"mha doctor --model {quote(target)} examines a checkpoint; {meant}"
+        hint = f"mha doctor --model {quote(target)} examines a checkpoint; {valid_targets}"
         raise UsageError(f"{target!r} is a folder, not a class or function", hint=hint, path=target)
     if isfile(target) and not target.endswith(".py"):
-        raise UsageError(f"{target!r} is not a Python file", hint=meant, path=target)
+        raise UsageError(f"{target!r} is not a Python file", hint=valid_targets, path=target)
 
 
-def _against(subject: SubjectOptions, of: TargetRequest) -> TargetRequest | None:
-    """The other target, with its own arguments alone. Raises `UsageError` for arguments of no other."""
+def _against(subject: SubjectOptions, target_request: TargetRequest) -> TargetRequest | None:
+    """The target of `--against`, with its own arguments. Raises `UsageError` for such arguments without the target."""
     arguments_given = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
     if subject.against is None:
         for name, value in arguments_given.items():
             if value:
                 raise UsageError(f"{name} works only with --against", hint="add --against TARGET")
         return None
-    calls = pairs(subject.against_call_arg, "against-call-arg") or of.call_arguments
+    calls = pairs(subject.against_call_arg, "against-call-arg") or target_request.call_arguments
     return replace(
-        of, target=subject.against, arguments=pairs(subject.against_arg, "against-arg"), call_arguments=calls
+        target_request,
+        target=subject.against,
+        arguments=pairs(subject.against_arg, "against-arg"),
+        call_arguments=calls,
     )
 
 
 def _examined(request: CheckRequest) -> Examination:
-    """The examination, made in a process of its own."""
+    """The examination, made in a child process."""
     from mhacli.compute.check.run import examine_in_child
 
     with progress() as tell:
         stages: list[str] = []
 
-        def on_stage(what: str) -> None:
-            stages.append(what)
-            tell(len(stages) / (len(stages) + _USUAL_STAGES), what)
+        def on_stage(stage: str) -> None:
+            stages.append(stage)
+            tell(len(stages) / (len(stages) + _USUAL_STAGES), stage)
 
         examination = examine_in_child(request, on_stage=on_stage)
     return replace(examination, command=record_command())
@@ -223,7 +228,7 @@ def _view(examination: Examination, on: Screen) -> RenderableType:
 
 
 def _with_short_paths(examination: Examination) -> Examination:
-    """With files as a reader of the working directory would write them."""
+    """The examination with paths relative to the working directory."""
     from mhacli.adapters.usercode.process import shown_path
 
     findings = tuple(
@@ -232,6 +237,8 @@ def _with_short_paths(examination: Examination) -> Examination:
     )
     departure = examination.departure
     if departure is not None:
-        here, there = (None if file is None else shown_path(file) for file in (departure.file, departure.other_file))
-        departure = replace(departure, file=here, other_file=there)
+        file, other_file = (
+            None if file is None else shown_path(file) for file in (departure.file, departure.other_file)
+        )
+        departure = replace(departure, file=file, other_file=other_file)
     return replace(examination, findings=findings, departure=departure)

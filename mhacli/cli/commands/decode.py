@@ -45,7 +45,7 @@ _DECODING = "Decoding"
 
 @option_group
 class DecodeOptions:
-    """What to decode with, and what to show."""
+    """The prompt, the cache and the view of decoding."""
 
     prompt_len: Annotated[
         int,
@@ -87,24 +87,22 @@ def decode(
     layer: LayerOptions,
     device: DeviceOptions,
     model: ModelOptions,
-    going_on: GenerateOptions,
+    generating: GenerateOptions,
     decoding: DecodeOptions,
     output: StepsOutput,
 ) -> None:
-    """Options in, the study `decode` or that of a checkpoint, its steps out."""
+    """Decodes with a layer of mha or a checkpoint and prints the steps."""
     compared = counts(decoding.lengths, "lengths")
     save = output.save
-    options = with_output(_drawn(decoding), output, others=save.files, keep=save.keep)
+    options = with_output(_view_options(decoding), output, others=save.files, keep=save.keep)
     if model.model is not None:
-        reading, wanted = (
-            ModelTextOptions(generate=going_on.generate),
-            HeadsRequest(allow_nonfinite=layer.allow_nonfinite),
-        )
-        of_model = model_request(model, reading, source, text, layer, device, save, wanted)
-        require_configured_heads(options.heads, of_model)
-        _decode_checkpoint(of_model, options, decoding, output)
+        reading = ModelTextOptions(generate=generating.generate)
+        heads = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
+        checkpoint_request = model_request(model, reading, source, text, layer, device, save, heads)
+        require_configured_heads(options.heads, checkpoint_request)
+        _decode_checkpoint(checkpoint_request, options, decoding, output)
         return
-    require_without_model(**vars(model), **vars(going_on))
+    require_without_model(**vars(model), **vars(generating))
     if layer.causal is False:
         raise UsageError("--no-causal does not work with mha decode: later tokens do not exist yet")
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
@@ -123,7 +121,7 @@ def decode(
     print_result(record, request.notes, options=options, output=output)
 
 
-def _drawn(decoding: DecodeOptions) -> ViewOptions:
+def _view_options(decoding: DecodeOptions) -> ViewOptions:
     return ViewOptions(
         heads=index_list(decoding.head, "head"),
         sequences=index_list(decoding.sequence, "sequence"),
@@ -133,8 +131,8 @@ def _drawn(decoding: DecodeOptions) -> ViewOptions:
     )
 
 
-def _require_own_cache(decoding: DecodeOptions) -> None:
-    """Raises `UsageError` for the ways of keeping the past, which are those of a layer of our own."""
+def _require_default_cache(decoding: DecodeOptions) -> None:
+    """Raises `UsageError` for options of the cache, which only a layer of mha has."""
     if decoding.cache != "preallocated" or decoding.lengths is not None:
         name = "lengths" if decoding.lengths is not None else "cache"
         raise UsageError(f"--{name} does not work with --model, which has its own cache", hint=f"leave out --{name}")
@@ -143,8 +141,8 @@ def _require_own_cache(decoding: DecodeOptions) -> None:
 def _decode_checkpoint(
     request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, output: StepsOutput
 ) -> None:
-    """The same of a checkpoint, with the cache that it makes itself."""
-    _require_own_cache(decoding)
+    """Decodes with a checkpoint and its own cache, and prints the steps."""
+    _require_default_cache(decoding)
     require_one_layer(request, "mha decode")
     with loading_torch():
         from mhacli.compute.checkpoint.decode import decode_checkpoint

@@ -1,4 +1,4 @@
-"""`mha diff`: two saved records beside each other, without torch; where they first depart, and what changes in each head."""
+"""`mha diff`: compares two saved records without torch: where they first differ, and what changed in each head."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMPARISON, _VIEW = "Comparison", "View"
 
 @option_group
 class PairOptions:
-    """The two files, and what counts as the same."""
+    """The two files, and the tolerance."""
 
     a: Annotated[
         str, typer.Argument(help="The reference, a record that --save wrote.", metavar="A", show_default=False)
@@ -62,7 +62,7 @@ class PairOptions:
 
 @option_group
 class PanelOptions:
-    """Which heads are drawn beside each other, and how."""
+    """The heads to draw side by side, and their view."""
 
     view: Annotated[Literal["heatmap", "none"], option(_VIEW, "How to draw each head.")] = "heatmap"
     head: Annotated[str | None, head_list("those that changed most")] = None
@@ -89,7 +89,7 @@ def diff(
     formats: DiffFormats,
     colour: ColourOptions,
 ) -> None:
-    """Two records' files in, their differences out; exit code 3 where there are any."""
+    """Compares two records and prints their differences; exit code 3 if there are any."""
     options = ViewOptions(
         view=panels.view,
         heads=index_list(panels.head, "head"),
@@ -141,7 +141,7 @@ def _print(
 
 
 def _end_unless_equal(differences: Differences) -> None:
-    """Exits with 3 where they differ, which the report says. Raises `MhaError` where there is nothing to compare."""
+    """Exits with 3 if the records differ. Raises `MhaError` if they have nothing in common to compare."""
     if differences.verdict == "nothing":
         raise MhaError(
             "the two records have nothing in common that could be compared",

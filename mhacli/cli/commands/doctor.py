@@ -1,4 +1,4 @@
-"""`mha doctor`: this installation examined, or with `--model` a checkpoint."""
+"""`mha doctor`: examines this installation, or with `--model` a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MODEL, _DEVICE = "Checkpoint", "Device"
 
 @option_group
 class ExaminedModelOptions:
-    """The checkpoint to examine, and what it reads."""
+    """The checkpoint to examine, and its texts."""
 
     typed: Annotated[
         list[str] | None,
@@ -66,7 +66,7 @@ class ExaminedModelOptions:
 
 @option_group
 class DoctorDeviceOptions:
-    """Where it is examined, and what is tried."""
+    """Device, dtype, seed and backends of the examination."""
 
     device: Annotated[
         str,
@@ -97,12 +97,12 @@ class DoctorFormats(Formats):
 )
 @command
 def doctor(
-    patient: ExaminedModelOptions, place: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions
+    examined: ExaminedModelOptions, device: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions
 ) -> None:
-    """Options in, a report out; exit code 3 where a check failed."""
-    Config(d_model=1, n_heads=1, device=place.device, seed=place.seed).resolved()
-    patient = _with_typed_folder(patient)
-    report = _installation(patient, place) if patient.model is None else _checkpoint(patient, place)
+    """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
+    Config(d_model=1, n_heads=1, device=device.device, seed=device.seed).resolved()
+    examined = _with_typed_folder(examined)
+    report = _installation(examined, device) if examined.model is None else _checkpoint(examined, device)
     print_report(
         formats.chosen(),
         colour,
@@ -113,13 +113,13 @@ def doctor(
         raise typer.Exit(EXIT_CHECK)
 
 
-def _with_typed_folder(patient: ExaminedModelOptions) -> ExaminedModelOptions:
-    """The folder of a checkpoint that stands first among the texts as that of `--model`, for it can mean nothing else."""
-    if patient.model is not None or not patient.typed or are_literal() or not is_checkpoint(patient.typed[0]):
-        return patient
-    folder, *texts = patient.typed
+def _with_typed_folder(examined: ExaminedModelOptions) -> ExaminedModelOptions:
+    """The options with `--model` set to the first text if this is the folder of a checkpoint."""
+    if examined.model is not None or not examined.typed or are_literal() or not is_checkpoint(examined.typed[0]):
+        return examined
+    folder, *texts = examined.typed
     note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
-    return replace(patient, model=folder, typed=texts or None)
+    return replace(examined, model=folder, typed=texts or None)
 
 
 def _view(report: Report, on: Screen) -> RenderableType:
@@ -128,43 +128,43 @@ def _view(report: Report, on: Screen) -> RenderableType:
     return doctor_view(report, on)
 
 
-def _installation(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
-    texts = _texts(patient)
+def _installation(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
+    texts = _texts(examined)
     if texts:
         raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
-    require_without_model(revision=patient.revision, tokenizer=patient.tokenizer)
+    require_without_model(revision=examined.revision, tokenizer=examined.tokenizer)
     leave_deleted_folder()
     with loading_torch():
         from mhacli.compute.doctor.installation import examine_installation
     with progress() as tell:
         return examine_installation(
-            device=place.device,
-            dtype=place.dtype,
-            seed=place.seed,
-            compiles=place.compile,
+            device=device.device,
+            dtype=device.dtype,
+            seed=device.seed,
+            compiles=device.compile,
             command=record_command(),
             tell=tell,
         )
 
 
-def _checkpoint(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Report:
-    if place.compile:
+def _checkpoint(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
+    if device.compile:
         raise UsageError(
             "--compile does not work with --model, which has its own attention", hint="leave out --compile"
         )
-    texts = _texts(patient)
+    texts = _texts(examined)
     for number_of, text in enumerate(texts):
         if not text.strip():
             raise MhaError(f"text {number_of} is empty or white space", code="no-tokens")
     request = DoctorRequest(
-        source=patient.model or "",
-        checkpoint=local_checkpoint(ModelOptions(model=patient.model, revision=patient.revision)),
+        source=examined.model or "",
+        checkpoint=local_checkpoint(ModelOptions(model=examined.model, revision=examined.revision)),
         texts=texts,
-        revision=patient.revision,
-        tokenizer=patient.tokenizer,
-        device=place.device,
-        dtype=place.dtype,
-        seed=place.seed,
+        revision=examined.revision,
+        tokenizer=examined.tokenizer,
+        device=device.device,
+        dtype=device.dtype,
+        seed=device.seed,
         command=record_command(),
     )
     leave_deleted_folder()
@@ -174,8 +174,8 @@ def _checkpoint(patient: ExaminedModelOptions, place: DoctorDeviceOptions) -> Re
         return examine_checkpoint(request, tell)
 
 
-def _texts(patient: ExaminedModelOptions) -> tuple[str, ...]:
-    """The texts for a checkpoint to read. Raises `UsageError` for one that is the path of something."""
-    for word in patient.typed or ():
+def _texts(examined: ExaminedModelOptions) -> tuple[str, ...]:
+    """The texts for a checkpoint to read. Raises `UsageError` for a text that is an existing path."""
+    for word in examined.typed or ():
         require_words(word, has_file=False)
-    return tuple(argument_text(word, Decoding()) for word in (*(patient.typed or ()), *(patient.text or ())))
+    return tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))

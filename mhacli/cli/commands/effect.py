@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from mhacli.results.record.record import Record
 
 _REMOVED, _MEASURED = "Removal", "Measurement"
-_WORTH_TELLING_S, _TELLING_S = 2.0, 5.0
-"""From which prediction on it is printed, and how long printing may take when a run is interrupted."""
+_ANNOUNCED_S, _PRINTING_S = 2.0, 5.0
+"""The predicted time from which it is printed, and the time for printing the finished part of an interrupted run."""
 
 
 @option_group
 class RemovalOptions:
-    """What is removed."""
+    """The heads or attention weights to remove."""
 
     head: Annotated[
         str | None,
@@ -126,7 +126,7 @@ class RemovalOptions:
 
 @option_group
 class MeasurementOptions:
-    """What is measured, and where."""
+    """The logit to measure, its position, and the checks of the effects."""
 
     target: Annotated[
         str | None,
@@ -167,7 +167,7 @@ class MeasurementOptions:
 
 @option_group
 class EffectText(TextOptions):
-    """What is read besides a text, and its parts for `--cut`."""
+    """The options of texts, and the spans for `--cut`."""
 
     span: Spans = None
 
@@ -179,7 +179,7 @@ class EffectFormats(Formats):
 
 @option_group
 class EffectOutput:
-    """Where the record goes."""
+    """The files, format and colour of the record."""
 
     save: SaveRecord = None
     force: Force = False
@@ -192,7 +192,7 @@ class EffectOutput:
 
     @property
     def pictures(self) -> PictureOptions:
-        """The page and the pictures that are asked for."""
+        """The page and the pictures to write."""
         return PictureOptions(html=self.html, svg=self.svg, png=self.png)
 
     @property
@@ -202,7 +202,7 @@ class EffectOutput:
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
         return self.save, *self.pictures.written
 
 
@@ -223,7 +223,7 @@ def effect(
     device: DeviceOptions,
     output: EffectOutput,
 ) -> None:
-    """Options in, the study of effects, its record out."""
+    """Computes the effects, saves the record and prints it."""
     from mhacli.requests.effect import option_of, require_one_removal
 
     require_one_removal(option_of, **vars(removal) | {"heads": removal.head, "judge": measurement.judge})
@@ -231,8 +231,8 @@ def effect(
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     saving = SaveOptions(save=output.save, force=output.force, keep="")
     options = with_output(ViewOptions(everything=output.all), output, others=saving.files)
-    given = _Given(source, text, removal, measurement, layer, model, device, saving, output)
-    record, notes = _of_own_layer(given) if model.model is None else _of_checkpoint(given)
+    effect_options = _EffectOptions(source, text, removal, measurement, layer, model, device, saving, output)
+    record, notes = _layer_effects(effect_options) if model.model is None else _checkpoint_effects(effect_options)
     save_record(record, saving)
     print_result(record, notes, options=options, output=output)
     if sys.stdout.isatty() and output.formats.chosen() is None and "-" not in (source.typed or ()):
@@ -241,8 +241,8 @@ def effect(
         suggest_after_effects(record, (source, text, measurement, layer, model, device), saved=output.save)
 
 
-class _Given(NamedTuple):
-    """The options of what is computed."""
+class _EffectOptions(NamedTuple):
+    """The option groups of the computation."""
 
     source: SourceOptions
     text: EffectText
@@ -255,23 +255,23 @@ class _Given(NamedTuple):
     output: EffectOutput
 
 
-def _of_own_layer(given: _Given) -> tuple[Record, tuple[str, ...]]:
-    removal, measurement = given.removal, given.measurement
+def _layer_effects(options: _EffectOptions) -> tuple[Record, tuple[str, ...]]:
+    removal, measurement = options.removal, options.measurement
     only: dict[str, object] = {
         "target": measurement.target,
         "versus": measurement.versus,
         "target_first": measurement.target_first,
     }
     only |= {"screen": removal.screen, "judge": measurement.judge, "with_": removal.other}
-    require_without_model(**vars(given.model), **only, cut=removal.cut, span=given.text.span)
+    require_without_model(**vars(options.model), **only, cut=removal.cut, span=options.text.span)
     heads = index_list(removal.head, "head")
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads
     from mhacli.requests.effect import LayerEffectRequest
 
-    request = make_request(given.source, given.text, given.layer, given.device, given.saving)
+    request = make_request(options.source, options.text, options.layer, options.device, options.saving)
     require_cpu_memory(request)
-    require_heads(heads, request, given.layer)
-    wanted = LayerEffectRequest(
+    require_heads(heads, request, options.layer)
+    effect_request = LayerEffectRequest(
         request,
         heads=heads,
         edges=removal.edges,
@@ -283,22 +283,22 @@ def _of_own_layer(given: _Given) -> tuple[Record, tuple[str, ...]]:
     with loading_torch():
         from mhacli.compute.effect.layer import layer_effects
     with show_activity("computing"):
-        return layer_effects(wanted), request.notes
+        return layer_effects(effect_request), request.notes
 
 
-def _of_checkpoint(given: _Given) -> tuple[Record, tuple[str, ...]]:
+def _checkpoint_effects(options: _EffectOptions) -> tuple[Record, tuple[str, ...]]:
     from mhacli.requests.effect import EffectRequest
 
-    removal, measurement = given.removal, given.measurement
+    removal, measurement = options.removal, options.measurement
     request = EffectRequest(
         model_request(
-            given.model,
-            ModelTextOptions(span=given.text.span),
-            given.source,
-            given.text,
-            given.layer,
-            given.device,
-            given.saving,
+            options.model,
+            ModelTextOptions(span=options.text.span),
+            options.source,
+            options.text,
+            options.layer,
+            options.device,
+            options.saving,
             HeadsRequest(),
         ),
         heads=head_choices(removal.head),
@@ -325,26 +325,26 @@ def _of_checkpoint(given: _Given) -> tuple[Record, tuple[str, ...]]:
     try:
         watch(study)
     except KeyboardInterrupt:
-        _tell_finished(given, study)
+        _print_finished(options, study)
         raise
     return study.record(), notes
 
 
 def _announce(cost: Cost) -> None:
-    """What many removals will take."""
-    if cost.seconds > _WORTH_TELLING_S:
+    """Prints the predicted time and memory of many removals."""
+    if cost.seconds > _ANNOUNCED_S:
         note(
             f"{count_of(cost.n_removals, 'removal', grouped=True)}: about {seconds_text(cost.seconds)}, "
             f"and at most {format_size(cost.peak_bytes)} in addition to the weights"
         )
 
 
-def _tell_finished(given: _Given, study: EffectStudy) -> None:
-    """Prints what is finished when a run is interrupted; nothing is saved."""
+def _print_finished(options: _EffectOptions, study: EffectStudy) -> None:
+    """Prints the finished effects of an interrupted run; nothing is saved."""
     n_finished = len(study.effects.results)
-    if n_finished and given.output.formats.chosen() is None:
-        more_time(_TELLING_S)
-        print_record(study.record(), ViewOptions(everything=given.output.all), None, given.output.colour)
+    if n_finished and options.output.formats.chosen() is None:
+        more_time(_PRINTING_S)
+        print_record(study.record(), ViewOptions(everything=options.output.all), None, options.output.colour)
         flush()
     note(f"interrupted: {n_finished} of {len(study.effects.plan)} removals are finished, and nothing was saved")
 
@@ -366,7 +366,7 @@ def head_choices(word: str | None) -> tuple[HeadChoice, ...] | None:
 
 
 def cut_names(word: str | None) -> tuple[str, str] | None:
-    """The two spans of `--cut`. Raises `UsageError` for another form."""
+    """The two spans of `--cut`. Raises `UsageError` for any other form."""
     if word is None:
         return None
     first, colon, second = word.partition(":")

@@ -1,4 +1,4 @@
-"""`mha explain`: what a term of the screens means."""
+"""`mha explain`: the meaning of a term on the screens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "mha.explain/1"
 _MOST_EXPLAINED = 26
-"""The most terms of a group that are explained at once; a larger group is listed."""
+"""The size up to which a group is explained in full; a larger group is listed."""
 
 
 @format_options(json=JSON)
@@ -32,7 +32,7 @@ class ExplainFormats(Formats):
 
 @option_group
 class ExplainOptions:
-    """The term."""
+    """The term to explain."""
 
     term: Annotated[
         list[str] | None,
@@ -47,27 +47,27 @@ class ExplainOptions:
 
 @command
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
-def explain(wanted: ExplainOptions, colour: ColourOptions) -> None:
-    """A term in, its explanation out; without one the list of all, with the name of a group that of its terms."""
+def explain(options: ExplainOptions, colour: ColourOptions) -> None:
+    """Prints the explanation of a term, the list of the terms of a group, or of all terms."""
     from mhacli.results.glossary import similar, terms
 
-    word = " ".join(wanted.term or ())
-    found = (_explained(word) or _each_explained(wanted.term or [])) if word else terms()
-    if not found:
-        near = similar(word)
-        hint = f"try mha explain {near[0]}" if near else "mha explain lists every term"
-        more = f", or {', '.join(near[1:])}" if near[1:] else ""
-        if len(wanted.term or ()) > 1 and all(map(os.path.lexists, wanted.term or ())):
+    word = " ".join(options.term or ())
+    matching = (_explained(word) or _each_explained(options.term or [])) if word else terms()
+    if not matching:
+        nearest = similar(word)
+        hint = f"try mha explain {nearest[0]}" if nearest else "mha explain lists every term"
+        more = f", or {', '.join(nearest[1:])}" if nearest[1:] else ""
+        if len(options.term or ()) > 1 and all(map(os.path.lexists, options.term or ())):
             hint, more = "the shell puts file names in place of *: mha explain star", ""
         raise UsageError(f"no term is called {word[:40]!r}", hint=hint + more)
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.explain import list_view, terms_view
 
-        return terms_view(found) if word and len(found) <= _MOST_EXPLAINED else list_view(found, on)
+        return terms_view(matching) if word and len(matching) <= _MOST_EXPLAINED else list_view(matching, on)
 
-    document = {"schema": SCHEMA, "terms": [asdict(term) for term in found]}
-    print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
+    document = {"schema": SCHEMA, "terms": [asdict(term) for term in matching]}
+    print_report(options.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
 
 
 def _explained(word: str) -> tuple[Term, ...]:
@@ -79,12 +79,12 @@ def _explained(word: str) -> tuple[Term, ...]:
 
 def _each_explained(words: Sequence[str]) -> tuple[Term, ...]:
     """The terms of several words, such as the headings of a table; none if one of them is unknown."""
-    each = [_explained(word) for word in words]
-    return tuple(dict.fromkeys(term for found in each for term in found)) if all(each) else ()
+    matches = [_explained(word) for word in words]
+    return tuple(dict.fromkeys(term for of_word in matches for term in of_word)) if all(matches) else ()
 
 
 def _type_of(sign: str) -> str:
-    """The type of head that a sign stands for; the word itself where it is none."""
+    """The head type of a sign; the word itself if it is no sign."""
     from mhacli.render.base.colours import KIND_SIGNS
 
-    return next((kind for kind, (drawn, _) in KIND_SIGNS.items() if drawn == sign), sign)
+    return next((kind for kind, (kind_sign, _) in KIND_SIGNS.items() if kind_sign == sign), sign)

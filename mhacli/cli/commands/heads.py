@@ -1,4 +1,4 @@
-"""`mha heads`: exact statistics of every head of a long text, without a matrix of queries × keys."""
+"""`mha heads`: exact statistics of every head for a long text, without storing its attention matrices."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ if TYPE_CHECKING:
     from mhacli.compute.heads import HeadsRun
     from mhacli.results.record.record import Record
 
-_WORTH_TELLING_S, _TELLING_S, _WORTH_TELLING_TOKENS = 10.0, 3.0, 8192
+_ANNOUNCED_S, _PRINTING_S, _ANNOUNCED_TOKENS = 10.0, 3.0, 8192
 
 
 @option_group
 class HeadsOptions(StatisticsOptions):
-    """What to find out about the heads."""
+    """The statistics to compute, and the queries and keys to print."""
 
     head: Annotated[str | None, head_list("all")] = None
     query: Annotated[
@@ -96,7 +96,7 @@ class HeadsOptions(StatisticsOptions):
 
 @option_group
 class HeadsOutput:
-    """Where the record goes."""
+    """The files, format and colour of the record."""
 
     save: SaveRecord = None
     force: Force = False
@@ -112,18 +112,18 @@ class HeadsOutput:
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
         return self.save, *self.pictures.written
 
     @property
     def saving(self) -> SaveOptions:
-        """What `run` calls these files."""
+        """The options of files as `run` has them."""
         return SaveOptions(save=self.save, force=self.force)
 
 
 @option_group
 class HeadsDrawing:
-    """What is drawn of many heads."""
+    """The sequences and tables to print."""
 
     sequence: Annotated[str | None, sequence_list("the first four")] = None
     precision: Precision = 2
@@ -143,84 +143,86 @@ def heads(
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
-    asked: HeadsOptions,
+    statistics: HeadsOptions,
     drawing: HeadsDrawing,
     ranking: HeadsViewOptions,
     model: ModelOptions,
     reading: ModelTextOptions,
     output: HeadsOutput,
 ) -> None:
-    """Options in, the study `heads` or that of a checkpoint, its overview out."""
+    """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
     to_draw = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
     sections = SectionOptions(tokens=drawing.tokens, brief=drawing.brief)
     options = replace(view_options(to_draw, ranking, sections), layers=layer_list(model.layer))
     save = output.saving
     options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
-    given = ComputeRequest(source, text, layer, device, model, reading, save)
+    compute_request = ComputeRequest(source, text, layer, device, model, reading, save)
     if model.model is not None:
-        _of_checkpoint(given, asked, output, options)
+        _checkpoint_heads(compute_request, statistics, output, options)
         return
     require_without_model(**vars(model), **vars(reading))
     from mhacli.cli.shared.request import make_request, save_files
 
     request = make_request(source, text, layer, device, save)
     require_no_dropout(request.config)
-    wanted = _wanted(request, asked, layer, keep_z=output.keep_z)
-    _require_drawable(options, wanted, request.config.n_heads)
+    heads_request = _layer_heads_request(request, statistics, layer, keep_z=output.keep_z)
+    _require_drawable(options, heads_request, request.config.n_heads)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     if request.config.device in ("auto", "cpu"):
-        predict_heads_memory(request.facts, wanted)
+        predict_heads_memory(request.facts, heads_request)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
     with show_activity("projecting"):
-        run = prepare_heads(request, wanted)
+        run = prepare_heads(request, heads_request)
     _announce(run)
-    _watched(run, len(run.heads), "heads", options, output)
+    _run_with_progress(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, save)
-    _print(record, request.notes, given, output, options)
+    _print(record, request.notes, compute_request, output, options)
 
 
 def _print(
-    record: Record, notes: Sequence[str], given: ComputeRequest, output: HeadsOutput, options: ViewOptions
+    record: Record, notes: Sequence[str], compute_request: ComputeRequest, output: HeadsOutput, options: ViewOptions
 ) -> None:
-    """The result, and on a terminal what to type next."""
+    """Prints the result, and on a terminal the commands to type next."""
     print_result(record, notes, options=options, output=output)
-    is_shown = output.formats.chosen() is None and not options.brief and given.model.device_map != "tp"
+    is_shown = output.formats.chosen() is None and not options.brief and compute_request.model.device_map != "tp"
     if sys.stdout.isatty() and is_shown:
         from mhacli.cli.shared.next_steps import suggest_after_heads
 
-        suggest_after_heads(record, given, options)
+        suggest_after_heads(record, compute_request, options)
 
 
-def _wanted(request: LayerRequest, asked: HeadsOptions, layer: LayerOptions, *, keep_z: bool) -> HeadsRequest:
-    """What the study is asked for. Raises `UsageError` for heads, queries and keys that do not exist."""
+def _layer_heads_request(
+    request: LayerRequest, statistics: HeadsOptions, layer: LayerOptions, *, keep_z: bool
+) -> HeadsRequest:
+    """The request for a layer of mha. Raises `UsageError` for heads, queries and keys that do not exist."""
     facts = request.facts
-    heads = _chosen_heads(asked)
+    heads = _chosen_heads(statistics)
     require_heads(heads, request, layer)
-    kept = _kept(asked, facts.q_len, facts.k_len, keep_z=keep_z)
+    kept = _kept(statistics, facts.q_len, facts.k_len, keep_z=keep_z)
     _require_same_columns(kept, is_shifted=bool(facts.padded) and request.config.padding == "left")
-    return replace(_plain_wanted(asked, layer, heads), kept=kept)
+    return replace(_heads_request(statistics, layer, heads), kept=kept)
 
 
-def _chosen_heads(asked: HeadsOptions) -> tuple[int, ...] | None:
-    heads = index_list(asked.head, "head")
+def _chosen_heads(statistics: HeadsOptions) -> tuple[int, ...] | None:
+    heads = index_list(statistics.head, "head")
     return None if heads is None else tuple(sorted(set(heads)))
 
 
-def _kept(asked: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool, of: str = "") -> Kept:
-    """What is kept cell by cell, `of` which layers. Raises `UsageError` for queries and keys that do not exist."""
-    queries = index_list(asked.query, "query") or ()
-    _require_below(queries, q_len, "--query", of)
-    corner = None
-    if asked.rows is not None or asked.keys is not None:
-        rows, keys = span(asked.rows, q_len, f"rows{of}"), span(asked.keys, k_len, f"keys{of}")
-        corner = Corner(rows.start, len(rows), keys.start, len(keys))
-    return Kept(queries, asked.top if queries else 0, corner, keep_z)
+def _kept(statistics: HeadsOptions, q_len: int, k_len: int, *, keep_z: bool, suffix: str = "") -> Kept:
+    """The queries, keys and matrix block to keep. Raises `UsageError`, with `suffix`, for those that do not exist."""
+    queries = index_list(statistics.query, "query") or ()
+    _require_below(queries, q_len, "--query", suffix)
+    block = None
+    if statistics.rows is not None or statistics.keys is not None:
+        rows, keys = span(statistics.rows, q_len, f"rows{suffix}"), span(statistics.keys, k_len, f"keys{suffix}")
+        block = Corner(rows.start, len(rows), keys.start, len(keys))
+    return Kept(queries, statistics.top if queries else 0, block, keep_z)
 
 
 def _require_same_columns(kept: Kept, *, is_shifted: bool) -> None:
-    """Raises `UsageError` for places in texts that begin in different columns."""
+    """Raises `UsageError` for chosen positions if the texts begin in different columns."""
     if (kept.queries or kept.corner) and is_shifted:
         raise UsageError(
             "--query, --rows and --keys need texts of one length where padding is on the left",
@@ -228,17 +230,19 @@ def _require_same_columns(kept: Kept, *, is_shifted: bool) -> None:
         )
 
 
-def _kept_of_kinds(
-    asked: HeadsOptions, run: CheckpointRun, layers: tuple[LayerChoice, ...] | None, keep_z: bool
+def _kept_in_kinds(
+    statistics: HeadsOptions, run: CheckpointRun, layers: tuple[LayerChoice, ...] | None, keep_z: bool
 ) -> Kept:
-    """What is kept cell by cell of layers that may read different texts: places that all of them have. Raises `UsageError`
-    that names the kind of layer that does not have them."""
+    """The queries, keys and matrix block to keep in layers that may read different texts. Raises `UsageError`, with the kind of
+    layer, for positions that a text does not have."""
     is_pair = run.inputs.context is not None
     kept_by_kind: dict[Kept, str] = {}
     for kind in kinds_of(layers, is_pair=is_pair):
         axes = run.axes(kind)
         try:
-            kept = _kept(asked, axes.q_len, axes.k_len, keep_z=keep_z, of=f" of {kind} layers" if is_pair else "")
+            kept = _kept(
+                statistics, axes.q_len, axes.k_len, keep_z=keep_z, suffix=f" of {kind} layers" if is_pair else ""
+            )
         except UsageError as fault:
             raise UsageError(fault.message, hint=_ONE_KIND if is_pair else fault.hint) from None
         lengths = {len(text.ids) for text in (*axes.queries, *axes.keys)}
@@ -255,55 +259,55 @@ def _kept_of_kinds(
 _ONE_KIND = "--layer encoder.N, decoder.N or cross.N chooses one kind"
 
 
-def _plain_wanted(asked: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
-    """What is asked of heads, whatever they are of."""
-    asked.require_range()
+def _heads_request(statistics: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
+    """The request without the cells to keep."""
+    statistics.require_range()
     return HeadsRequest(
         heads=heads,
-        patterns=tuple(map(parse_pattern, asked.pattern or ())),
-        sink_tokens=asked.sink_tokens,
-        sink_share=asked.sink_share,
+        patterns=tuple(map(parse_pattern, statistics.pattern or ())),
+        sink_tokens=statistics.sink_tokens,
+        sink_share=statistics.sink_share,
         allow_nonfinite=layer.allow_nonfinite,
-        reducer=asked.reducer,
+        reducer=statistics.reducer,
         command=record_command(),
     )
 
 
-def _require_drawable(options: ViewOptions, wanted: HeadsRequest, n_heads: int) -> None:
+def _require_drawable(options: ViewOptions, heads_request: HeadsRequest, n_heads: int) -> None:
     """Raises `UsageError` for a map of a head that is not inspected."""
     _require_below(options.maps, n_heads, "--map")
     for head in options.maps:
-        if wanted.heads is not None and head not in wanted.heads:
+        if heads_request.heads is not None and head not in heads_request.heads:
             raise UsageError(
                 f"--map {head}: head {head} is not among the heads chosen with --head", hint=f"add {head} to --head"
             )
 
 
-def _require_below(indices: Sequence[int], count: int, name: str, of: str = "") -> None:
+def _require_below(indices: Sequence[int], count: int, name: str, suffix: str = "") -> None:
     for index in indices:
         if index >= count:
-            raise UsageError(out_of_range(name, index, count) + of)
+            raise UsageError(out_of_range(name, index, count) + suffix)
 
 
-def _watched(run: Any, count: int, of: str, options: ViewOptions, output: HeadsOutput) -> None:
-    """Does the look. At Ctrl-C what is finished is printed, and nothing is saved."""
+def _run_with_progress(run: Any, count: int, unit: str, options: ViewOptions, output: HeadsOutput) -> None:
+    """Computes the statistics with a progress bar. Ctrl-C prints the finished part; nothing is saved."""
     try:
         watch(run)
     except KeyboardInterrupt:
-        message = f"interrupted: {run.n_finished} of {count} {of} are finished, and nothing was saved"
+        message = f"interrupted: {run.n_finished} of {count} {unit} are finished, and nothing was saved"
         if output.formats.chosen() is None and run.n_finished:
-            more_time(_TELLING_S)
+            more_time(_PRINTING_S)
             record = run.record()
-            print_record(record, _of_finished(options, record), None, output.colour)
+            print_record(record, _finished_options(options, record), None, output.colour)
             flush()
         note(message)
         raise
 
 
-def _of_finished(options: ViewOptions, record: Record) -> ViewOptions:
-    """The view without the layers and heads that are not there yet."""
-    heads, there = {head.head for head in record.heads}, {(layer.kind, layer.layer) for layer in record.layers}
-    layers = [(kind, n) for kind, n in options.layers or () if any(n == m and kind in (None, k) for k, m in there)]
+def _finished_options(options: ViewOptions, record: Record) -> ViewOptions:
+    """The view options without unfinished layers and heads."""
+    heads, finished = {head.head for head in record.heads}, {(layer.kind, layer.layer) for layer in record.layers}
+    layers = [(kind, n) for kind, n in options.layers or () if any(n == m and kind in (None, k) for k, m in finished)]
     return replace(
         options,
         layers=None if options.layers is None else tuple(layers),
@@ -313,9 +317,9 @@ def _of_finished(options: ViewOptions, record: Record) -> ViewOptions:
 
 
 def _announce(run: HeadsRun) -> None:
-    """What a long look will take."""
+    """Prints the predicted time and memory of a long computation."""
     prediction = run.predict()
-    if prediction.seconds > _WORTH_TELLING_S:
+    if prediction.seconds > _ANNOUNCED_S:
         note(
             f"{run.scores.shape[3]:,} tokens, {len(run.heads)} heads: at most about {seconds_text(prediction.seconds)} and "
             f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} in addition to torch's own memory; "
@@ -323,19 +327,21 @@ def _announce(run: HeadsRun) -> None:
         )
 
 
-def _of_checkpoint(given: ComputeRequest, asked: HeadsOptions, output: HeadsOutput, options: ViewOptions) -> None:
-    """The same of every layer of a checkpoint."""
-    heads = _chosen_heads(asked)
-    wanted = _plain_wanted(asked, given.layer, heads)
+def _checkpoint_heads(
+    compute_request: ComputeRequest, statistics: HeadsOptions, output: HeadsOutput, options: ViewOptions
+) -> None:
+    """Computes the statistics of the layers of a checkpoint and prints the overview."""
+    heads = _chosen_heads(statistics)
+    heads_request = _heads_request(statistics, compute_request.layer, heads)
     request = model_request(
-        given.model,
-        given.reading,
-        given.source,
-        given.text,
-        given.layer,
-        given.device,
-        replace(given.save, keep=""),
-        wanted,
+        compute_request.model,
+        compute_request.reading,
+        compute_request.source,
+        compute_request.text,
+        compute_request.layer,
+        compute_request.device,
+        replace(compute_request.save, keep=""),
+        heads_request,
         may_split=True,
     )
     require_configured_heads(heads, request)
@@ -345,14 +351,14 @@ def _of_checkpoint(given: ComputeRequest, asked: HeadsOptions, output: HeadsOutp
     with show_activity("loading the checkpoint"), uncollected():
         run, notes = prepare_checkpoint(request)
     longest = max(len(text.ids) for text in (*run.inputs.sequences, *(run.inputs.context or ())))
-    kept = _kept_of_kinds(asked, run, request.layers, output.keep_z)
+    kept = _kept_in_kinds(statistics, run, request.layers, output.keep_z)
     run.wanted = replace(run.wanted, heads=replace(run.wanted.heads, kept=kept))
-    if longest * run.n_layers > _WORTH_TELLING_TOKENS:
+    if longest * run.n_layers > _ANNOUNCED_TOKENS:
         note(
             f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} in addition to the weights"
         )
-    _watched(run, run.n_layers, "layers", options, output)
+    _run_with_progress(run, run.n_layers, "layers", options, output)
     leave_to_first_rank(request.device_map)
     record = run.record()
-    save_record(record, given.save)
-    _print(record, notes, given, output, options)
+    save_record(record, compute_request.save)
+    _print(record, notes, compute_request, output, options)

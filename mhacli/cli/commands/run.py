@@ -1,4 +1,4 @@
-"""`mha run`: a text, and what every attention head does with it."""
+"""`mha run`: the attention pattern of every head for a text."""
 
 from __future__ import annotations
 
@@ -64,74 +64,88 @@ def run(
     reading: ModelTextOptions,
     drawing: DrawingOptions,
     sections: SectionOptions,
-    of_layers: LayerDrawing,
+    layer_drawing: LayerDrawing,
     output: RecordOutput,
 ) -> None:
-    """Options in, the study `inspect` or that of a checkpoint, the view of a run out."""
+    """Inspects a layer of mha or a checkpoint and prints the patterns."""
     save = output.save
     options = with_output(
         view_options(drawing, HeadsViewOptions(), sections), output, others=save.files, keep=save.keep
     )
     if model.model is None:
-        require_without_model(words=of_layers.words, from_=of_layers.queries)
+        require_without_model(words=layer_drawing.words, from_=layer_drawing.queries)
     else:
         require_own_steps(sections)
-        rows = row_choice(of_layers.queries)
+        rows = row_choice(layer_drawing.queries)
         require_generated(rows, is_generated=reading.generate is not None)
-        options = replace(options, layers=layer_list(model.layer), rows=rows, words=of_layers.words)
-    given = ComputeRequest(source, text, layer, device, model, reading, save)
+        options = replace(options, layers=layer_list(model.layer), rows=rows, words=layer_drawing.words)
+    compute_request = ComputeRequest(source, text, layer, device, model, reading, save)
     values = ("v",) if output.pictures.html is not None else ()
-    record, notes = computed(given, options, may_split=True, also=values)
+    record, notes = computed(compute_request, options, may_split=True, also=values)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty() and model.device_map != "tp":  # no command that could be typed has its processes
+    if sys.stdout.isatty() and model.device_map != "tp":  # no suggestion could start torchrun
         from mhacli.cli.shared.next_steps import suggest_next
 
-        suggest_next(record, given, options, output)
+        suggest_next(record, compute_request, options, output)
 
 
 # --------------------------------------------------------------------------------------------------------- computation
 
 
 def computed(
-    given: ComputeRequest, options: ViewOptions, *, may_split: bool = False, also: tuple[str, ...] = ()
+    compute_request: ComputeRequest, options: ViewOptions, *, may_split: bool = False, also: tuple[str, ...] = ()
 ) -> tuple[Record, tuple[str, ...]]:
-    """The record of the request, saved where that was asked for, and what is to be told of it. `options` are checked against
-    the texts. Raises `MhaError`, before torch is loaded, for what cannot work, and ends the command in processes that leave the
-    record to the first of them, which they may where `may_split`."""
-    if given.model.model is None:
-        return _of_own_layer(given, options, also)
-    record, notes = _of_checkpoint(given, options, may_split=may_split)
-    save_record(record, given.save)
+    """The record of the request, saved if requested, and the notes to print. `options` are checked against the texts; `also`
+    names further arrays to keep.
+
+    Raises `MhaError`, before torch is loaded, for options that cannot work. With `may_split`, heads may be split over ranks; all
+    but the first then end here.
+    """
+    if compute_request.model.model is None:
+        return _layer_record(compute_request, options, also)
+    record, notes = _checkpoint_record(compute_request, options, may_split=may_split)
+    save_record(record, compute_request.save)
     return record, notes
 
 
-def _of_own_layer(given: ComputeRequest, options: ViewOptions, also: tuple[str, ...]) -> tuple[Record, tuple[str, ...]]:
-    require_without_model(**vars(given.model), **vars(given.reading))
+def _layer_record(
+    compute_request: ComputeRequest, options: ViewOptions, also: tuple[str, ...]
+) -> tuple[Record, tuple[str, ...]]:
+    require_without_model(**vars(compute_request.model), **vars(compute_request.reading))
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
 
-    request = make_request(given.source, given.text, given.layer, given.device, given.save, also=also)
+    request = make_request(
+        compute_request.source,
+        compute_request.text,
+        compute_request.layer,
+        compute_request.device,
+        compute_request.save,
+        also=also,
+    )
     require_cpu_memory(request)
-    require_heads(options.heads, request, given.layer)
+    require_heads(options.heads, request, compute_request.layer)
     require_choices(request.config.n_heads, len(request.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer import run as study
     with show_activity("computing"):
         record = study.inspect_layer(request)
-        save_files(record, request, given.save)
+        save_files(record, request, compute_request.save)
     return record, request.notes
 
 
-def _of_checkpoint(given: ComputeRequest, options: ViewOptions, *, may_split: bool) -> tuple[Record, tuple[str, ...]]:
-    wanted = HeadsRequest(allow_nonfinite=given.layer.allow_nonfinite)
+def _checkpoint_record(
+    compute_request: ComputeRequest, options: ViewOptions, *, may_split: bool
+) -> tuple[Record, tuple[str, ...]]:
+    heads_request = HeadsRequest(allow_nonfinite=compute_request.layer.allow_nonfinite)
     request = model_request(
-        given.model,
-        given.reading,
-        given.source,
-        given.text,
-        given.layer,
-        given.device,
-        given.save,
-        wanted,
+        compute_request.model,
+        compute_request.reading,
+        compute_request.source,
+        compute_request.text,
+        compute_request.layer,
+        compute_request.device,
+        compute_request.save,
+        heads_request,
         may_split=may_split,
     )
     require_configured_heads(options.heads, request)

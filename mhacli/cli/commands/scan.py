@@ -1,4 +1,4 @@
-"""`mha scan`: the statistics of every head over a corpus, into a folder that an interrupted scan resumes from."""
+"""`mha scan`: the statistics of every head over a corpus, in a folder from which an interrupted scan resumes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CORPUS, _MODEL = "Corpus", "Checkpoint"
 
 @option_group
 class CorpusOptions:
-    """Which documents are read, and how files are divided into them."""
+    """The files of the corpus, and how they are divided into documents."""
 
     sources: Annotated[
         list[str] | None,
@@ -105,7 +105,7 @@ class CorpusOptions:
     strict: Annotated[bool, option(_CORPUS, "Stop at a bad document instead of leaving it out.", "--strict")] = False
 
     def form(self) -> CorpusFormat:
-        """How the files are read. Raises `UsageError` for options that exclude each other."""
+        """The format of the files. Raises `UsageError` for options that exclude each other."""
         from mhacli.text.corpus import CorpusFormat
 
         return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
@@ -113,7 +113,7 @@ class CorpusOptions:
 
 @option_group
 class ScanModelOptions(ModelOptions):
-    """The checkpoint, and what is asked of its heads."""
+    """The checkpoint, and the heads, spans and effects to report."""
 
     tokenizer: Annotated[
         str | None,
@@ -147,7 +147,7 @@ class ScanModelOptions(ModelOptions):
 
 @option_group
 class ScanDeviceOptions:
-    """Where it is computed."""
+    """Device, dtype and threads of the computation."""
 
     device: Annotated[str | None, device_option(DEVICE, " (default: auto)")] = None
     dtype: Annotated[Dtype | None, option(DEVICE, f"{NUMBER_FORMAT} (default: that of the checkpoint)")] = None
@@ -164,12 +164,12 @@ class ScanDeviceOptions:
 
 @format_options(json=JSON)
 class ScanFormats(Formats):
-    """Formats of what a scan prints."""
+    """Formats of the report of a scan."""
 
 
 @option_group
 class ScanOutput:
-    """Where the result goes."""
+    """The folder of the result, and the format and colour of the report."""
 
     out: Annotated[
         str | None,
@@ -200,7 +200,7 @@ def scan(
     workers: EngineOptions,
     output: ScanOutput,
 ) -> None:
-    """A corpus in, the folder and the overview of its heads out."""
+    """Scans a corpus into a folder and prints the overview of the heads."""
     output.formats.chosen()
     form, request = corpus.form(), _request(model, statistics, device, corpus.max_tokens)
     out = _required(output.out, "--out", "a folder for the result, such as --out heads.mha")
@@ -216,33 +216,34 @@ def scan(
         on_own_gpu(request), sources, form, out, engine, command=_command(request, corpus), share=share,
         strict=corpus.strict, mixed=output.mixed,
     )  # fmt: skip
-    record = _watched(study, as_json=output.formats.chosen() == "json")
+    record = _run_with_progress(study, as_json=output.formats.chosen() == "json")
     if record is None:
         note(f"the other ranks have not finished their units of {out}; the last one writes the summary")
         return
     print_record(record, ViewOptions(view="none", everything=output.all), output.formats.chosen(), output.colour)
     flush()
-    _tell(record, out)
+    _note_result(record, out)
     require_self_check(record)
 
 
-def _watched(study: ScanStudy, *, as_json: bool) -> Record | None:
-    """Runs the study. The first Ctrl-C lets it finish what is in flight; then `KeyboardInterrupt` is raised."""
+def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
+    """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
+    `KeyboardInterrupt` is raised."""
     with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
         study.tell, study.note, study.is_stopped = report.tell, report.note, is_stopped
         record = study.run()
     if record is None and is_stopped():
-        done = study.progress
-        of = "" if done.of_documents is None else f" of {done.of_documents:,}"
-        note(f"interrupted: {done.n_documents:,}{of} documents are done; the same command resumes the scan")
+        progress = study.progress
+        total = "" if progress.of_documents is None else f" of {progress.of_documents:,}"
+        note(f"interrupted: {progress.n_documents:,}{total} documents are done; the same command resumes the scan")
         raise KeyboardInterrupt
     return record
 
 
-def _tell(record: Record, out: str) -> None:
-    """What was left out, and where the result is."""
+def _note_result(record: Record, out: str) -> None:
+    """Prints the number of bad documents and the folder of the result."""
     corpus = record.corpus
-    assert corpus is not None, "it is of a corpus"
+    assert corpus is not None, "a scan has a corpus"
     if corpus.n_bad:
         first, bad = corpus.bad[0], count_of(corpus.n_bad, "bad document", grouped=True)
         note(f"{bad} left out, the first is {first.named}: {first.reason}")
@@ -252,7 +253,7 @@ def _tell(record: Record, out: str) -> None:
 def _request(
     model: ScanModelOptions, statistics: StatisticsOptions, device: ScanDeviceOptions, max_tokens: int | None
 ) -> ScanRequest:
-    """What is asked of every document. Raises `UsageError` for what no document can answer."""
+    """The request for every document. Raises `UsageError` for options that fit no document."""
     from mhacli.requests.scan import ScanRequest
     from mhacli.text.spans import require_expressions
 
@@ -286,17 +287,17 @@ def _request(
     )
 
 
-def _required(value: str | None, name: str, what: str) -> str:
+def _required(value: str | None, name: str, example: str) -> str:
     if not value:
-        raise UsageError(f"mha scan needs {name}: {what}", hint="mha scan --help shows examples")
+        raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
     return value
 
 
 def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
-    """The command line as the record tells it: what decides its numbers, however it was shared out."""
+    """The command line for the record: the options that decide the numbers, without those of workers and output."""
     layers = request.layers and ",".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in request.layers)
     heads = request.heads and ",".join(map(str, request.heads))
-    given: dict[str, Sequence[object]] = {
+    arguments: dict[str, Sequence[object]] = {
         "--revision": [request.revision], "--tokenizer": [request.tokenizer], "--dtype": [request.dtype],
         "--field": [corpus.field], "--column": [corpus.column], "--max-docs": [corpus.max_docs],
         "--max-tokens": [request.max_tokens], "--layer": [layers], "--head": [heads],
@@ -306,8 +307,14 @@ def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
         "--max-bytes": (corpus.max_bytes, DEFAULT_MAX_BYTES), "--threads": (request.threads, 1),
         "--first-tokens": (request.sink_tokens, SINK_TOKENS), "--sink-weight": (request.sink_share, SINK_SHARE),
     }  # fmt: skip
-    given |= {name: [value] for name, (value, usual) in numbers.items() if value != usual}
-    words = [str(word) for name, values in given.items() for one in values if one is not None for word in (name, one)]
+    arguments |= {name: [value] for name, (value, usual) in numbers.items() if value != usual}
+    words = [
+        str(word)
+        for name, values in arguments.items()
+        for value in values
+        if value is not None
+        for word in (name, value)
+    ]
     flags = {"--lines": corpus.lines, "--effect": request.effect, "--allow-nonfinite": request.allow_nonfinite}
     words += [name for name, is_given in flags.items() if is_given]
     return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *words)

@@ -1,4 +1,4 @@
-"""`mha show`: a saved record, drawn with every view of `run`, without torch."""
+"""`mha show`: draws a saved record in any view of `run`, without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer
 from mhacli.cli.shared.output import (
     ShownOutput,
     note_written,
+    print_notes,
     print_record,
     require_own_steps,
-    tell_notes,
     view_options,
     with_output,
     write_pictures,
@@ -54,7 +54,7 @@ def show(
     of_layers: LayerDrawing,
     output: ShownOutput,
 ) -> None:
-    """A record's file in, any view of it out."""
+    """Reads a record and prints it in the chosen view."""
     options = replace(
         view_options(drawing, ranking, sections),
         layers=layer_list(choice.layer),
@@ -83,13 +83,13 @@ def show(
     _require_rows(record, options)
     write_pictures(record, options, output)
     print_record(record, options, output.formats.chosen(), output.colour)
-    tell_notes(record, ())
+    print_notes(record, ())
     note_written(output)
     require_agreement(record)
 
 
 def _require_rows(record: Record, options: ViewOptions) -> None:
-    """Raises `UsageError` for rows that no text has that is drawn."""
+    """Raises `UsageError` for rows that no text in the view has."""
     if options.rows is None or record.model is None:
         return
     from mhacli.render.base.selection import chosen_layers

@@ -1,4 +1,4 @@
-"""`mha trace`: the shape walkthrough, site by site."""
+"""`mha trace`: every step of attention with its shape, site by site."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from mhacli.cli.shared.checkpoint import (
 from mhacli.cli.shared.output import (
     StepsOutput,
     note_written,
+    print_notes,
     print_record,
     print_report,
     require_self_check,
     save_record,
-    tell_notes,
     with_output,
     write_pictures,
 )
@@ -67,7 +67,7 @@ _JOB = "mhacli.compute.user_trace.trace:trace_request"
 
 @option_group
 class WalkOptions:
-    """What to walk, and how."""
+    """The implementation or cell to trace, and its view."""
 
     route: Annotated[
         Literal["separate", "fused", "per-head"],
@@ -94,7 +94,7 @@ class WalkOptions:
 
 @option_group
 class UserModuleOptions:
-    """How somebody's own attention is built and called, where TEXT names one."""
+    """How to build and call a user's attention, if TEXT names one."""
 
     arg: Annotated[
         list[str] | None,
@@ -117,11 +117,11 @@ class UserModuleOptions:
 
 
 _OPTIONS = ViewOptions(figure="walk")
-"""What pictures of a walk show, unless another figure is asked for."""
+"""The default figure of a trace."""
 
 
 class _Presentation(NamedTuple):
-    """How a record is presented, and where it goes."""
+    """The view and output of a record."""
 
     walking: WalkOptions
     options: ViewOptions
@@ -141,24 +141,24 @@ def trace(
     layer: LayerOptions,
     device: DeviceOptions,
     model: ModelOptions,
-    own: UserModuleOptions,
+    user_code: UserModuleOptions,
     walking: WalkOptions,
     output: StepsOutput,
 ) -> None:
-    """Options in, the study `walk`, that of a checkpoint's layer or of somebody's attention, the walkthrough out."""
+    """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
     cell = triple(walking.cell, "cell")
     save, has_format = output.save, output.formats.chosen() is not None
     if walking.step and (has_format or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
     presentation = _Presentation(walking, with_output(_OPTIONS, output, others=save.files), output)
     if model.model is not None:
-        _require_of_checkpoint(walking, own)
-        wanted = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
-        of_model = model_request(model, ModelTextOptions(), source, text, layer, device, save, wanted)
-        _walk_checkpoint(of_model, cell, presentation)
+        _require_checkpoint_options(walking, user_code)
+        heads_request = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
+        checkpoint_request = model_request(model, ModelTextOptions(), source, text, layer, device, save, heads_request)
+        _trace_checkpoint(checkpoint_request, cell, presentation)
         return
     require_without_model(**vars(model))
-    target = target_in(source, own)
+    target = target_in(source, user_code)
     if target is not None:
         if walking.cell is not None:
             raise UsageError(
@@ -171,18 +171,18 @@ def trace(
         )  # fmt: skip
         if save.save is not None:
             check_target(save.save, force=save.force)
-        record = walk_target(target, own, layer=layer, device=device, values=walking.values)
+        record = walk_target(target, user_code, layer=layer, device=device, values=walking.values)
         save_record(record, save)
         _present(record, presentation, ())
         if sys.stdout.isatty() and not has_format:
             from mhacli.cli.shared.next_steps import suggest_after_code
 
-            suggest_after_code(target, own.arg or [])
+            suggest_after_code(target, user_code.arg or [])
         return
-    _walk_ours(cell, presentation, source=source, text=text, layer=layer, device=device)
+    _trace_layer(cell, presentation, source=source, text=text, layer=layer, device=device)
 
 
-def _walk_ours(
+def _trace_layer(
     cell: tuple[int, int, int] | None,
     presentation: _Presentation,
     *,
@@ -191,7 +191,7 @@ def _walk_ours(
     layer: LayerOptions,
     device: DeviceOptions,
 ) -> None:
-    """Texts, and a layer of our own: its walkthrough, or its mask alone."""
+    """Traces a layer of mha and prints the steps, or only its mask."""
     walking, save = presentation.walking, presentation.output.save
     if walking.mask:
         _require_no_layer(presentation, layer)
@@ -199,9 +199,9 @@ def _walk_ours(
     from mhacli.requests.layer import CellIndex, require_inside
 
     request = make_request(source, text, layer, device, save)
-    place = None if cell is None else CellIndex(walking.sequence, *cell)
-    if place is not None:
-        require_inside(place, request)
+    cell_index = None if cell is None else CellIndex(walking.sequence, *cell)
+    if cell_index is not None:
+        require_inside(cell_index, request)
     if walking.mask:
         _draw_mask(request, presentation.output)
         return
@@ -209,21 +209,21 @@ def _walk_ours(
     with loading_torch():
         from mhacli.compute.layer import trace as walk
     with show_activity("computing"):
-        record = walk.walk(request, route=walking.route, values=walking.values, place=place)
+        record = walk.walk(request, route=walking.route, values=walking.values, place=cell_index)
         save_files(record, request, save)
     _present(record, presentation, request.notes)
-    is_alone = presentation.output.formats.chosen() is None and place is None
+    is_alone = presentation.output.formats.chosen() is None and cell_index is None
     if sys.stdout.isatty() and is_alone and "-" not in [*(source.typed or ()), *(source.file or ())]:
         from mhacli.cli.shared.next_steps import suggest_after_trace
 
         suggest_after_trace(record, (source, text, layer, device))
 
 
-def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None:
-    """Raises `UsageError` for what is only there for a layer of our own: other ways to write it, and its mask alone."""
+def _require_checkpoint_options(walking: WalkOptions, user_code: UserModuleOptions) -> None:
+    """Raises `UsageError` for options that a checkpoint does not support: other implementations, and only the mask."""
     if walking.route != "separate":
         raise UsageError("--route does not work with --model, which has its own", hint="leave out --route")
-    if own != UserModuleOptions():
+    if user_code != UserModuleOptions():
         raise UsageError("--arg, --call-arg and --time-limit are for code of your own and do not work with --model")
     if walking.mask:
         raise UsageError(
@@ -231,8 +231,8 @@ def _require_of_checkpoint(walking: WalkOptions, own: UserModuleOptions) -> None
         )
 
 
-def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, presentation: _Presentation) -> None:
-    """The same of a layer of a checkpoint, the first where none is chosen."""
+def _trace_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, presentation: _Presentation) -> None:
+    """Traces a layer of a checkpoint, the first by default, and prints the steps."""
     from mhacli.requests.layer import CellIndex
 
     require_one_layer(request, "mha trace")
@@ -241,39 +241,39 @@ def _walk_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, p
         from mhacli.compute.checkpoint.trace import walk_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
         prepared, notes = prepare_checkpoint(request)
-    place = None if cell is None else CellIndex(presentation.walking.sequence, *cell)
+    cell_index = None if cell is None else CellIndex(presentation.walking.sequence, *cell)
     with show_activity("computing"):
-        record = walk_checkpoint(prepared, values=presentation.walking.values, place=place)
+        record = walk_checkpoint(prepared, values=presentation.walking.values, place=cell_index)
     save_record(record, presentation.output.save)
     _present(record, presentation, notes)
 
 
 def _present(record: Record, presentation: _Presentation, notes: Sequence[str]) -> None:
-    """The record in the pictures that were asked for, and on stdout, as JSON or as a walkthrough; and whether it holds together.
-    What is odd about somebody's own attention is no fault of the walk."""
+    """Draws the requested pictures, prints the record as JSON or as steps, and checks it. Errors in a user's attention are not
+    errors of the trace, so its record is not checked."""
     output, name = presentation.output, presentation.output.formats.chosen()
     write_pictures(record, presentation.options, output)
     if name is not None:
         print_record(record, presentation.options, name, output.colour)
     else:
-        _walk_through(record, output.colour, presentation.walking)
+        _print_steps(record, output.colour, presentation.walking)
     if record.module is None:
         require_self_check(record)
-    tell_notes(record, notes)
+    print_notes(record, notes)
     note_written(output)
 
 
 def _require_no_layer(presentation: _Presentation, layer: LayerOptions) -> None:
-    """Raises `UsageError` for options of a walk, which drawing the mask alone does not take."""
+    """Raises `UsageError` for options that `--mask` does not use."""
     from mhacli.cli.shared.request import require_alone
 
     walking, save, pictures = presentation.walking, presentation.output.save, presentation.output.pictures
-    given = {
+    excluded = {
         "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
         "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
         "--html": pictures.html, "--svg": pictures.svg, "--png": pictures.png,
     }  # fmt: skip
-    require_alone("--mask", given, "only the mask is drawn, without a layer")
+    require_alone("--mask", excluded, "only the mask is drawn, without a layer")
 
 
 def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
@@ -293,8 +293,8 @@ def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
         note(text)
 
 
-def _walk_through(record: Record, colour: ColourOptions, walking: WalkOptions) -> None:
-    """A cell alone, or a line for each step; a block for each in the verbose view, with values, and to stop at each."""
+def _print_steps(record: Record, colour: ColourOptions, walking: WalkOptions) -> None:
+    """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block for each step."""
     from mhacli.render.run.steps import step_lines
     from mhacli.render.run.trace import cell_view, closing, step_blocks
 
@@ -316,16 +316,16 @@ def _walk_through(record: Record, colour: ColourOptions, walking: WalkOptions) -
 # ----------------------------------------------------------------------------------------- attention of the user's own
 
 
-def target_in(source: SourceOptions, own: UserModuleOptions) -> str | None:
-    """The target that the first word names, None where the words are texts. Raises `UsageError` for options that need a target,
-    for a word beside one, and for a Python file alone, whose classes it lists."""
+def target_in(source: SourceOptions, user_code: UserModuleOptions) -> str | None:
+    """The target that the first word names, None if the words are texts. Raises `UsageError` for options that need a target, for
+    a text after a target, and for a Python file without `:NAME`, listing its classes."""
     words = [] if are_literal() else source.typed or []
     if len(words) == 1 and words[0].endswith(".py") and isfile(words[0]):
         from mhacli.adapters.usercode.target import split_target
 
         split_target(words[0])
-    given = {"--arg": own.arg, "--call-arg": own.call_arg, "--time-limit": own.time_limit}
-    option_given = next((option for option, value in given.items() if value is not None), None)
+    target_options = {"--arg": user_code.arg, "--call-arg": user_code.call_arg, "--time-limit": user_code.time_limit}
+    option_given = next((option for option, value in target_options.items() if value is not None), None)
     if words and (names_target(words[0]) or (option_given is not None and _NAME.fullmatch(words[0]))):
         if len(words) > 1:
             hint = f"if {shlex.quote(words[0])} is a text, put -- before the texts"
@@ -342,33 +342,32 @@ def target_in(source: SourceOptions, own: UserModuleOptions) -> str | None:
 
 
 def names_target(word: str) -> bool:
-    """Whether a word is meant as `FILE.py:NAME` or `package.module:NAME`, and not as a text.
+    """Whether a word is `FILE.py:NAME` or `package.module:NAME` and not a text.
 
-    It has no blanks, unless it begins with the name of a file that is there; behind the colon stands a name; a module without a
-    dot has to be found.
+    After the colon comes an identifier. The word has no blanks, unless the file exists; a module without a dot must exist.
 
     >>> [names_target(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
     [True, True, False, False, False]
     """
-    place, _, name = word.rpartition(":")
+    module, _, name = word.rpartition(":")
     if not all(part.isidentifier() for part in name.split(".")):
         return False
-    if place.endswith(".py"):
-        return not any(character.isspace() for character in word) or isfile(place)
-    parts = place.split(".")
-    return all(part.isidentifier() for part in parts) and (len(parts) > 1 or _is_found(place))
+    if module.endswith(".py"):
+        return not any(character.isspace() for character in word) or isfile(module)
+    parts = module.split(".")
+    return all(part.isidentifier() for part in parts) and (len(parts) > 1 or _is_found(module))
 
 
 def _is_found(module: str) -> bool:
-    """Whether there is a module of that name, here or installed. Nothing is imported."""
+    """Whether a module of that name exists in this folder or is installed. Nothing is imported."""
     return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
 
 
 def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
-    """Raises `UsageError` for options of texts and of our own layer. Each group comes with its fields that a target takes."""
-    for group, taken in groups:
+    """Raises `UsageError` for options that do not apply to a target. Each group comes with its fields that do."""
+    for group, applicable in groups:
         for field in fields(group):  # type: ignore[arg-type]
-            if field.name not in taken and getattr(group, field.name) != field.default:
+            if field.name not in applicable and getattr(group, field.name) != field.default:
                 raise UsageError(
                     f"--{field.name.replace('_', '-')} does not work with your own code, which sets this itself",
                     hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
@@ -376,9 +375,9 @@ def require_of_target(*groups: tuple[object, tuple[str, ...]]) -> None:
 
 
 def walk_target(
-    target: str, own: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool
+    target: str, user_code: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions, values: bool
 ) -> Record:
-    """The record of the walk, made in a process of its own. Raises `MhaError` for what cannot be imported, built or called."""
+    """The record of the trace, made in a child process. Raises `MhaError` for a target that cannot be imported or called."""
     from mhacli.adapters.usercode.process import run_in_child
     from mhacli.adapters.usercode.target import require_readable
     from mhacli.cli.shared.request import record_command
@@ -387,9 +386,9 @@ def walk_target(
     from mhacli.results.record.record import Record
 
     require_readable(target)
-    of = _request(target, own, layer=layer, device=device)
-    job: dict[str, Any] = {"of": asdict(of), "values": values, "command": list(record_command())}
-    limit_s = DEFAULT_TIME_LIMIT_S if own.time_limit is None else own.time_limit
+    target_request = _request(target, user_code, layer=layer, device=device)
+    job: dict[str, Any] = {"of": asdict(target_request), "values": values, "command": list(record_command())}
+    limit_s = DEFAULT_TIME_LIMIT_S if user_code.time_limit is None else user_code.time_limit
     with show_activity(f"walking {target}"):
         outcome = run_in_child(_JOB, job, time_limit_s=limit_s)
     record = decode(Record, load_json(outcome.result, target), target)
@@ -397,13 +396,13 @@ def walk_target(
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))
 
 
-def _request(target: str, own: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions) -> TargetRequest:
+def _request(target: str, user_code: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions) -> TargetRequest:
     from mhacli.requests.user_code import TargetRequest
 
     return TargetRequest(
         target=target,
-        arguments=pairs(own.arg, "arg"),
-        call_arguments=pairs(own.call_arg, "call-arg"),
+        arguments=pairs(user_code.arg, "arg"),
+        call_arguments=pairs(user_code.call_arg, "call-arg"),
         causal=bool(layer.causal),
         device=_device(device.device),
         seed=layer.seed or 0,

@@ -41,7 +41,7 @@ _ENDING = ".safetensors"
 
 @option_group
 class StartOptions:
-    """What the viewer shows first."""
+    """The head, sequence and colours that the viewer shows first."""
 
     head: Annotated[
         int | None,
@@ -71,7 +71,7 @@ def view(
     save: SaveOptions,
     colour: ColourOptions,
 ) -> None:
-    """A record's file, or what `run` takes, in; the viewer on the terminal until the reader leaves it."""
+    """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     _require_terminal()
     _require_textual()
     layers = layer_list(model.layer)
@@ -85,14 +85,14 @@ def view(
         require_agreement(record)
         return
     from mhacli.cli.commands.run import computed
-    from mhacli.cli.shared.output import note_saved, require_self_check, tell_notes
+    from mhacli.cli.shared.output import note_saved, print_notes, require_self_check
 
     heads = None if start.head is None else (start.head,)
     options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
     record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
     _show(record, start, layers, colour)
     require_self_check(record)
-    tell_notes(record, notes)
+    print_notes(record, notes)
     note_saved(save.save, save.save_weights)
 
 
@@ -127,7 +127,7 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
 
 
 def _has_shades() -> bool:
-    """Whether the terminal has enough colours for shades: 256 or more. Sixteen are no more steps than signs have."""
+    """Whether the terminal has at least 256 colours; with 16, shades would show no more steps than signs do."""
     term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").strip().lower()
     return (
         depth in ("truecolor", "24bit") or "256color" in term or term in ("xterm-kitty", "alacritty", "foot", "wezterm")
@@ -135,7 +135,7 @@ def _has_shades() -> bool:
 
 
 def _require_terminal() -> None:
-    """Raises `MhaError` where there is no terminal to draw on and read keys from. Textual draws on stderr."""
+    """Raises `MhaError` if there is no terminal to draw on and read keys from. Textual draws on stderr."""
     streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
     elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
     if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
@@ -157,7 +157,7 @@ def _require_textual() -> None:
 
 
 def _record_path(source: SourceOptions) -> str | None:
-    """The file that is a record, None where the words are texts. After `--`, all words are texts."""
+    """The path of a record, None if the words are texts. After `--`, all words are texts."""
     words = [] if are_literal() else list(source.typed or ())
     records = [word for word in words if _is_record(word)]
     if records and (len(words) > 1 or source.text or source.file):
@@ -168,19 +168,19 @@ def _record_path(source: SourceOptions) -> str | None:
 
 
 def _is_record(word: str) -> bool:
-    """Whether a word names a file that is a record, by its name or its header."""
+    """Whether a word is the path of a record, judged by its name or header."""
     return "\0" not in word and (word.endswith(_ENDING) or holds_record(word))
 
 
 def _require_record_alone(*groups: Any) -> None:
-    """Raises `UsageError` for an option of a computation: a record brings what it says."""
+    """Raises `UsageError` for an option of a computation, which a saved record does not need."""
     for group in groups:
         for f in fields(group):
             is_free = (type(group), f.name) in ((SourceOptions, "typed"), (ModelOptions, "layer"))
             if not is_free and _is_given(getattr(group, f.name), f.default):
-                shown = f"--{f.name.replace('_', '-')}"
+                name = f"--{f.name.replace('_', '-')}"
                 raise UsageError(
-                    f"{shown} does not work with a record, which is already computed", hint=f"leave out {shown}"
+                    f"{name} does not work with a record, which is already computed", hint=f"leave out {name}"
                 )
 
 

@@ -1,4 +1,4 @@
-"""`mha vocab`: the vocabulary of a text of any size, streamed."""
+"""`mha vocab`: counts the tokens of a text of any size, read as a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VocabularyFormats(Formats):
 
 @option_group
 class VocabularyOptions:
-    """What to print and save of the vocabulary."""
+    """The part of the vocabulary to print, and the file to save it in."""
 
     top: Annotated[
         int | None,
@@ -58,8 +58,8 @@ class VocabularyOptions:
     "mha vocab --file poem.txt --save vocabulary.json",
 )
 @command
-def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOptions) -> None:
-    """Options in, counts over the streamed text, a table or JSON out."""
+def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptions) -> None:
+    """Counts the tokens of the texts and prints the vocabulary."""
     from collections import Counter
 
     from mhacli.cli.shared.request import make_decoding, source_paths
@@ -70,8 +70,8 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
     choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
     config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
-    if wanted.save is not None:
-        check_target(wanted.save, force=wanted.force)
+    if options.save is not None:
+        check_target(options.save, force=options.force)
     paths = source_paths(source)
     tokenizer = make_tokenizer(config, source.max_token_len)
     with show_activity("counting"):
@@ -80,21 +80,21 @@ def vocab(source: SourceOptions, wanted: VocabularyOptions, colour: ColourOption
             counts.update(_counted(tokenizer, path, pieces))
     n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
     rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
-    if wanted.save is not None:
-        write_whole(wanted.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=wanted.force)
-    if wanted.top is not None:
-        rows = sorted(rows, key=lambda row: (-row.count, row.id))[: wanted.top]
+    if options.save is not None:
+        write_whole(options.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=options.force)
+    if options.top is not None:
+        rows = sorted(rows, key=lambda row: (-row.count, row.id))[: options.top]
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.weights import vocabulary_table
 
-        everything = wanted.all or wanted.top is not None
+        everything = options.all or options.top is not None
         return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
 
     formats = {"json": lambda: [vocabularies.to_json(rows, config.tokenizer)]}
-    print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
-    if wanted.formats.chosen() is None:
-        note_saved(wanted.save)
+    print_report(options.formats.chosen(), colour, formats=formats, view=view)
+    if options.formats.chosen() is None:
+        note_saved(options.save)
 
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
@@ -109,19 +109,19 @@ def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Itera
 
 
 def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
-    """How often each token occurs. Raises `MhaError` for a text without any, with the reason."""
+    """The number of occurrences of each token. Raises `MhaError`, with the reason, for a text without tokens."""
     from mhacli.io.files import describe
     from mhacli.text.encode import empty, no_tokens
 
     is_empty = is_blank = True
 
-    def noticed() -> Iterator[str]:
+    def observed_pieces() -> Iterator[str]:
         nonlocal is_empty, is_blank
         for piece in pieces:
             is_empty, is_blank = False, is_blank and piece.isspace()
             yield piece
 
-    counts = tokenizer.count(noticed())
+    counts = tokenizer.count(observed_pieces())
     if not counts and is_empty and path is not None:
         raise empty(path)
     if not counts:

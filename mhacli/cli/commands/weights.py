@@ -1,4 +1,4 @@
-"""`mha weights`: what a checkpoint or a weights file holds, and one attention out of it or back into its family's names."""
+"""`mha weights`: lists the contents of a checkpoint or weights file, and converts one attention layer."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _EXAMPLES = "mha weights info MiniLM", "mha weights convert MiniLM --layer 5 -o 
 
 
 class _Weights(HelpGroup):
-    """The group of both commands: a path in the place of one is taken for that of `info`."""
+    """The group of both commands; a path in place of a command means `info`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Puts `info` before a path."""
+        """Resolves the command after putting `info` before a path."""
         if args[0] not in self.commands and lexists(args[0]):
             note(f"showing mha weights info {quote(args[0])}")
             args = ["info", *args]
@@ -69,17 +69,17 @@ def _layout_option(text: str, *names: str) -> Any:
 
 @format_options(json=JSON)
 class InfoFormats(Formats):
-    """Formats of what a checkpoint holds."""
+    """Formats of the contents of a checkpoint."""
 
 
 @format_options(json=JSON)
 class ConvertFormats(Formats):
-    """Formats of what was converted."""
+    """Formats of the report of a conversion."""
 
 
 @option_group
 class InfoOptions:
-    """What to look at, and how much of it to print."""
+    """The checkpoint, and whether to list its tensors."""
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layout: Annotated[str | None, _layout_option(_LAYOUT, "--layout")] = None
@@ -89,7 +89,7 @@ class InfoOptions:
 
 @option_group
 class ConvertOptions:
-    """Which attention to take out of what, and into which file."""
+    """The attention layer to convert, its sizes, and the file to write."""
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layer: Annotated[
@@ -144,22 +144,22 @@ _CONVERT_HELP = (
 @weights.command("info", cls=HelpCommand, help=_INFO_HELP)
 @examples(*_EXAMPLES[:1], "mha weights info MiniLM --tensors")
 @command
-def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
-    """A path in, what its headers say out. Needs no torch."""
+def contents(options: InfoOptions, colour: ColourOptions) -> None:
+    """Prints the contents of a checkpoint by its headers, without torch."""
     from mhacli.checkpoints.contents import contents_of, to_json
 
-    checkpoint_contents = contents_of(_checkpoint(wanted.path), layout=wanted.layout)
+    checkpoint_contents = contents_of(_checkpoint(options.path), layout=options.layout)
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.weights import contents_view
 
-        return contents_view(checkpoint_contents, on, with_tensors=wanted.tensors)
+        return contents_view(checkpoint_contents, on, with_tensors=options.tensors)
 
-    formats = {"json": lambda: [to_json(checkpoint_contents, with_tensors=wanted.tensors)]}
-    print_report(wanted.formats.chosen(), colour, formats=formats, view=view)
+    formats = {"json": lambda: [to_json(checkpoint_contents, with_tensors=options.tensors)]}
+    print_report(options.formats.chosen(), colour, formats=formats, view=view)
     for text in checkpoint_contents.notes:
         note(text)
-    if sys.stdout.isatty() and wanted.formats.chosen() is None:
+    if sys.stdout.isatty() and options.formats.chosen() is None:
         from mhacli.cli.shared.next_steps import suggest_after_contents
 
         suggest_after_contents(checkpoint_contents)
@@ -168,28 +168,28 @@ def contents(wanted: InfoOptions, colour: ColourOptions) -> None:
 @weights.command("convert", cls=HelpCommand, help=_CONVERT_HELP)
 @examples(*_EXAMPLES[1:], 'mha run "the cat sat on the mat" --weights layer.safetensors')
 @command
-def convert(wanted: ConvertOptions, colour: ColourOptions) -> None:
-    """A path in, a file with one layer out, and how far it is from its source."""
-    if not wanted.output:
+def convert(options: ConvertOptions, colour: ColourOptions) -> None:
+    """Writes a file with one layer and prints how much its output differs from that of the source."""
+    if not options.output:
         raise UsageError("no file to write is given", hint="add -o layer.safetensors")
-    for name in (wanted.layout, wanted.to):
+    for name in (options.layout, options.to):
         if name is not None:
             layout_named(name)
-    check_target(wanted.output, force=wanted.force)
-    checkpoint = _checkpoint(wanted.path)
+    check_target(options.output, force=options.force)
+    checkpoint = _checkpoint(options.path)
     is_ours = isinstance(checkpoint.metadata, dict) and checkpoint.metadata.get("format") == FORMAT
-    if is_ours and wanted.to is None:
+    if is_ours and options.to is None:
         raise UsageError(
-            f"{wanted.path} is a weights file of mha already", hint="--to LAYOUT converts it to a checkpoint's layout"
+            f"{options.path} is a weights file of mha already", hint="--to LAYOUT converts it to a checkpoint's layout"
         )
-    document = _back(wanted) if wanted.to is not None else _forth(checkpoint, wanted)
+    document = _to_layout(options) if options.to is not None else _to_layer_file(checkpoint, options)
 
     def view(on: Screen) -> RenderableType:
         from mhacli.render.reports.weights import converted_view
 
         return converted_view(document)
 
-    print_report(wanted.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
+    print_report(options.formats.chosen(), colour, formats={"json": lambda: json_document(document)}, view=view)
     for text in document["notes"]:
         note(text)
 
@@ -203,78 +203,78 @@ def _checkpoint(path: str) -> Checkpoint:
         return read_checkpoint(path)
 
 
-def _forth(checkpoint: Checkpoint, wanted: ConvertOptions) -> dict[str, Any]:
-    """One layer of a checkpoint as a file of ours."""
+def _to_layer_file(checkpoint: Checkpoint, options: ConvertOptions) -> dict[str, Any]:
+    """Converts one layer of a checkpoint to a weights file of mha; the report as a document."""
     from mhacli.checkpoints.conversion import plan_conversion
 
-    plan = plan_conversion(checkpoint, _conversion(wanted))
+    plan = plan_conversion(checkpoint, _conversion(options))
     with loading_torch():
         from mhacli.attention.convert import to_layer_file
     with show_activity("converting"):
-        made = to_layer_file(plan)
-    where = {"source": checkpoint.path, "layout": plan.layout.name, "stack": plan.stack, "layer": plan.layer}
-    words = None if plan.embedding is None else {"rows": plan.n_tokens, "vocabulary": len(plan.vocabulary)}
-    return _written(wanted, where, plan.config, made, words, plan.found.prefix, plan.notes)
+        converted = to_layer_file(plan)
+    origin = {"source": checkpoint.path, "layout": plan.layout.name, "stack": plan.stack, "layer": plan.layer}
+    embedding = None if plan.embedding is None else {"rows": plan.n_tokens, "vocabulary": len(plan.vocabulary)}
+    return _written(options, origin, plan.config, converted, embedding, plan.found.prefix, plan.notes)
 
 
-def _back(wanted: ConvertOptions) -> dict[str, Any]:
-    """A file of ours under the names of a family."""
+def _to_layout(options: ConvertOptions) -> dict[str, Any]:
+    """Converts a weights file of mha to the tensor names of a layout; the report as a document."""
     from mhacli.checkpoints.conversion import home_prefix
 
     for name in ("layout", "no_embedding"):
-        if getattr(wanted, name):
+        if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} does not work with --to, which names the layout to write")
-    given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
-    source = read_layer_file(wanted.path, {name: value for name, value in given.items() if value is not None})
-    layout, layer = layout_named(wanted.to or ""), wanted.layer or 0
-    prefix = home_prefix(layout, wanted.stack, layer) if wanted.prefix is None else wanted.prefix
+    sizes = {"n_heads": options.heads, "n_kv_heads": options.kv_heads, "d_head": options.d_head}
+    source = read_layer_file(options.path, {name: value for name, value in sizes.items() if value is not None})
+    layout, layer = layout_named(options.to or ""), options.layer or 0
+    prefix = home_prefix(layout, options.stack, layer) if options.prefix is None else options.prefix
     with loading_torch():
         from mhacli.attention.convert import to_family_file
     with show_activity("converting"):
-        made = to_family_file(source, layout, prefix)
-    where = {
-        "source": wanted.path,
+        converted = to_family_file(source, layout, prefix)
+    origin = {
+        "source": options.path,
         "layout": layout.name,
-        "stack": wanted.stack or next(iter(layout.stacks)),
+        "stack": options.stack or next(iter(layout.stacks)),
         "layer": layer,
     }
     notes = (
         "embedding, vocabulary, positions and mask are not part of the layout: the layer's tensors alone are written",
     )
-    return _written(wanted, where, source.config, made, None, prefix, notes)
+    return _written(options, origin, source.config, converted, None, prefix, notes)
 
 
-def _conversion(wanted: ConvertOptions) -> ConversionRequest:
+def _conversion(options: ConvertOptions) -> ConversionRequest:
     from mhacli.checkpoints.conversion import ConversionRequest
 
-    given = {"n_heads": wanted.heads, "n_kv_heads": wanted.kv_heads, "d_head": wanted.d_head}
+    sizes = {"n_heads": options.heads, "n_kv_heads": options.kv_heads, "d_head": options.d_head}
     return ConversionRequest(
-        wanted.layer or 0, wanted.stack, wanted.layout, wanted.prefix,
-        {name: value for name, value in given.items() if value is not None}, not wanted.no_embedding,
+        options.layer or 0, options.stack, options.layout, options.prefix,
+        {name: value for name, value in sizes.items() if value is not None}, not options.no_embedding,
     )  # fmt: skip
 
 
 def _written(
-    wanted: ConvertOptions, where: dict[str, Any], config: Config, made: Converted, words: Any, prefix: str,
+    options: ConvertOptions, origin: dict[str, Any], config: Config, converted: Converted, embedding: Any, prefix: str,
     notes: tuple[str, ...],
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the file, and says what is in it."""
-    path = wanted.output or ""
-    write_whole(path, made.content, force=wanted.force)
+    """Writes the file and returns the report as a document."""
+    path = options.output or ""
+    write_whole(path, converted.content, force=options.force)
     names = (
         "d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "positions", "rope_theta", "max_positions", "causal",
         "window", "scale", "softcap", "dtype", "tokenizer",
     )  # fmt: skip
-    check = made.agreement
+    check = converted.agreement
     return {
         "schema": CONVERT_SCHEMA,
-        **where,
+        **origin,
         "prefix": prefix,
-        "to": "mha" if wanted.to is None else wanted.to,
+        "to": "mha" if options.to is None else options.to,
         "output": path,
-        "n_bytes": len(made.content),
+        "n_bytes": len(converted.content),
         "config": {name: getattr(config, name) for name in names},
-        "embedding": words,
+        "embedding": embedding,
         "check": {"max_abs_error": check.max_abs_error, "tolerance": check.tolerance, "ok": check.ok},
         "notes": list(notes),
     }

@@ -1,4 +1,4 @@
-"""Who computes a scan: this process alone, the workers of Ray, or one of several ranks."""
+"""Options of the workers of a scan: this process, workers of Ray, or one of several ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORKERS, _MOST_WORKERS = "Workers", 100_000
 
 @option_group
 class EngineOptions:
-    """How the documents are shared out. The result does not depend on it."""
+    """The workers that the documents are distributed to. The result does not depend on them."""
 
     workers: Annotated[
         int | None,
@@ -51,7 +51,7 @@ class EngineOptions:
     ] = None
 
     def engine(self, n_threads: int) -> Engine:
-        """What hands out the units. Imports torch. Raises `UsageError` for options without an effect."""
+        """The engine that distributes the units. Imports torch. Raises `UsageError` for options without effect."""
         if self.ray is None and self.workers is None:
             if self.cpus_per_worker is not None:
                 raise UsageError("--cpus-per-worker has no effect without --workers or --ray")
@@ -63,7 +63,7 @@ class EngineOptions:
         return RayEngine(self.ray or "local", self.workers, self.cpus_per_worker or n_threads, note)
 
     def share(self) -> Share:
-        """The share of this process. Imports torch. Raises `UsageError` for a rank that is to have workers."""
+        """The part of the scan that this process computes. Imports torch. Raises `UsageError` for workers in a rank."""
         from mhacli.compute.scan.engines.ranks import Share, share_here
 
         share = share_here()

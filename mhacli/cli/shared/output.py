@@ -1,4 +1,4 @@
-"""What goes out of a command: a format on stdout, files, pictures, notes on stderr, and the verdict.
+"""The output of a command: a format on stdout, files, pictures, notes on stderr, and the result of the checks.
 
 `FORMATS` is the table of the formats of a record. Each is an option of the commands that print records.
 """
@@ -47,7 +47,7 @@ JSON = "Print the result as one JSON document."
 
 
 class Format(NamedTuple):
-    """A way to print a record: what the help says, and the pieces of text. `has_steps`: it can print walks and decoding too."""
+    """A format of a record: its help and its renderer. `has_steps` says whether it supports traces and decoding."""
 
     help: str
     render: Callable[[Record, ViewOptions], Iterator[str]]
@@ -74,10 +74,10 @@ FORMATS: Mapping[str, Format] = {
 
 
 class Formats:
-    """Options that choose a format of stdout. `format_options` makes the groups."""
+    """Options that choose a format of stdout. `format_options` creates the groups."""
 
     def chosen(self) -> str | None:
-        """The name of the format, None where the terminal's view is wanted. Raises `UsageError` for two formats."""
+        """The name of the format, None for the view of the terminal. Raises `UsageError` for two formats."""
         names = [f.name for f in fields(self) if getattr(self, f.name)]  # type: ignore[arg-type]
         if len(names) > 1:
             raise UsageError(f"--{names[0]} and --{names[1]} exclude each other: stdout takes one of them")
@@ -88,7 +88,7 @@ G = TypeVar("G", bound=Formats)
 
 
 def format_options(**texts: str) -> Callable[[type[G]], type[G]]:
-    """Makes a class the group of options of these names, each with its text in the help."""
+    """A decorator that makes a class the group of options of these names, each with its help."""
 
     def made(group: type[G]) -> type[G]:
         group.__annotations__ = {
@@ -117,7 +117,7 @@ class HeadsFormats(Formats):
 
 @format_options(**{name: entry.help for name, entry in FORMATS.items() if entry.has_steps})
 class StepsFormats(Formats):
-    """Formats of a walk, or of decoding."""
+    """Formats of a trace or of decoding."""
 
 
 # ------------------------------------------------------------------------------------------------- the output group
@@ -125,7 +125,7 @@ class StepsFormats(Formats):
 
 @option_group
 class PictureOptions:
-    """Files to draw into, and how."""
+    """The pictures to write, and their appearance."""
 
     html: Annotated[
         str | None,
@@ -145,12 +145,12 @@ class PictureOptions:
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
-        """The files that are asked for, each with its option."""
+        """The files to write, each with its option."""
         return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
         return self.html, self.svg, self.png
 
 
@@ -163,7 +163,7 @@ class Output(Protocol):
 
     @property
     def pictures(self) -> PictureOptions:
-        """The files that are drawn."""
+        """The pictures to write."""
 
     @property
     def colour(self) -> ColourOptions:
@@ -175,12 +175,12 @@ class Output(Protocol):
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
 
 
 @option_group
 class SavedOutput:
-    """Where a record goes that was computed."""
+    """The output of a computed record."""
 
     formats: Formats
     save: SaveOptions
@@ -194,27 +194,27 @@ class SavedOutput:
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
         return self.save.save, self.save.save_weights, *self.pictures.written
 
 
 @option_group
 class RecordOutput(SavedOutput):
-    """Where a record of patterns goes."""
+    """The output of a record of patterns."""
 
     formats: RecordFormats
 
 
 @option_group
 class StepsOutput(SavedOutput):
-    """Where a walk goes, or what was decoded."""
+    """The output of a trace or of decoding."""
 
     formats: StepsFormats
 
 
 @option_group
 class ShownOutput:
-    """Where a saved record goes."""
+    """The output of a saved record."""
 
     formats: RecordFormats
     pictures: PictureOptions
@@ -228,13 +228,13 @@ class ShownOutput:
 
     @property
     def written(self) -> tuple[str | None, ...]:
-        """The files that are written, None for one that was not asked for."""
+        """The files to write; None for one that was not requested."""
         return self.pictures.written
 
 
 def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: SectionOptions) -> ViewOptions:
-    """The drawing options as a renderer takes them. Raises `UsageError` for a list that is none, for no order, and for more
-    tables in a brief view."""
+    """The view options of the option groups. Raises `UsageError` for an unreadable list, an unknown order, and tables with
+    `--brief`."""
     require_order(ranking.sort)
     if sections.brief:
         added = next((name for name, is_given in vars(sections).items() if is_given and name != "brief"), None)
@@ -254,7 +254,7 @@ def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: S
 
 
 def require_own_steps(sections: SectionOptions) -> None:
-    """Raises `UsageError` for the shapes or timings of anything but a run of our own layer."""
+    """Raises `UsageError` for shapes or timings, which only a layer of mha has."""
     for name, is_given in (("shapes", sections.shapes), ("timings", sections.timings)):
         if is_given:
             raise UsageError(
@@ -269,10 +269,12 @@ Files = Sequence[tuple[str, str | None]]
 def with_output(
     options: ViewOptions, output: Output, *, others: Files, keep: str | None = None, has_maps: bool = False
 ) -> ViewOptions:
-    """The view options with what pictures are asked for. Refuses before anything slow begins: raises `UsageError` for two
-    formats, for choices without a picture that they could be of, unless the terminal `has_maps` or a heatmap, and for a file that
-    is also one of the `others` that the command reads or writes; `MhaError` for files that cannot be written. `keep` is what the
-    record will hold, None: all."""
+    """The view options with the settings of the pictures, checked before anything slow begins. `keep` names the arrays that the
+    record will hold, None for all; `has_maps` says whether the terminal shows maps.
+
+    Raises `UsageError` for two formats, for settings of pictures without a picture, and for a file that is among the `others`
+    that the command reads or writes. Raises `MhaError` for files that cannot be written.
+    """
     output.formats.chosen()
     pictures = output.pictures
     _require_use(pictures, has_maps=has_maps or options.view == "heatmap")
@@ -294,7 +296,7 @@ def with_output(
 
 
 def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
-    """Raises `UsageError` for a choice that nothing is drawn by."""
+    """Raises `UsageError` for a setting that no output uses."""
     has_figure = pictures.svg is not None or pictures.png is not None
     lost = {
         "full": ("--html FILE", pictures.full and pictures.html is None),
@@ -305,9 +307,9 @@ def _require_use(pictures: PictureOptions, *, has_maps: bool) -> None:
             pictures.map_scale is not None and not pictures.files and not has_maps,
         ),
     }
-    for name, (need, is_lost) in lost.items():
+    for name, (needed, is_lost) in lost.items():
         if is_lost:
-            raise UsageError(f"--{name} changes nothing without {need}")
+            raise UsageError(f"--{name} changes nothing without {needed}")
 
 
 def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | None) -> None:
@@ -321,18 +323,18 @@ def _require_kept(pictures: PictureOptions, options: ViewOptions, keep: str | No
 
 
 def _require_different(files: Files) -> None:
-    """Raises `UsageError` for two options that name one file, whatever way they name it."""
-    known: dict[str, str] = {}
+    """Raises `UsageError` for two options that name the same file, also by different paths."""
+    options_by_path: dict[str, str] = {}
     for name, path in files:
         if path is None:
             continue
-        other = known.setdefault(_place(path), name)
+        other = options_by_path.setdefault(_resolved(path), name)
         if other != name:
             raise UsageError(f"--{other} and --{name} name the same file, {path}")
 
 
-def _place(path: str) -> str:
-    """Where a path leads. In a working folder that was deleted nobody knows: whoever writes the file tells it."""
+def _resolved(path: str) -> str:
+    """The resolved path. In a deleted working folder it cannot be resolved, and writing the file raises the error."""
     try:
         return os.path.realpath(path)
     except OSError:
@@ -343,17 +345,17 @@ def _place(path: str) -> str:
 
 
 def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, output: Output) -> None:
-    """A record that was computed: its pictures, then itself on stdout, whether it holds together, and the notes."""
+    """Writes the pictures of a computed record, prints it, checks it, and prints the notes."""
     write_pictures(record, options, output)
     print_record(record, options, output.formats.chosen(), output.colour)
     require_self_check(record)
-    tell_notes(record, notes)
+    print_notes(record, notes)
     note_written(output)
 
 
 def print_record(record: Record, options: ViewOptions, name: str | None, colour: ColourOptions) -> None:
-    """The record on stdout, in the format of that name or as the terminal shows it. Raises `UsageError` for a table of a record
-    that has no patterns."""
+    """Prints a record in the format `name`, or the view of the terminal for None. Raises `UsageError` for a table of a record
+    without patterns."""
     if name is not None:
         if record.module is not None and not FORMATS[name].has_steps:
             raise UsageError(
@@ -375,7 +377,7 @@ def print_report(
     formats: Mapping[str, Callable[[], Iterable[str]]],
     view: Callable[[Screen], RenderableType],
 ) -> None:
-    """What is no record, on stdout: in the format of that name, or as the terminal shows it."""
+    """Prints a report that is no record, in the format `name` or as the view of the terminal."""
     if name is not None:
         write_pieces(formats[name]())
         return
@@ -384,13 +386,13 @@ def print_report(
 
 
 def note_written(output: Output) -> None:
-    """Names the files that were written, unless stdout holds data for a program."""
+    """Prints the names of the written files on stderr, unless stdout is a format for programs."""
     if output.formats.chosen() is None:
         note_saved(*output.written)
 
 
 def note_saved(*paths: str | None) -> None:
-    """Names on stderr the files that were written, with their sizes."""
+    """Prints the names and sizes of the written files on stderr."""
     for path in filter(None, paths):
         with suppress(OSError):
             note(f"saved {path}, {format_size(os.path.getsize(path))}")
@@ -404,18 +406,18 @@ def json_document(value: Any) -> list[str]:
 
 
 def save_record(record: Record, save: SaveOptions) -> None:
-    """The record in the file that was asked for, if any. Raises `MhaError` when it cannot be written."""
+    """Saves the record if a file is given. Raises `MhaError` if it cannot be written."""
     if save.save is not None:
         record.save(save.save, force=save.force)
 
 
-def tell_notes(record: Record, notes: Sequence[str]) -> None:
-    """What a reader should know of a run that worked, on stderr: after the output, so that an error stands alone."""
+def print_notes(record: Record, notes: Sequence[str]) -> None:
+    """Prints the notes of a successful run on stderr. It follows the checks, so that an error is printed alone."""
     from mhacli.render.json import nonfinite
     from mhacli.results.record.record import NOT_SEEN
 
-    for said in notes:
-        note(said)
+    for text in notes:
+        note(text)
     for name, n_bad in nonfinite(record).items():
         note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
     unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
@@ -426,18 +428,18 @@ def tell_notes(record: Record, notes: Sequence[str]) -> None:
         note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
 
 
-def _excess(found: float | None, tolerance: float) -> str:
-    if found is None:
+def _excess(difference: float | None, tolerance: float) -> str:
+    if difference is None:
         return "it has numbers that are not finite"
-    return f"a difference of {found:.3g} is above the tolerance of {tolerance:.3g}"
+    return f"a difference of {difference:.3g} is above the tolerance of {tolerance:.3g}"
 
 
 def require_self_check(record: Record) -> None:
-    """Raises `MhaError` with exit code 3 when the output does not follow from the pattern shown, or routes disagree."""
-    for one in () if record.survey is None else record.survey.checks:
-        if not one.ok:
+    """Raises `MhaError` with exit code 3 if a check of the record failed."""
+    for check_result in () if record.survey is None else record.survey.checks:
+        if not check_result.ok:
             raise MhaError(
-                f"the check '{one.name}' fails: {_excess(one.error, one.tolerance)}",
+                f"the check '{check_result.name}' fails: {_excess(check_result.error, check_result.tolerance)}",
                 code="self-check",
                 exit_code=EXIT_CHECK,
             )
@@ -484,17 +486,17 @@ def require_self_check(record: Record) -> None:
 
 
 def write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
-    """Draws the files that were asked for, each whole. Raises `MhaError` for what a record does not hold, or no file can hold."""
+    """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
     if not output.pictures.files:
         return
     with show_activity("drawing"):
-        drawn = [*_contents(record, options, output.pictures)]
-    for path, content in drawn:
+        contents = [*_contents(record, options, output.pictures)]
+    for path, content in contents:
         write_whole(path, content, force=output.overwrites)
 
 
 def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) -> Iterator[tuple[str, bytes]]:
-    """The files with what goes into them."""
+    """The paths and contents of the pictures."""
     if pictures.html is not None:
         from mhacli.render.page.document import page
 
@@ -503,10 +505,10 @@ def _contents(record: Record, options: ViewOptions, pictures: PictureOptions) ->
         return
     from mhacli.render.figures.document import figure
 
-    drawn = figure(record, options)
+    svg = figure(record, options)
     if pictures.svg is not None:
-        yield pictures.svg, drawn.encode()
+        yield pictures.svg, svg.encode()
     if pictures.png is not None:
         from mhacli.render.figures.document import png
 
-        yield pictures.png, png(drawn)
+        yield pictures.png, png(svg)

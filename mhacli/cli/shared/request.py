@@ -1,4 +1,4 @@
-"""What `run`, `trace` and `decode` share: from options to a request before the first tensor, and files after the last."""
+"""The requests of `run`, `trace` and `decode` for a layer of mha, made without torch, and the files they write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mhacli.text.escape import without_surrogates
 from mhacli.text.vocabulary import Vocabulary
 
 OFF = "none"
-"""The word that takes a window off that weights were saved with."""
+"""The value of `--window` that removes a window saved with the weights."""
 
 
 def make_request(
@@ -37,8 +37,8 @@ def make_request(
     *,
     also: tuple[str, ...] = (),
 ) -> LayerRequest:
-    """The request that the options come to: the text is read, encoded, and planned for; `also` are arrays to keep besides the
-    usual ones. Raises `MhaError`, before anything slow begins, for what cannot work."""
+    """The request that the options describe, with the encoded text; `also` names further arrays to keep. Raises `MhaError`
+    before anything slow begins."""
     config, weights, unused = _settings(source, text, layer, device, save)
     texts, context = _read(source, text, config)
     vocabulary, origin = _given_vocabulary(text, weights)
@@ -59,24 +59,24 @@ def make_request(
 def _settings(
     source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
 ) -> tuple[Config, LayerFile | None, tuple[str, ...]]:
-    """The resolved config, the file that weights come from, and what to tell of options that change nothing."""
-    given = given_choices(source, layer, device, text)
+    """The resolved config, the file of the weights, and notes about options without effect."""
+    choices = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
         raise UsageError("--init does not work with --weights, which sets all numbers", hint="leave out --init")
     for path in (save.save, save.save_weights):
         if path is not None:
             check_target(path, force=save.force)
     _require_files(layer, source)
-    weights = None if layer.weights is None else read_layer_file(layer.weights, given)
-    config = Config(**given).resolved() if weights is None else weights.config
-    _require_used(given, config)
+    weights = None if layer.weights is None else read_layer_file(layer.weights, choices)
+    config = Config(**choices).resolved() if weights is None else weights.config
+    _require_used(choices, config)
     if config.random is not None:
         _require_no_text(source, text)
-    return config, weights, (*_out_of_its_model(weights, config), *_without_effect(given, config, source))
+    return config, weights, (*_converted_layer_note(weights, config), *_without_effect(choices, config, source))
 
 
-def _out_of_its_model(weights: LayerFile | None, config: Config) -> tuple[str, ...]:
-    """What a layer that was converted from a model reads here in place of what it reads there."""
+def _converted_layer_note(weights: LayerFile | None, config: Config) -> tuple[str, ...]:
+    """A note that a layer converted from a model reads token embeddings here, not the states inside the model."""
     if weights is None or weights.layer is None or config.random is not None:
         return ()
     return (
@@ -86,23 +86,23 @@ def _out_of_its_model(weights: LayerFile | None, config: Config) -> tuple[str, .
 
 
 def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[list[str], list[str]]:
-    """The texts, none where random rows take their place, and the contexts."""
+    """The texts, none with `--random`, and the contexts."""
     decoding = make_decoding(source)
     texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
     return texts, read_context(text, decoding)
 
 
 def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions, also: tuple[str, ...]) -> RecordingOptions:
-    """What is recorded besides the config."""
+    """The options of recording."""
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
     return RecordingOptions(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command(), also)
 
 
 def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
-    """Raises `MhaError` for a folder where a file is read, with what was meant."""
+    """Raises `MhaError` for a folder in place of a file, with the option to use instead."""
     if layer.weights is not None and os.path.isdir(layer.weights):
-        shown = shlex.quote(layer.weights)
-        hint = f"--model {shown} inspects a checkpoint; mha weights convert {shown} -o FILE extracts one layer"
+        quoted = shlex.quote(layer.weights)
+        hint = f"--model {quoted} inspects a checkpoint; mha weights convert {quoted} -o FILE extracts one layer"
         raise MhaError(f"{layer.weights} is a directory, not a file", hint=hint, code="unreadable", path=layer.weights)
     if source.tokenizer is not None and os.path.isdir(source.tokenizer):
         hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"
@@ -112,8 +112,8 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
 
 
 def require_heads(heads: Sequence[int] | None, request: LayerRequest, layer: LayerOptions) -> None:
-    """Raises `UsageError` for a head of `--head` that does not exist. The hint asks whether `--heads` was meant, where the layer
-    could have as many."""
+    """Raises `UsageError` for a head of `--head` that does not exist. The hint suggests `--heads` if the layer could have that
+    many heads."""
     count = request.config.n_heads
     for head in heads or ():
         if head >= count:
@@ -124,51 +124,51 @@ def require_heads(heads: Sequence[int] | None, request: LayerRequest, layer: Lay
 
 
 def require_cpu_memory(request: LayerRequest) -> None:
-    """Raises `MhaError`, before torch is loaded, for a run that cannot fit. Other memory is asked when torch is there."""
+    """Raises `MhaError`, before torch is loaded, for a run that does not fit into the CPU's memory."""
     if request.config.device in ("auto", "cpu"):
         require_memory(request)
 
 
 def leave_deleted_folder() -> None:
-    """torch's library for matrices ends the process in a folder that is gone. Nothing relative can be saved there anyway."""
+    """Leaves a deleted working folder, in which torch's matrix library would end the process. No file could be saved in it."""
     try:
         os.getcwd()
     except FileNotFoundError:
         os.chdir("/")
 
 
-def _require_used(given: Mapping[str, Any], config: Config) -> None:
-    """Raises `UsageError` for an option that would change nothing, naming the one that it needs."""
-    needs = {
+def _require_used(choices: Mapping[str, Any], config: Config) -> None:
+    """Raises `UsageError` for an option without effect, naming the option that it needs."""
+    requirements = {
         "rope_theta": ("--rope-theta", "--positions rope", config.positions in ROPE),
         "max_positions": ("--max-positions", "--positions learned", config.positions == "learned"),
         "distribution": ("--distribution", "--random", config.random is not None),
     }
-    for name, (option, partner, is_used) in needs.items():
-        if name in given and not is_used:
+    for name, (option, partner, is_used) in requirements.items():
+        if name in choices and not is_used:
             raise UsageError(f"{option} changes nothing without {partner}", hint=f"add {partner}")
 
 
-def require_alone(option: str, besides: Mapping[str, Any], why: str) -> None:
-    """Raises `UsageError` for the first option that is given `besides` one that stands alone, with the reason."""
-    for other, value in besides.items():
+def require_alone(option: str, excluded: Mapping[str, Any], why: str) -> None:
+    """Raises `UsageError` for the first option in `excluded` that is given together with `option`; `why` is the reason."""
+    for other, value in excluded.items():
         if value:
             raise UsageError(f"{option} and {other} exclude each other: {why}", hint=f"leave out {option} or {other}")
 
 
 def _require_no_text(source: SourceOptions, text: TextOptions) -> None:
-    """Raises `UsageError` for options of a text where random rows take its place."""
-    given = {
+    """Raises `UsageError` for options of a text together with `--random`."""
+    text_options = {
         "--tokenizer": source.tokenizer, "--vocab": text.vocab, "--max-tokens": text.max_tokens, "--lines": source.lines,
         "--context": text.context,
     }  # fmt: skip
-    require_alone("--random", given, "random vectors take the place of text")
+    require_alone("--random", text_options, "random vectors take the place of text")
 
 
-def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
-    """What to tell of options that a run takes and does not use."""
+def _without_effect(choices: Mapping[str, Any], config: Config, source: SourceOptions) -> tuple[str, ...]:
+    """Notes about options that the run accepts but does not use."""
     notes = []
-    if given.get("dropout") and not config.train:
+    if choices.get("dropout") and not config.train:
         notes.append("--dropout acts only with --train")
     if source.lines and not (source.file or "-" in (source.typed or ())):
         notes.append("--lines splits files; a text argument is one sequence")
@@ -178,7 +178,7 @@ def _without_effect(given: Mapping[str, Any], config: Config, source: SourceOpti
 def given_choices(
     source: SourceOptions, layer: LayerOptions, device: DeviceOptions, text: TextOptions
 ) -> dict[str, Any]:
-    """The fields of `Config` that the command line names; what it leaves open is absent."""
+    """The fields of `Config` that the command line sets."""
     choices = {
         "d_model": layer.d_model,
         "n_heads": layer.heads,
@@ -189,28 +189,28 @@ def given_choices(
         "window": None if layer.window == OFF else reach(layer.window, "window"),
         "random": shape(text.random, "random"),
     }
-    alike = (
+    same_names = (
         (layer, "d_model d_head d_v d_input bias dropout init seed rope_theta max_positions"),
         (layer, "causal prefix sink padding scale softcap score_bias"),
         (text, "documents distribution"),
         (device, "device dtype threads"),
         (source, "tokenizer keep_case punctuation"),
     )
-    for group, names in alike:
+    for group, names in same_names:
         choices |= {name: getattr(group, name) for name in names.split()}
-    taken_off = {"window": layer.window == OFF, "prefix": layer.prefix == 0, "sink": layer.sink == 0}
-    return {name: value for name, value in choices.items() if value is not None and not taken_off.get(name)} | {
-        name: None for name, is_off in taken_off.items() if is_off
+    is_removed = {"window": layer.window == OFF, "prefix": layer.prefix == 0, "sink": layer.sink == 0}
+    return {name: value for name, value in choices.items() if value is not None and not is_removed.get(name)} | {
+        name: None for name, is_none in is_removed.items() if is_none
     }
 
 
 def make_decoding(source: SourceOptions, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
-    """How the options want bytes decoded; `max_bytes` is the command's own default."""
+    """The decoding of the options; `max_bytes` is the default of the command."""
     return Decoding(source.encoding, source.errors, source.max_bytes or max_bytes)
 
 
 def source_paths(source: SourceOptions) -> list[str]:
-    """The files to read, `-` for stdin. Raises `UsageError` when stdin is named twice, or nothing is."""
+    """The files to read, `-` for stdin. Raises `UsageError` if stdin is named twice or no text is given."""
     paths = [*(word for word in source.typed or () if word == "-"), *(source.file or ())]
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
@@ -220,13 +220,13 @@ def source_paths(source: SourceOptions) -> list[str]:
 
 
 def has_text(source: SourceOptions) -> bool:
-    """Whether a text is named at all."""
+    """Whether any text is given."""
     return bool(source.typed or source.text or source.file)
 
 
 def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = True) -> list[str]:
-    """The texts on the command line itself. Raises `UsageError` for one that is the path of something; `has_model` says whether
-    the command has the option `--model`."""
+    """The texts given as arguments. Raises `UsageError` for one that is an existing path; `has_model` says whether the command
+    has the option `--model`."""
     words = [word for word in source.typed or () if word != "-"]
     for word in words:
         if len(words) > 1 or source.text or source.file:
@@ -243,14 +243,14 @@ def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = 
 
 
 def read_context(text: TextOptions, decoding: Decoding) -> list[str]:
-    """The texts of `--context`. Raises `UsageError` for one that is the path of something."""
+    """The texts of `--context`. Raises `UsageError` for one that is an existing path."""
     for word in text.context or ():
         require_context(word)
     return [argument_text(word, decoding) for word in text.context or ()]
 
 
 def read_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
-    """One text per sequence, arguments first. Raises `MhaError` for what cannot be read or holds nothing."""
+    """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or is empty."""
     paths = source_paths(source)
     texts = typed_texts(source, decoding)
     for path in paths:
@@ -267,7 +267,7 @@ def _sequences(text: str, by_line: bool) -> Iterator[str]:
 
 
 def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Vocabulary | None, str]:
-    """The vocabulary of `--vocab`, else that of the weights, and how to name it."""
+    """The vocabulary of `--vocab` or of the weights, and its name in messages."""
     if text.vocab is not None:
         return vocabularies.load(text.vocab), text.vocab
     if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
@@ -276,7 +276,7 @@ def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Voc
 
 
 def save_files(record: Record, request: LayerRequest, save: SaveOptions) -> None:
-    """The files that were asked for, each whole. Raises `MhaError` when one cannot be written."""
+    """Saves the requested record and weights. Raises `MhaError` if a file cannot be written."""
     if save.save_weights is not None:
         from mhacli.compute.layer.run import weights_content
 
@@ -286,5 +286,5 @@ def save_files(record: Record, request: LayerRequest, save: SaveOptions) -> None
 
 
 def record_command() -> tuple[str, ...]:
-    """The command line as the record tells it."""
+    """The command line for the record."""
     return ("mha", *map(without_surrogates, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How far a scan is, on stderr: a bar on a terminal, JSON lines for programs, a line a minute for logs."""
+"""The progress of a scan on stderr: a bar on a terminal, JSON lines for programs, a line a minute for logs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from mhacli.compute.scan.progress import ScanProgress
 
 _JSON_EVERY_S, _NOTE_EVERY_S = 1.0, 60.0
-Shown = Callable[["ScanProgress"], None]
+ShowProgress = Callable[["ScanProgress"], None]
 
 
 @dataclass
 class ScanReport:
-    """Says how far a scan is, no more often than every so many seconds, and the end always and once."""
+    """Shows the progress of a scan at most every `every_s` seconds, and its end exactly once."""
 
-    show: Shown
+    show: ShowProgress
     every_s: float = 0.0
     _last: float = 0.0
     _is_over: bool = False
@@ -31,52 +31,56 @@ class ScanReport:
     @classmethod
     @contextmanager
     def on_stderr(cls, *, as_json: bool) -> Iterator[ScanReport]:
-        """The report for this stderr."""
+        """The report that suits stderr."""
         if as_json:
             yield cls(_as_json, _JSON_EVERY_S)
         elif is_lively():
             with progress(has_time_left=False) as tell:
-                yield cls(lambda done: tell(_share(done), in_words(done)))
+                yield cls(lambda state: tell(_fraction(state), progress_text(state)))
         else:
-            yield cls(lambda done: note(in_words(done)), _NOTE_EVERY_S, monotonic())
+            yield cls(lambda state: note(progress_text(state)), _NOTE_EVERY_S, monotonic())
 
-    def tell(self, done: ScanProgress) -> None:
-        """How far the scan is."""
-        is_end = done.n_documents == done.of_documents and done.seconds > 0
+    def tell(self, state: ScanProgress) -> None:
+        """Shows the progress if it is time."""
+        is_end = state.n_documents == state.of_documents and state.seconds > 0
         if not self._is_over and (is_end or monotonic() - self._last >= self.every_s):
             self._last, self._is_over = monotonic(), is_end
-            self.show(done)
+            self.show(state)
 
     @staticmethod
     def note(message: str) -> None:
-        """What a reader must know."""
+        """Prints a message."""
         note(message)
 
     @staticmethod
     def stopping() -> None:
-        """Ctrl-C was pressed."""
+        """Confirms that Ctrl-C was pressed."""
         note("finishing the documents in progress; press Ctrl-C again to stop at once")
 
 
-def in_words(done: ScanProgress) -> str:
+def progress_text(progress: ScanProgress) -> str:
     """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad, 2 workers with 144 to 176`."""
-    of = "" if done.of_documents is None else f" of {done.of_documents:,}"
-    parts = [f"{done.n_documents:,}{of} documents"]
-    if done.documents_per_s is not None and done.tokens_per_s is not None:
-        parts += [f"{done.documents_per_s:.3g} documents/s", f"{done.tokens_per_s:,.0f} tokens/s"]
-    if done.left_s:
-        parts.append(f"{seconds_text(done.left_s)} left")
-    parts += [f"{done.n_bad:,} bad"] if done.n_bad else []
-    if (n_workers := len(done.by_worker)) > 1:
-        least, most = min(done.by_worker.values()), max(done.by_worker.values())
-        parts.append(f"{n_workers:,} workers with {least:,} to {most:,}")
+    total = "" if progress.of_documents is None else f" of {progress.of_documents:,}"
+    parts = [f"{progress.n_documents:,}{total} documents"]
+    if progress.documents_per_s is not None and progress.tokens_per_s is not None:
+        parts += [f"{progress.documents_per_s:.3g} documents/s", f"{progress.tokens_per_s:,.0f} tokens/s"]
+    if progress.left_s:
+        parts.append(f"{seconds_text(progress.left_s)} left")
+    parts += [f"{progress.n_bad:,} bad"] if progress.n_bad else []
+    if (n_workers := len(progress.by_worker)) > 1:
+        fewest, most = min(progress.by_worker.values()), max(progress.by_worker.values())
+        parts.append(f"{n_workers:,} workers with {fewest:,} to {most:,}")
     return ", ".join(parts)
 
 
-def _share(done: ScanProgress) -> float:
-    return done.n_documents / done.of_documents if done.of_documents else 0.0
+def _fraction(progress: ScanProgress) -> float:
+    return progress.n_documents / progress.of_documents if progress.of_documents else 0.0
 
 
-def _as_json(done: ScanProgress) -> None:
-    rates = {"documents_per_s": done.documents_per_s, "tokens_per_s": done.tokens_per_s, "left_s": done.left_s}
-    stderr_line(json.dumps({"progress": asdict(done) | rates}))
+def _as_json(progress: ScanProgress) -> None:
+    rates = {
+        "documents_per_s": progress.documents_per_s,
+        "tokens_per_s": progress.tokens_per_s,
+        "left_s": progress.left_s,
+    }
+    stderr_line(json.dumps({"progress": asdict(progress) | rates}))

@@ -1,4 +1,4 @@
-"""What `heads` and `scan` ask of the statistics of heads."""
+"""The options of head statistics that `heads` and `scan` share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADS = "Heads"
 
 @option_group
 class StatisticsOptions:
-    """What the statistics of heads count."""
+    """The conditions and limits of head statistics."""
 
     pattern: Annotated[
         list[str] | None,
@@ -53,6 +53,6 @@ class StatisticsOptions:
     ] = "auto"
 
     def require_range(self) -> None:
-        """Raises `UsageError` for a part of all attention that is none."""
+        """Raises `UsageError` for a `--sink-weight` that is no fraction."""
         if not 0 < self.sink_share <= 1:
             raise UsageError(f"--sink-weight {self.sink_share:g} is out of range: above 0, at most 1")

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from mhacli.adapters.hf.calls import ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.inputs import make_inputs
-from mhacli.cli.shared.output import tell_notes
+from mhacli.cli.shared.output import print_notes
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
@@ -461,7 +461,7 @@ def test_values_that_a_family_does_not_show_are_not_put_down_to_the_limit(capsys
     sizes = {"d_model": 48, "n_layer": 1, "n_head": N_HEADS, "d_inner": 64, "vocab_size": 99}
     found = found_in(made("xlnet", sizes), keep=("pattern", "z"))  # its product is an einsum
     assert "pattern" in found.of_layer(0).arrays
-    tell_notes(found, ())
+    print_notes(found, ())
     said = capsys.readouterr().err
     assert "z of layer.0.rel_attn" in said
     assert "--keep-limit" not in said
