@@ -58,7 +58,7 @@ def suggest_after_effects(record: Record, groups: tuple[object, ...], *, saved: 
 
 
 def suggest_after_trace(record: Record, groups: tuple[object, ...]) -> None:
-    """Prints, after the steps of a layer, the command that traces its largest attention weight. `groups` are the options to repeat."""
+    """Prints, after the steps of a layer, how to trace its largest attention weight. `groups` are the options to repeat."""
     cell = strongest_cell(record, ViewOptions())
     if cell is not None:
         words = ["mha", "trace", *_retyped(groups, _cell_words(cell))]
