@@ -131,7 +131,7 @@ class CheckFormats(Formats):
 @examples(
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
-    "mha check my_attention.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
+    "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
 @command
 def check(

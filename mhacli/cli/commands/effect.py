@@ -210,7 +210,7 @@ class EffectOutput:
     'mha effect "the cat sat on the mat" --model MiniLM',
     'mha effect "the cat sat on the mat" --model MiniLM --edges --head 5.1',
     'mha effect "the cat sat on the mat" --heads 4 --edges',
-    'mha effect "a cat on a mat" --model MiniLM --span a=/cat/ --span b=/mat/ --cut a:b',
+    'mha effect "cat on mat" --model MiniLM --span a=/cat/ --span b=/mat/ --cut a:b',
 )
 @command
 def effect(

@@ -172,6 +172,17 @@ def test_of_several_layers_each_has_a_line_and_the_first_that_departs_its_sites(
     assert sum("site by site" in line for line in view(a, b, everything=True)) == 3
 
 
+def test_sites_and_heads_are_those_of_the_chosen_layers() -> None:
+    a, b = (layered(text_of(TEXT), n_layers=3, seed=seed) for seed in (0, 1))
+    lines = view(a, b, layers=((None, 1),))
+    assert [line.split(" · ")[0] for line in lines if " · site by site" in line] == ["layer 1"]
+    assert not any("layer by layer" in line for line in lines)
+    listed = {line.split(" head ")[0] for line in lines if re.match(r"layer \d head \d", line)}
+    assert listed == {"layer 1"}
+    both = view(a, b, layers=((None, 1), ("self", 2)))
+    assert [line.split()[1] for line in both if re.match(r"layer \d  ", line)] == ["1", "2"]
+
+
 def test_changed_heads_show_their_kind_and_what_changed_most() -> None:
     heads = [replace(head, sink=0.25, previous=0.5, near=0.5) for head in A.heads]
     a = replace(A, heads=tuple(heads))
