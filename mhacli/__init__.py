@@ -23,7 +23,7 @@ __all__ = [
     "inspect", "inspecting", "load", "removed",
 ]  # fmt: skip
 
-_HOMES = {
+_MODULES = {
     "Config": "mhacli.spec.config",
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
@@ -41,21 +41,21 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported from their rooms on first use, so that `import mhacli` stays cheap."""
-    if name not in _HOMES:
+    """A public name, imported from its module on first use, so that `import mhacli` is fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'mhacli' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def renderers() -> Any:
-    """What draws objects that show themselves; they lie below it and may not import it."""
+    """The module that renders results for notebooks and terminals; results may not import it directly."""
     from importlib import import_module
 
     return import_module("mhacli.render.display.show")
 
 
 def __dir__() -> list[str]:
-    """The public names, those not imported yet too, for completion at a prompt."""
+    """The public names, also those not imported yet, for completion."""
     return __all__

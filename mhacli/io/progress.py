@@ -8,5 +8,5 @@ Progress = Callable[[float, str], None]
 """Takes the completed fraction of the work, from 0 to 1, and a description of the next step."""
 
 
-def no_progress(part: float, doing: str) -> None:
+def no_progress(fraction: float, step: str) -> None:
     """Discards progress."""

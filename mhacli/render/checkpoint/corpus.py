@@ -1,4 +1,4 @@
-"""The terminal view of a corpus beside its heads: distributions over documents, sinks, effects and cells."""
+"""The terminal view of a corpus: distributions over documents, sinks, effects and cells of the heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label, visible
 
 MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
-"""The most tokens listed as sinks, cells listed of a head, and heads listed by effect."""
+"""The largest number of sink tokens, of cells of a head, and of effects listed."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _UNITS = {row.field: row.unit for row in STATISTICS}
 _HEADINGS = {row.field: row.heading for row in STATISTICS}
@@ -35,22 +35,24 @@ _HEADINGS = {row.field: row.heading for row in STATISTICS}
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
     """The sink tokens: the number of heads for each, and the head with most documents."""
-    places: dict[str, list[tuple[int, str]]] = {}
+    heads_by_token: dict[str, list[tuple[int, str]]] = {}
     for layer, head in _of_layers(corpus, layers):
         for sink in head.sinks:
             name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-            places.setdefault(sink.token, []).append((sink.documents, name))
-    if not places:
+            heads_by_token.setdefault(sink.token, []).append((sink.documents, name))
+    if not heads_by_token:
         return Text("sinks: none", style="dim")
-    ordered = sorted(places.items(), key=lambda item: (-sum(n for n, _ in item[1]), item[0]))
+    ordered = sorted(heads_by_token.items(), key=lambda item: (-sum(n for n, _ in item[1]), item[0]))
     parts: list[Text] = []
-    for token, of_token in ordered[:MAX_SINKS]:
-        most, place = max(of_token, key=lambda pair: pair[0])
-        percentage = percent_text(most / corpus.n_documents)
+    for token, heads in ordered[:MAX_SINKS]:
+        n_documents, name_of_largest = max(heads, key=lambda pair: pair[0])
+        percentage = percent_text(n_documents / corpus.n_documents)
         unit = "" if parts else "layer.head "  # explained once
-        n_heads = count_of(len(of_token), "head")
+        n_heads = count_of(len(heads), "head")
         parts.append(
-            Text(f"“{token_label(token)}” in {n_heads}, in {percentage} of the documents at most ({unit}{place})")
+            Text(
+                f"“{token_label(token)}” in {n_heads}, in {percentage} of the documents at most ({unit}{name_of_largest})"
+            )
         )
     parts += [Text(f"{len(ordered) - MAX_SINKS:,} others")] if len(ordered) > MAX_SINKS else []
     line = flowing([Text("sinks by token:"), *parts], screen.width)
@@ -60,7 +62,7 @@ def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Rec
 
 def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStatistics]) -> RenderableType:
     """A row per head: the fraction of documents with its type, and the distribution of the type's statistic."""
-    heads = {(of_corpus.layer, of_corpus.attention, of_corpus.head): of_corpus for of_corpus in corpus.heads}
+    heads = {(corpus_head.layer, corpus_head.attention, corpus_head.head): corpus_head for corpus_head in corpus.heads}
     names = {(layer.layer, layer.name): short_name(layer, record.layers) for layer in record.layers}
     table = plain_table(
         ("layer", True),
@@ -72,14 +74,14 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
         (PART, True),
     )
     for head in listed:
-        of_corpus = heads[head.layer, head.attention, head.head]
+        corpus_head = heads[head.layer, head.attention, head.head]
         name = _field(head)
-        spread = of_corpus.spread(name)
+        spread = corpus_head.spread(name)
         cells = ["–"] * 3 if spread is None else _cells(spread)
         table.add_row(
             names[head.layer, head.attention],
             str(head.head),
-            f"{100 * of_corpus.agree:.0f} %",
+            f"{100 * corpus_head.agree:.0f} %",
             _HEADINGS[name] or name,
             *cells,
         )
@@ -97,14 +99,14 @@ def _field(head: HeadStatistics) -> str:
 
 
 def _cells(spread: Spread) -> list[str]:
-    def shown(number: float | None) -> str:
+    def number_words(number: float | None) -> str:
         if number is None:
             return "–"
         return weight_text(number, 3) if _UNITS[spread.statistic] in ("weight", "fraction") else short_text(number)
 
     low, high = spread.quantiles[0], spread.quantiles[-1]
-    interval = "–" if spread.low is None else f"{shown(spread.low)} to {shown(spread.high)}"
-    return [shown(spread.mean), interval, f"{shown(low)} to {shown(high)}"]
+    interval = "–" if spread.low is None else f"{number_words(spread.low)} to {number_words(spread.high)}"
+    return [number_words(spread.mean), interval, f"{number_words(low)} to {number_words(high)}"]
 
 
 def effects_view(
@@ -120,25 +122,33 @@ def effects_view(
         if (heads is None or head.head in heads) and (change := head.spread(metric)) is not None
     ]
     ordered = sorted(rows, key=lambda row: -row[0])
-    shown = ordered if everything else ordered[:MAX_EFFECTS]
+    listed = ordered if everything else ordered[:MAX_EFFECTS]
     has_kl = metric == "d_logit"
-    words = ("removed", EFFECT_COLUMNS[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
-    table = plain_table(*((word, word != "removed") for word in words))
-    for _, name, change, kl in shown:
+    headings = ("removed", EFFECT_COLUMNS[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
+    table = plain_table(*((heading, heading != "removed") for heading in headings))
+    for _, name, change, kl in listed:
         table.add_row(name, *_change_cells(change), *([number_text(kl.mean)] if has_kl and kl is not None else []))
-    what = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
-    legend = [Text(f"{words[1]} = {what}, at the first [MASK], else at the last token", style="dim")]
+    meaning = "change of the logit of the predicted token" if has_kl else "length of the change of the output"
+    legend = [Text(f"{headings[1]} = {meaning}, at the first [MASK], else at the last token", style="dim")]
     legend += [Text("negative: the head supports the token · KL in nats", style="dim")] if has_kl else []
-    rest = [left_out(len(ordered) - len(shown))] if len(ordered) > len(shown) else []
-    yield Group(Text("removing a head, mean over documents", style="bold"), table, *rest, *legend)
+    remainder = [left_out(len(ordered) - len(listed))] if len(ordered) > len(listed) else []
+    yield Group(Text("removing a head, mean over documents", style="bold"), table, *remainder, *legend)
 
 
 def _change_cells(spread: Spread) -> list[str]:
-    def shown(number: float) -> str:
+    def number_words(number: float) -> str:
         return f"{number:+.4f}" if spread.statistic == "d_logit" else f"{number:.4f}"
 
-    interval = "–" if spread.low is None or spread.high is None else f"{shown(spread.low)} to {shown(spread.high)}"
-    return [shown(spread.mean), interval, f"{shown(spread.quantiles[0])} to {shown(spread.quantiles[-1])}"]
+    interval = (
+        "–"
+        if spread.low is None or spread.high is None
+        else f"{number_words(spread.low)} to {number_words(spread.high)}"
+    )
+    return [
+        number_words(spread.mean),
+        interval,
+        f"{number_words(spread.quantiles[0])} to {number_words(spread.quantiles[-1])}",
+    ]
 
 
 def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Sequence[HeadStatistics]) -> Iterator[Text]:
@@ -162,7 +172,7 @@ def _cell(cell: CorpusCell) -> str:
 
 def _of_layers(corpus: CorpusSummary, layers: Sequence[LayerView]) -> Iterator[tuple[LayerView, CorpusHead]]:
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    shown = {(*place, head.head) for place, layer in views.items() for head in layer.record.heads}
+    shown = {(*layer_key, head.head) for layer_key, layer in views.items() for head in layer.record.heads}
     for head in corpus.heads:
         if (head.layer, head.attention, head.head) in shown:
             yield views[head.layer, head.attention], head

@@ -1,4 +1,4 @@
-"""What removals change, from a record: a map of heads or a text in colours, the table by size, and the proof."""
+"""The terminal view of effects: a map of heads or a coloured text, the table of removals by size, and the verification."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ from mhacli.results.record.record import Record, texts_of
 from mhacli.text.escape import token_label, visible
 
 _MAX_ROWS, NUMBER, MARK, _QUOTED = 7, 6, 2, 40
-"""The most rows of the table, the columns of a cell of the map with and without its number, and those of a text that is named."""
+"""The largest number of table rows, the widths of map cells with and without a number, and that of a quoted text."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _SMALL = 0.01
-"""A change of the output vector that hardly matters."""
+"""The relative change of the output vector below which a removal hardly matters."""
 WORDS = ("removed", "from → to", "type")
-"""The columns of words."""
+"""The columns that hold words, not numbers."""
 _SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order", "later", "direct")
-"""What a narrow screen does without, the first of them first."""
+"""Columns left out on a narrow screen, in this order."""
 _GAP = 2
-"""The columns between those of the table."""
+"""The blanks between columns of the table."""
 _SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
 _SUPPORTS = "negative: what was removed supports the target"
 _SIGNED = ("d_logit", "direct", "later", "first_order", "d_logprob")
-"""What can be below 0."""
+"""The numbers that can be below 0."""
 
 
 def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
     """The sections of a record with effects."""
     summary = record.effect
-    assert summary is not None, "a record with effects says what was measured"
-    shown = EffectMap.of(record)
+    assert summary is not None, "a record with effects has a summary"
+    effect_map = EffectMap.of(record)
     yield _question(record, summary, screen)
     if not summary.verified.ok:
         yield _proof(summary, screen)
         return
-    if shown.rows:
-        yield _head_map(shown, screen)
-    for read in shown.texts:
-        yield _coloured_text(shown, read, screen)
-    yield scale_text(shown, screen, has_signs=bool(shown.texts) or not _is_numbered(shown, screen))
+    if effect_map.rows:
+        yield _head_map(effect_map, screen)
+    for read in effect_map.texts:
+        yield _coloured_text(effect_map, read, screen)
+    yield scale_text(effect_map, screen, has_signs=bool(effect_map.texts) or not _is_numbered(effect_map, screen))
     yield from _table(record, summary, options, screen)
     yield from _interaction(record, summary)
     yield from _masked_words(record, screen)
@@ -70,7 +70,7 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
-    """What was measured and removed, and whether the removals and the direct effects are proven."""
+    """The lines about what was measured and removed, the direct effects, and the verification."""
     summary = record.effect
     assert summary is not None
     more = (*_direct_words(summary, screen), *_rank_words(summary, screen)) if summary.verified.ok else ()
@@ -79,7 +79,7 @@ def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
 
 
 def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
-    """What is measured, and what is removed."""
+    """The measured logit or vector, and what was removed."""
     token = token_label(record.sequences[0].tokens[summary.position])
     where = f"at position {summary.position} “{token}”"
     if summary.target is None:
@@ -98,7 +98,7 @@ def _question(record: Record, summary: EffectSummary, screen: Screen) -> Text:
 
 
 def _measured(summary: EffectSummary) -> str:
-    """The number that is measured where it is a logit, or a difference of two."""
+    """The name of the measured logit, or difference of two logits."""
     minus = "" if summary.versus is None else f" minus that of “{token_label(summary.versus)}”"
     return f"the logit of “{token_label(summary.target or '')}”{minus}"
 
@@ -109,7 +109,7 @@ def _what_is_removed(record: Record) -> list[Text]:
 
 
 def _removed(effect: Effect, other: str | None) -> str:
-    """What a removal does, in words; `other` is the text that heads are resampled from."""
+    """The description of a removal; `other` is the text that heads are resampled from."""
     if effect.removed == "edge":
         return "removed: one attention weight at a time; the rest of its row is renormalised"
     if effect.removed == "spans":
@@ -130,7 +130,7 @@ def _head_map(shown: EffectMap, screen: Screen) -> Text:
     width = NUMBER if is_numbered else MARK
     axis = head_axis(shown.n_columns, width)
     above = f"{'':{label + len(axis) - len(axis.lstrip())}}head\n{'layer':>{label - 2}}  "
-    has_layers = any(row.name for row in shown.rows)  # a layer of our own has no name
+    has_layers = any(row.name for row in shown.rows)  # a layer of mha has no name
     lines = [Text((above if has_layers else f"{'head':>{label - 2}}  ") + axis, style="dim")]
     for row in shown.rows:
         line = Text(f"{row.name:>{label - 2}}  ")
@@ -147,19 +147,19 @@ def _label(shown: EffectMap) -> int:
 
 
 def _is_numbered(shown: EffectMap, screen: Screen) -> bool:
-    """Whether the cells of the map have room for their numbers; so they have where there is no map."""
+    """Whether the cells of the map have room for numbers; true without a map."""
     return not shown.rows or _label(shown) + shown.n_columns * NUMBER <= screen.width
 
 
 def head_axis(n_heads: int, width: int) -> str:
-    """The numbers of the heads above their columns, every fifth where a column has no number."""
+    """The head numbers above their columns; every fifth if the cells are narrow."""
     if width == NUMBER:
         return "".join(f"{head:>{width - 1}} " for head in range(n_heads)).rstrip()
     return "".join(f"{head:<{5 * width}}" for head in range(0, n_heads, 5)).rstrip()
 
 
 def _coloured_text(shown: EffectMap, read: ReadText, screen: Screen) -> Text:
-    """The tokens that a query reads, in the colours of what the loss of each changes."""
+    """The tokens that a query reads, coloured by the effect of removing each."""
     parts = []
     for edge, token in zip(read.edges, read.tokens, strict=True):
         sign, style = cell(
@@ -172,7 +172,7 @@ def _coloured_text(shown: EffectMap, read: ReadText, screen: Screen) -> Text:
 
 
 def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
-    """The range of changes, and what they are of; in colours, or with `has_signs` in the signs that stand for them without."""
+    """The scale of changes and its meaning, in colours, or, with `has_signs`, in the signs used without colours."""
     swatches = Text.assemble(*CHANGES.swatches(colour=screen.colour))
     swatches = swatches if shown.has_signs else swatches[len(swatches) // 2 :]  # no change is below 0
     is_drawn = screen.colour or has_signs
@@ -190,43 +190,43 @@ def scale_text(shown: EffectMap, screen: Screen, *, has_signs: bool) -> Text:
 
 
 def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen: Screen) -> Iterator[RenderableType]:
-    """A row per removal, the largest change first. Columns that do not fit are left out whole, the least important first."""
+    """A row per removal, the largest change first. Columns that do not fit are left out, the least important first."""
     headings, rows = effect_rows(record, summary)
-    shown = rows if options.everything else rows[:_MAX_ROWS]
-    lines = _narrowed([headings, *shown], heading_of(summary.metric, summary), screen.width)
+    listed = rows if options.everything else rows[:_MAX_ROWS]
+    lines = _narrowed([headings, *listed], heading_of(summary.metric, summary), screen.width)
     table = plain_table(*((name, name not in WORDS) for name in lines[0]))
     for row in lines[1:]:
         table.add_row(*row)
     yield table
     n_columns = len(headings) - len(lines[0])
-    rest = [left_out(len(rows) - len(shown))] if len(rows) > len(shown) else []
+    remainder = [left_out(len(rows) - len(listed))] if len(rows) > len(listed) else []
     if n_columns:
-        rest.append(Text(f"{count_of(n_columns, 'more column')} on a wider screen or with --csv", style="dim"))
-    if rest:
-        yield flowing(rest, screen.width)
+        remainder.append(Text(f"{count_of(n_columns, 'more column')} on a wider screen or with --csv", style="dim"))
+    if remainder:
+        yield flowing(remainder, screen.width)
 
 
 def _narrowed(lines: list[tuple[str, ...]], kept: str, width: int) -> list[tuple[str, ...]]:
-    """The lines of a table without what does not fit: columns, but not `kept`; then the ends of words, but never of a number."""
+    """The lines of a table narrowed to `width`: without some columns, but never `kept`, then with shortened words."""
     for name in _SPARE:
-        places = [place for place, heading in enumerate(lines[0]) if heading.rstrip("?") == name != kept]
-        for place in places if sum(_widths(lines)) > width else ():
-            lines = [(*line[:place], *line[place + 1 :]) for line in lines]
+        matching = [column for column, heading in enumerate(lines[0]) if heading.rstrip("?") == name != kept]
+        for column in matching if sum(_widths(lines)) > width else ():
+            lines = [(*line[:column], *line[column + 1 :]) for line in lines]
     excess = sum(widths := _widths(lines)) - width
     if excess > 0:
-        wide = max((place for place, name in enumerate(lines[0]) if name in WORDS), key=widths.__getitem__)
-        room = max(len(lines[0][wide]), widths[wide] - _GAP - excess)
-        lines = [(*line[:wide], fitted(line[wide], room), *line[wide + 1 :]) for line in lines]
+        widest = max((column for column, name in enumerate(lines[0]) if name in WORDS), key=widths.__getitem__)
+        width_left = max(len(lines[0][widest]), widths[widest] - _GAP - excess)
+        lines = [(*line[:widest], fitted(line[widest], width_left), *line[widest + 1 :]) for line in lines]
     return lines
 
 
 def _widths(lines: list[tuple[str, ...]]) -> list[int]:
-    """How wide the columns of a table of these lines are."""
+    """The widths of the columns of a table, with gaps."""
     return [max(map(cell_len, column)) + _GAP for column in zip(*lines, strict=True)]
 
 
 def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings, and a row of words per removal, the largest change first."""
+    """The headings and the rows of the table, the largest change first."""
     ranked = sorted(record.effects, key=lambda effect: -abs(summary.change_of(effect) or 0.0))
     has_edges, has_heads = (any(effect.removed == kind for effect in ranked) for kind in ("edge", "head"))
     numbers = numbers_of(record.effects)
@@ -241,13 +241,13 @@ def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...]
 
 
 def heading_of(name: str, summary: EffectSummary) -> str:
-    """The heading of a column, with a question mark where the proof of its numbers fails."""
+    """The heading of a column, with a question mark if its numbers are not verified."""
     is_unproven = name in ("direct", "later") and summary.direct is not None and not summary.direct.ok
     return EFFECT_COLUMNS[name].heading + "?" * is_unproven
 
 
 def number_words(effect: Effect, name: str, floor: float = 0.0) -> str:
-    """A number of an effect; a dash where there is none. A difference of two is 0 up to the noise `floor`, as each of them is."""
+    """A number of an effect, or a dash. `later`, a difference of two numbers, is 0 up to the noise `floor`, as they are."""
     number = getattr(effect, name)
     if name == "later" and number is not None and abs(number) <= floor:
         number = 0.0
@@ -261,7 +261,7 @@ def removal_words(effect: Effect, record: Record) -> str:
 
 
 def change_words(shown: EffectMap, effect: Effect) -> str:
-    """What was removed, and every number of it: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
+    """What was removed, with all numbers of its effect: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
     names = numbers_of(shown.record.effects)
     numbers = (f"{heading_of(name, shown.summary)} {number_words(effect, name, shown.summary.floor)}" for name in names)
     return f"{removal_words(effect, shown.record)}: {', '.join(numbers)}"
@@ -281,8 +281,8 @@ def _type(record: Record, effect: Effect) -> str:
     if effect.removed != "head":
         return ""
     layer = layer_of(record, effect.kind, effect.layer)
-    place = (0, "") if layer is None else (layer.layer, layer.name)
-    head = next((h for h in record.heads if h.head == effect.head and (h.layer, h.attention) == place), None)
+    layer_key = (0, "") if layer is None else (layer.layer, layer.name)
+    head = next((h for h in record.heads if h.head == effect.head and (h.layer, h.attention) == layer_key), None)
     return "" if head is None else type_text(head).partition(" (")[0]
 
 
@@ -295,7 +295,7 @@ def _edge_text(record: Record, effect: Effect) -> str:
 
 
 def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
-    """What heads change together beyond the sum of what each changes alone."""
+    """The change by all heads together, compared with the sum of the changes by each alone."""
     total = sum(summary.change_of(effect) or 0.0 for effect in record.effects if effect.removed == "head")
     for effect in record.effects:
         if effect.removed == "heads" and summary.metric == "d_logit":
@@ -307,7 +307,7 @@ def _interaction(record: Record, summary: EffectSummary) -> Iterator[Text]:
 
 
 def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
-    """How many removals take away what is masked already."""
+    """The number of removals of masked weights, which change nothing."""
     n = sum(effect.masked for effect in record.effects)
     if n:
         words = f"{n} of {count_of(len(record.effects), 'removal')} affect only masked weights: exactly 0"
@@ -315,7 +315,7 @@ def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
 
 
 def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
-    """What the columns of direct effects mean, and the logit as the sum of all direct contributions."""
+    """The meaning of the direct effects, and the logit as the sum of all direct contributions."""
     direct = summary.direct
     if direct is None:
         return
@@ -337,7 +337,7 @@ def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
 
 
 def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
-    """How well estimates and pictures rank what was removed."""
+    """The rank correlations of estimates and pictures with the effects."""
     screening = summary.screening
     if screening is not None:
         words = [
@@ -362,7 +362,7 @@ def _correlation(number: float) -> str:
 
 
 def _proof(summary: EffectSummary, screen: Screen) -> Text:
-    """Whether the removals did what they say, by the second computation."""
+    """Whether a second computation of the removals agrees with the first."""
     proof = summary.verified
     floor = Text(f"changes up to {number_text(summary.floor)} are noise and print as 0", style="dim")
     if not proof.ok:
@@ -385,19 +385,19 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
 
 
 def _answer(record: Record, summary: EffectSummary, screen: Screen) -> Text:
-    """Whether what was removed matters, in a sentence: the largest change, and what it does to the prediction."""
+    """A sentence on whether the removals matter: the largest change, and its effect on the prediction."""
     sizes = [abs(summary.change_of(effect) or 0.0) for effect in record.effects]
-    most, largest = max(zip(record.effects, sizes, strict=True), key=lambda each: each[1])
-    name, s = _subject(most, record), "" if most.removed == "heads" else "s"
+    strongest, largest = max(zip(record.effects, sizes, strict=True), key=lambda pair: pair[1])
+    name, s = _subject(strongest, record), "" if strongest.removed == "heads" else "s"
     measured = "the output vector" if summary.target is None else _measured(summary)
     n, n_without = len(sizes), sizes.count(0.0)
     if not largest:
-        which = f"{name} does not matter here" if n == 1 else f"none of the {n} removals matters here"
-        return _sentence(f"{which}: {measured} stays as it is", screen)
-    is_small, consequence = _consequence(most, summary, measured)
+        clause = f"{name} does not matter here" if n == 1 else f"none of the {n} removals matters here"
+        return _sentence(f"{clause}: {measured} stays as it is", screen)
+    is_small, consequence = _consequence(strongest, summary, measured)
     verb = f"matter{s} most" if n > 1 else f"hardly matter{s}" if is_small else f"matter{s}"
-    rest = f"; {n_without} of {n} removals change nothing" if n_without else ""
-    return _sentence(f"{name} {verb}: without {'it' if s else 'them'} {consequence}{rest}", screen)
+    remainder = f"; {n_without} of {n} removals change nothing" if n_without else ""
+    return _sentence(f"{name} {verb}: without {'it' if s else 'them'} {consequence}{remainder}", screen)
 
 
 def _sentence(words: str, screen: Screen) -> Text:
@@ -415,7 +415,7 @@ def _subject(effect: Effect, record: Record) -> str:
 
 
 def _consequence(effect: Effect, summary: EffectSummary, measured: str) -> tuple[bool, str]:
-    """Whether the answer of the model stays as it is in the numbers that are shown, and what it is without a part."""
+    """Whether the prediction stays the same as displayed, and a clause on the change by a removal."""
     change = summary.change_of(effect) or 0.0
     if summary.target is None:
         return change < _SMALL, f"{measured} moves by {percent_text(change)} of its length"

@@ -1,4 +1,4 @@
-"""What every picture of effects shows: a row of heads for each layer, the texts that queries read, and one scale for all."""
+"""The contents of every picture of effects: a row of heads for each layer, the texts that queries read, and the scale."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class ReadText:
 
 @dataclass(frozen=True)
 class EffectMap:
-    """The rows and texts of a record with effects, from `-largest` to `largest` where changes have signs, else from 0."""
+    """The rows and texts of a record with effects, with a scale from `-largest`, or 0 if changes have no sign, to `largest`."""
 
     record: Record
     summary: EffectSummary
 
     @staticmethod
     def of(record: Record) -> EffectMap:
-        """The pictures of a record that has effects."""
-        assert record.effect is not None, "a record with effects says what was measured"
+        """The map of a record with effects."""
+        assert record.effect is not None, "a record with effects has a summary"
         return EffectMap(record, record.effect)
 
     @cached_property
@@ -65,18 +65,18 @@ class EffectMap:
 
     @property
     def meaning(self) -> str:
-        """What a change is."""
+        """The meaning of a change."""
         if self.has_signs:
             return "change of the logit; negative: what was removed supports the target"
         return "change of the output by the removal, relative to its length"
 
     def level(self, effect: Effect | None) -> int:
-        """The level of a change, 0 … 510; `FORBIDDEN` for nothing."""
+        """The level of a change, 0 … 510; `FORBIDDEN` for a head that was not removed."""
         change = None if effect is None else self.summary.change_of(effect)
         return FORBIDDEN if change is None else int(change_levels(np.array(change), self.largest))
 
     def word(self, effect: Effect | None) -> str:
-        """A change in five columns: `-1.20`, `.31`, `0`; nothing for a head that was not removed."""
+        """A change in five columns: `-1.20`, `.31`, `0`; empty for a head that was not removed."""
         change = None if effect is None else self.summary.change_of(effect)
         if change is None:
             return ""
@@ -87,16 +87,16 @@ class EffectMap:
 
     @cached_property
     def rows(self) -> tuple[EffectRow, ...]:
-        """A row for each layer of which heads were removed alone; a layer of our own has no name."""
-        alone = {(e.kind, e.layer, e.head): e for e in self.record.effects if e.removed == "head"}
-        if alone and not self.record.layers:
+        """A row for each layer with heads removed one at a time; a layer of mha has no name."""
+        by_head = {(e.kind, e.layer, e.head): e for e in self.record.effects if e.removed == "head"}
+        if by_head and not self.record.layers:
             kind = self.record.effects[0].kind
-            return (EffectRow("", tuple(alone.get((kind, 0, h)) for h in range(self.record.config.n_heads))),)
-        layers = [layer for layer in self.record.layers if any(key[:2] == (layer.kind, layer.layer) for key in alone)]
+            return (EffectRow("", tuple(by_head.get((kind, 0, h)) for h in range(self.record.config.n_heads))),)
+        layers = [layer for layer in self.record.layers if any(key[:2] == (layer.kind, layer.layer) for key in by_head)]
         return tuple(
             EffectRow(
                 short_name(layer, self.record.layers),
-                tuple(alone.get((layer.kind, layer.layer, head)) for head in range(layer.n_heads)),
+                tuple(by_head.get((layer.kind, layer.layer, head)) for head in range(layer.n_heads)),
             )
             for layer in layers
         )
@@ -108,7 +108,7 @@ class EffectMap:
 
     @cached_property
     def texts(self) -> tuple[ReadText, ...]:
-        """The edges of each head, or of each layer where all its heads lose them together."""
+        """The edges of each head, or of each layer if they were removed from all its heads together."""
         grouped: dict[str, list[Effect]] = {}
         for effect in self.record.effects:
             if effect.removed == "edge":
@@ -121,13 +121,13 @@ class EffectMap:
 
 
 def removal_name(effect: Effect, record: Record) -> str:
-    """`5.1`, or what else was removed; of a layer of our own `head 1`."""
+    """The name of a removal, such as `5.1`; `head 1` in a layer of mha."""
     if effect.removed == "spans":
         return " → ".join(map(visible, effect.spans))
     if effect.removed == "heads":
         kinds = effect.kinds or (effect.kind,) * len(effect.heads)
-        places = zip(kinds, effect.heads, strict=True)
-        return " + ".join(_head_name(kind, layer, head, record) for kind, (layer, head) in places)
+        pairs = zip(kinds, effect.heads, strict=True)
+        return " + ".join(_head_name(kind, layer, head, record) for kind, (layer, head) in pairs)
     if effect.layer is not None and effect.head is not None:
         return "head " * (not record.layers) + _head_name(effect.kind, effect.layer, effect.head, record)
     layer = layer_of(record, effect.kind, effect.layer)
@@ -135,11 +135,11 @@ def removal_name(effect: Effect, record: Record) -> str:
 
 
 def _head_name(kind: AttentionKind, number: int, head: int, record: Record) -> str:
-    """`5.1`, `cross 5.1`; of a layer of our own `1`."""
+    """`5.1`, `cross 5.1`; `1` in a layer of mha."""
     layer = layer_of(record, kind, number)
     return str(head) if layer is None else f"{short_name(layer, record.layers)}.{head}"
 
 
 def layer_of(record: Record, kind: AttentionKind, number: int | None) -> InspectedLayer | None:
-    """A layer of a checkpoint, None of one of our own."""
+    """The layer of a checkpoint, None for a layer of mha."""
     return next((layer for layer in record.layers if (layer.kind, layer.layer) == (kind, number)), None)

@@ -27,7 +27,7 @@ from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 _MAX_LISTED = 8
-_SEEN = {
+_CAPTURES = {
     "registry": "captured in transformers' attention registry",
     "module": "captured in the model's own eager_attention_forward",
     "sdpa": "captured in torch's scaled_dot_product_attention",
@@ -42,7 +42,7 @@ def model_header(record: Record, model: Model, screen: Screen, *, everything: bo
     lines: list[RenderableType] = [
         flowing([*name, *(Text(part) for part in _sizes(record, model))], screen.width),
         flowing([*_proof(record, model)], screen.width),
-        flowing([Text(part, style="dim") for part in _how(record, model)], screen.width),
+        flowing([Text(part, style="dim") for part in _capture_lines(record, model)], screen.width),
     ]
     if model.generated is not None:
         generated = model.generated
@@ -64,15 +64,15 @@ def _generated_text(record: Record, generated: Generated) -> str:
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:
     """The sizes of the model, and its device."""
-    environment, seen = record.environment, len({(layer.kind, layer.layer) for layer in record.layers})
+    environment, n_inspected = record.environment, len({(layer.kind, layer.layer) for layer in record.layers})
     n_all = model.n_layers * len({layer.kind for layer in record.layers})
     yield from (visible(model.family), visible(model.architecture))
     yield f"{count_text(model.n_parameters)} parameters"
-    chosen = f", {names_of(record.layers)} inspected" if seen + len(model.without) < n_all else ""
+    chosen = f", {names_of(record.layers)} inspected" if n_inspected + len(model.without) < n_all else ""
     yield count_of(model.n_layers, "layer") + chosen
     yield from by_layers(record.layers, _heads)
-    most = "" if model.max_positions is None else f", up to {model.max_positions:,}"
-    yield f"positions {visible(model.positions)}{most}"
+    limit = "" if model.max_positions is None else f", up to {model.max_positions:,}"
+    yield f"positions {visible(model.positions)}{limit}"
     yield from (visible(model.dtype), visible(environment.device))
     yield f"torch {visible(environment.torch)}"
     yield f"mha {visible(environment.mha)}"
@@ -102,11 +102,11 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
         yield Text(f"inspecting CHANGED the outputs{part}", style="bold red")
 
 
-def _how(record: Record, model: Model) -> Iterator[str]:
+def _capture_lines(record: Record, model: Model) -> Iterator[str]:
     """How layers were captured and differ from plain attention, each text with its layers."""
     layers = record.layers
     yield from texts_in_words(record)
-    yield from by_layers(layers, lambda layer: _SEEN.get(layer.captured_by, visible(layer.captured_by)))
+    yield from by_layers(layers, lambda layer: _CAPTURES.get(layer.captured_by, visible(layer.captured_by)))
     yield from by_layers(
         layers, lambda layer: "" if layer.captured_by == "softmax" else f"kernel {visible(layer.kernel)}"
     )
@@ -123,11 +123,11 @@ def _how(record: Record, model: Model) -> Iterator[str]:
     total = record.timings.get("total")
     if total is not None:
         loading = record.timings.get("loading")
-        of_it = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
-        yield f"took {seconds_text(total.median_s)}{of_it}"
+        loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
+        yield f"took {seconds_text(total.median_s)}{loading_part}"
     are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
-    take = "take" if are_kept else "would take"
-    yield f"full attention matrices {take} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
+    verb = "take" if are_kept else "would take"
+    yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"
 
 
 def _departure(name: str, layer: InspectedLayer) -> str:
@@ -151,15 +151,15 @@ def _unverified(record: Record, everything: bool) -> Iterator[Text]:
     for layer in shown:
         yield Text(f"! {layer.label} NOT verified: {'; '.join(_reasons(layer)) or 'no reason given'}", style="bold red")
     if len(shown) < len(doubtful):
-        rest = names_of(doubtful[len(shown) :])
-        yield Text(f"! {rest} NOT verified either (--all says why)", style="bold red")
+        others = names_of(doubtful[len(shown) :])
+        yield Text(f"! {others} NOT verified either (--all says why)", style="bold red")
 
 
 def _reasons(layer: InspectedLayer) -> list[str]:
     failed = [check for check in layer.survey.checks if not check.ok]
     failures = [f"'{visible(check.name)}' {_failure(check)}" for check in failed]
-    named = [f"the check '{check.name}'" for check in failed]
-    return failures + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in named)]
+    listed = [f"the check '{check.name}'" for check in failed]
+    return failures + [visible(r) for r in layer.unverified if not any(r.startswith(begin) for begin in listed)]
 
 
 def _failure(check: Check) -> str:
@@ -193,10 +193,10 @@ def checks_view(record: Record, screen: Screen, *, in_detail: bool) -> Text:
 def _worst(name: str, layers: Sequence[InspectedLayer]) -> Text:
     """A check for the layer with the largest error, and the layers where it fails."""
     checks = [(check, layer) for layer in layers for check in layer.survey.checks if check.name == name]
-    worst, of = max(checks, key=lambda pair: pair[0].severity)
+    worst, worst_layer = max(checks, key=lambda pair: pair[0].severity)
     failed = [layer for check, layer in checks if not check.ok]
     words = agreement(worst)
-    words += f", {of.label}" if len(layers) > 1 else ""
+    words += f", {worst_layer.label}" if len(layers) > 1 else ""
     if failed:
         return Text(f"{words}: FAILED in {names_of(failed)}", style="bold red")
     return Text(words, style="dim")

@@ -74,11 +74,11 @@ def _groups(layers: Sequence[LayerView], sequences: Sequence[int], options: View
     patterns = [[*_of_layer(layer, b, options)] for layer in layers for b in sequences]
     if options.layers is None:
         patterns = [[head for group in patterns for head in group]]
-    is_asked = options.everything or (options.layers is not None and options.heads is not None)
+    is_requested = options.everything or (options.layers is not None and options.heads is not None)
     for group in patterns:
-        selection = balanced(len(group), len(group) if is_asked else MAX_DRAWN)
+        selection = balanced(len(group), len(group) if is_requested else MAX_DRAWN)
         missing = hidden(selection.hidden, "pattern", "--all, --layer, --head") if selection.hidden else None
-        titled = [TitledPattern(_title(group[place]), group[place]) for place in selection.shown]
+        titled = [TitledPattern(_title(group[idx]), group[idx]) for idx in selection.shown]
         yield PatternGroup(titled, selection.before, missing)
 
 
@@ -92,11 +92,11 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
         rows = None if rows is None else words_with(view.sequences[sequence], rows)
         if produced is not None:  # the word before the first generated word
             produced = sum(word[0] <= produced for word in words) - 1
-        view = in_words(view)
+        view = merge_words(view)
     for head in view.heads:
         if options.heads is None or head.head in options.heads:
-            (place,) = places_of(view, [head.head])
-            yield HeadPattern(view, sequence, place, "pattern", rows, produced, inspected)
+            (head_idx,) = places_of(view, [head.head])
+            yield HeadPattern(view, sequence, head_idx, "pattern", rows, produced, inspected)
 
 
 def _title(head: HeadPattern) -> Text:
@@ -127,7 +127,7 @@ def _captions(groups: Sequence[PatternGroup], scale: HeatScale, options: ViewOpt
 
 # ------------------------------------------------------------------------------------------------------ top keys of rows
 
-_MOST_NAME = 16
+_NAME_WIDTH = 16
 
 
 def top_keys_of_rows(
@@ -165,12 +165,12 @@ def _keys_of_row(head: HeadPattern, weights: Array, row: int, produced: int | No
     order = sorted(range(first + 1, first + n_keys), key=lambda key: -float(weights[key]))
     keys = [key for key in order if weights[key] > 0][: options.top]
     listed = ", ".join(
-        f"{token_at(head.key_name(key), head.key_index(key), _MOST_NAME)} {percent_text(float(weights[key]))}"
+        f"{token_at(head.key_name(key), head.key_index(key), _NAME_WIDTH)} {percent_text(float(weights[key]))}"
         for key in keys
     )
-    cells = [Text(token_at(head.query_name(row), row, _MOST_NAME), style="bold")]
+    cells = [Text(token_at(head.query_name(row), row, _NAME_WIDTH), style="bold")]
     if produced is not None:
-        cells.append(Text(fitted(head.query_name(row + 1), _MOST_NAME) if row >= produced else "", style="cyan"))
+        cells.append(Text(fitted(head.query_name(row + 1), _NAME_WIDTH) if row >= produced else "", style="cyan"))
     return [*cells, Text(percent_text(float(weights[first]))), Text(listed or "nothing else")]
 
 
@@ -184,7 +184,7 @@ WORDS_CAPTION = (
 Words = Sequence[range]
 
 
-def in_words(view: Record) -> Record:
+def merge_words(view: Record) -> Record:
     """The record of one layer with words in place of tokens: `pattern`, `allowed`, `entropy` and `strongest_key`.
 
     Weights are summed over the keys of a word and averaged over its queries with a visible key, so row sums are
@@ -242,14 +242,14 @@ def _merged_text(view: Record, arrays: Record, b: int, queries: Words, keys: Wor
     sums = np.add.reduceat(np.add.reduceat(weights, k_starts, axis=2), q_starts, axis=1)
     any_allowed = np.logical_or.reduceat(np.logical_or.reduceat(allowed, k_starts, axis=2), q_starts, axis=1)
     size = (arrays.facts.q_len, arrays.facts.k_len)
-    place = (
+    index = (
         slice(None),
         slice(arrays.first_query(b), arrays.first_query(b) + len(queries)),
         slice(arrays.first_key(b), arrays.first_key(b) + len(keys)),
     )
-    pattern, keep = np.zeros((len(weights), *size)), np.zeros((len(allowed), *size), bool)
-    pattern[place], keep[place] = sums / n_seeing[..., None], any_allowed
-    return pattern, keep
+    pattern, visible = np.zeros((len(weights), *size)), np.zeros((len(allowed), *size), bool)
+    pattern[index], visible[index] = sums / n_seeing[..., None], any_allowed
+    return pattern, visible
 
 
 def _entropy(pattern: Array) -> Array:

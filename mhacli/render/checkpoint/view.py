@@ -35,7 +35,7 @@ from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 5
-"""The most heads in the table of one layer and of several, patterns, and sink keys."""
+"""The largest number of heads in the table of one layer and of several, of patterns, and of sink keys."""
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -56,7 +56,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
         Group(grid(record, layers, screen), _sinks(record, layers, heads, screen)),
         Group(*remarks, table, *legend(record, listed, options, screen), *pattern_hint(layers, options)),
         *_spread(record, layers, listed, options),
-        *_strong_places(record, layers, listed, options, screen),
+        *_strong_cells(record, layers, listed, options, screen),
         *(token_tables(record, sequences, options, screen) if options.tokens or options.verbose else ()),
     ]
     if any("span_mass" in layer.record.arrays for layer in layers):
@@ -81,15 +81,15 @@ def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple
     excess."""
     ordered = in_order(heads, options.sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
-    most = MAX_LISTED if n_layers == 1 else MAX_RANKED
-    if options.everything or len(ordered) <= most:
+    limit = MAX_LISTED if n_layers == 1 else MAX_RANKED
+    if options.everything or len(ordered) <= limit:
         return ordered, ""
-    named = [head for head in heads if head.kind not in UNTYPED]
-    if options.sort == "head" and n_layers > 1 and named:
-        listed = in_order(named, "certainty")[:most]
+    typed = [head for head in heads if head.kind not in UNTYPED]
+    if options.sort == "head" and n_layers > 1 and typed:
+        listed = in_order(typed, "certainty")[:limit]
         description = f"{len(listed)} of {len(ordered)} heads, by excess over uniform, mixed left out"
     else:
-        listed, by = ordered[:most], "" if options.sort == "head" else f" by {options.sort}"
+        listed, by = ordered[:limit], "" if options.sort == "head" else f" by {options.sort}"
         description = f"the first {len(listed)} of {len(ordered)} heads{by}"
     return listed, description
 
@@ -99,25 +99,27 @@ def _sinks(record: Record, layers: Sequence[LayerView], heads: Sequence[HeadStat
     if record.corpus is not None:
         return corpus_sinks(record.corpus, layers, record, screen)
     views = {(layer.inspected.layer, layer.inspected.name): layer for layer in layers}
-    places_of_key: dict[str, list[tuple[float, str]]] = {}
+    occurrences_by_key: dict[str, list[tuple[float, str]]] = {}
     for head in heads:
         layer = views[head.layer, head.attention]
-        half = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
+        stack = "encoder " if record.context is not None and layer.inspected.kind in ("encoder", "cross") else ""
         for sink in head.sink_keys:
-            name = f"{half}{key_name(layer.record, sink.sequence, sink.key)}"
-            place = f"{short_name(layer.inspected, record.layers)}.{head.head}"
-            places_of_key.setdefault(name, []).append((sink.share, place))
-    what = f"{sinks_are(survey_of(record).sink_share)}:"
-    if not places_of_key:
-        return Text(f"{what} none", style="dim")
-    ordered = sorted(places_of_key.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
+            name = f"{stack}{key_name(layer.record, sink.sequence, sink.key)}"
+            head_name = f"{short_name(layer.inspected, record.layers)}.{head.head}"
+            occurrences_by_key.setdefault(name, []).append((sink.share, head_name))
+    label = f"{sinks_are(survey_of(record).sink_share)}:"
+    if not occurrences_by_key:
+        return Text(f"{label} none", style="dim")
+    ordered = sorted(occurrences_by_key.items(), key=lambda item: (-len(item[1]), -max(item[1])[0], item[0]))
     parts = []
-    for number, (name, places) in enumerate(ordered[:MAX_SINKS]):
-        most, place = max(places)
+    for number, (name, occurrences) in enumerate(ordered[:MAX_SINKS]):
+        largest, head_name = max(occurrences)
         unit = "" if number else "layer.head "  # printed once
-        parts.append(f"{name} in {count_of(len(places), 'head')}, at most {percent_text(most)} ({unit}{place})")
+        parts.append(
+            f"{name} in {count_of(len(occurrences), 'head')}, at most {percent_text(largest)} ({unit}{head_name})"
+        )
     parts += [f"{len(ordered) - MAX_SINKS} others"] if len(ordered) > MAX_SINKS else []
-    return Text("\n".join(labelled(what, parts, screen.width)), style="magenta")
+    return Text("\n".join(labelled(label, parts, screen.width)), style="magenta")
 
 
 def _of_layers(
@@ -132,7 +134,7 @@ def _of_layers(
             yield layer, heads
 
 
-def _strong_places(
+def _strong_cells(
     record: Record, layers: Sequence[LayerView], listed: Sequence[HeadStatistics], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The strongest keys and cells of a few chosen heads."""
@@ -149,19 +151,19 @@ def _maps(
     layers: Sequence[LayerView], sequences: Sequence[int], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """The maps of the requested heads, in the chosen layers or in as many as fit on a screen."""
-    places = [
-        (layer, place, b)
+    maps = [
+        (layer, head_idx, b)
         for layer in layers
-        for place in places_of(
+        for head_idx in places_of(
             layer.record, [h for h in options.maps if h in {heads.head for heads in layer.record.heads}]
         )
         for b in sequences
     ]
-    room = len(places) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, place, b in places[:room]:
-        yield pooled_map(layer.record, place, b, options, screen, layer=layer.inspected.label)
-    if len(places) > room:
-        yield hidden(len(places) - room, "map", "--all or --layer")
+    limit = len(maps) if options.everything or options.layers is not None else MAX_DRAWN
+    for layer, head_idx, b in maps[:limit]:
+        yield pooled_map(layer.record, head_idx, b, options, screen, layer=layer.inspected.label)
+    if len(maps) > limit:
+        yield hidden(len(maps) - limit, "map", "--all or --layer")
 
 
 def _cells(
@@ -173,20 +175,20 @@ def _cells(
 ) -> Iterator[RenderableType]:
     """The kept cells of the listed heads: a block of their patterns, and the top keys of some queries."""
     listed_layers = [*_of_layers(layers, listed)]
-    corners = [
-        (layer, place, b)
+    blocks = [
+        (layer, head_idx, b)
         for layer, heads in listed_layers
-        for place in places_of(layer.record, [head.head for head in heads])
+        for head_idx in places_of(layer.record, [head.head for head in heads])
         for b in sequences
         if "corner" in layer.record.arrays
     ]
-    room = len(corners) if options.everything or options.layers is not None else MAX_DRAWN
-    for layer, place, b in corners[:room]:
-        corner = layer.inspected.survey.kept.corner
-        assert corner is not None, "its cells are there"
-        yield corner_view(layer.record, corner, place, b, options, screen, layer=layer.inspected.label)
-    if len(corners) > room:
-        yield hidden(len(corners) - room, "part", "--all or --layer")
+    limit = len(blocks) if options.everything or options.layers is not None else MAX_DRAWN
+    for layer, head_idx, b in blocks[:limit]:
+        block = layer.inspected.survey.kept.corner
+        assert block is not None, "its cells are in the record"
+        yield corner_view(layer.record, block, head_idx, b, options, screen, layer=layer.inspected.label)
+    if len(blocks) > limit:
+        yield hidden(len(blocks) - limit, "part", "--all or --layer")
     for layer, heads in listed_layers:
         if "top_keys" in layer.record.arrays:
             for b in (b for b in sequences if _has_requested(layer, b)):
@@ -201,7 +203,7 @@ def _has_requested(layer: LayerView, sequence: int) -> bool:
 # -------------------------------------------------------------------------------------------------------- grid of heads
 
 _NOT_INSPECTED = " "
-_STEP, _FEW = 5, 3
+_AXIS_STEP, _MAX_NAMED = 5, 3
 
 
 def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> RenderableType:
@@ -209,9 +211,9 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
     inspected = [layer.inspected for layer in layers]
     n_heads = max(layer.n_heads for layer in inspected)
     label = max(cell_len(name) for name in ("layer", *(short_name(layer, record.layers) for layer in inspected))) + 1
-    room = screen.width - label - 1
-    width = next((w for w in (len(str(n_heads - 1)) + 1, 2) if n_heads * w <= room), 2)
-    n_panels = -(-n_heads // max(1, room // width))
+    width_left = screen.width - label - 1
+    width = next((w for w in (len(str(n_heads - 1)) + 1, 2) if n_heads * w <= width_left), 2)
+    n_panels = -(-n_heads // max(1, width_left // width))
     size = -(-n_heads // n_panels)
     panels: list[RenderableType] = []
     for start in range(0, n_heads, size):
@@ -219,8 +221,8 @@ def grid(record: Record, layers: Sequence[LayerView], screen: Screen) -> Rendera
         lines = [_axis(columns, label, width)]
         for name, row in _rows(record, layers):
             if isinstance(row, str):
-                instead = fitted(f"– {row}", max(1, room))
-                lines.append(Text(f"{name:>{label - 1}}  {instead}", style="dim"))
+                replacement = fitted(f"– {row}", max(1, width_left))
+                lines.append(Text(f"{name:>{label - 1}}  {replacement}", style="dim"))
             else:
                 lines.append(_row(row, name, columns, label, width))
         panels.append(Text("\n").join(lines))
@@ -246,20 +248,20 @@ def _rows(record: Record, layers: Sequence[LayerView]) -> Iterator[tuple[str, La
 def _axis(columns: range, label: int, width: int) -> Text:
     """The axis labels and those head numbers that fit."""
     axis = [" "] * (len(columns) * width + width)
-    free = 0
-    for place, head in enumerate(columns):
-        number, at = str(head), place * width
-        is_round = width > len(str(columns[-1])) or head % _STEP == 0
-        if at >= free and (place == 0 or is_round):
-            axis[at : at + len(number)] = number
-            free = at + len(number) + 1
+    next_free = 0
+    for column, head in enumerate(columns):
+        number, position = str(head), column * width
+        is_round = width > len(str(columns[-1])) or head % _AXIS_STEP == 0
+        if position >= next_free and (column == 0 or is_round):
+            axis[position : position + len(number)] = number
+            next_free = position + len(number) + 1
     return Text(f"{'':{label - 1}}  head\n{'layer':>{label - 1}}  {''.join(axis).rstrip()}", style="dim")
 
 
 def _row(layer: LayerView, name: str, columns: range, label: int, width: int) -> Text:
-    is_sure = layer.inspected.verified
-    line = Text(f"{name:>{label - 1}}", style="" if is_sure else "bold red")
-    line.append(" " if is_sure else "!", style="bold red").append(" ")
+    is_verified = layer.inspected.verified
+    line = Text(f"{name:>{label - 1}}", style="" if is_verified else "bold red")
+    line.append(" " if is_verified else "!", style="bold red").append(" ")
     kinds = {head.head: head.kind for head in layer.record.heads}
     for head in columns:
         sign, style = type_sign(kinds[head]) if head in kinds else (_NOT_INSPECTED, Style.null())
@@ -278,7 +280,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
             continue
         sign, style = type_sign(kind)
         part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(heads_of_kind)}")
-        if len(heads_of_kind) <= _FEW and kind not in UNTYPED:
+        if len(heads_of_kind) <= _MAX_NAMED and kind not in UNTYPED:
             listed = (
                 f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in heads_of_kind
             )
@@ -306,7 +308,7 @@ def span_view(
         if "span_mass" in layer.record.arrays
         for row in _span_rows(record, layer, sequences, options)
     ]
-    shown = balanced(len(rows), len(rows) if options.everything else _MAX_ROWS)
+    selection = balanced(len(rows), len(rows) if options.everything else _MAX_ROWS)
     names = [fitted(token_label(span.name), _NAME_WIDTH) for span in record.spans]
     label = max([len("layer"), *(cell_len(name) for name, _, _ in rows)])
     width = max(options.precision + 2 + _LIFT_WIDTH, *(cell_len(f"→ {name}") for name in names))
@@ -318,34 +320,34 @@ def span_view(
             table.add_column(
                 Text(f"{names[query_span]}\n→ {names[key_span]}"), justify="right", no_wrap=True, min_width=width
             )
-        for place, row in enumerate(shown.shown):
-            if shown.hidden and place == shown.before:
-                table.add_row("⋮", left_out(shown.hidden))
+        for line_idx, row in enumerate(selection.shown):
+            if selection.hidden and line_idx == selection.before:
+                table.add_row("⋮", left_out(selection.hidden))
             name, mass, uniform = rows[row]
             cells = [_cell(float(mass[pair]), float(uniform[pair]), options.precision) for pair in pairs]
             table.add_row(name, *cells)
         tables.append(table)
     averaged = [] if options.heads is not None else ["heads"]
     averaged += ["sequences"] if len(sequences) > 1 else []
-    of = "".join(f" and {name}" for name in averaged)
+    also = "".join(f" and {name}" for name in averaged)
     caption = Text(
-        f"a → b: the attention weight of all tokens of b together for a token of a, averaged over a{of} · ×: its ratio to that "
+        f"a → b: the attention weight of all tokens of b together for a token of a, averaged over a{also} · ×: its ratio to that "
         "of uniform attention over the same keys, so that long spans are not favoured · attention is not causation",
         style="dim",
     )
     return Group(Text("between spans", style="bold"), *tables, caption)
 
 
-def _panels(n_spans: int, room: int) -> Iterator[list[_Pair]]:
+def _panels(n_spans: int, n_columns: int) -> Iterator[list[_Pair]]:
     """The pairs of spans in parts that fit, with pairs of whole spans together if possible."""
-    per_panel = room // n_spans * n_spans or room
+    per_panel = n_columns // n_spans * n_spans or n_columns
     pairs = [(query_span, key_span) for query_span in range(n_spans) for key_span in range(n_spans)]
-    if room >= n_spans:
+    if n_columns >= n_spans:
         yield from (pairs[start : start + per_panel] for start in range(0, len(pairs), per_panel))
         return
     for query_span in range(n_spans):
         of_query = [pair for pair in pairs if pair[0] == query_span]
-        yield from (of_query[start : start + room] for start in range(0, n_spans, room))
+        yield from (of_query[start : start + n_columns] for start in range(0, n_spans, n_columns))
 
 
 def _span_rows(
@@ -360,8 +362,8 @@ def _span_rows(
         return
     inspected = {head.head for head in view.heads}
     requested = [head for head in dict.fromkeys(options.heads) if head in inspected]
-    for head, place in zip(requested, places_of(view, requested), strict=True):
-        yield f"{name} · head {head}", _mean(mass[:, place], (0,)), _mean(uniform[:, place], (0,))
+    for head, head_idx in zip(requested, places_of(view, requested), strict=True):
+        yield f"{name} · head {head}", _mean(mass[:, head_idx], (0,)), _mean(uniform[:, head_idx], (0,))
 
 
 def _mean(numbers: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

@@ -41,7 +41,7 @@ font: 12px/1.35 ui-monospace, Menlo, Consolas, monospace; }
 def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
     """The parts, each with its name, in one element. Parts above the limit are left out and listed; `elsewhere` says
     how to see them."""
-    shown, left_out = [tag("style", Html(_STYLE.strip()))], []
+    included, left_out = [tag("style", Html(_STYLE.strip()))], []
     n_bytes = len(_STYLE.encode()) + _FRAME
     for name, part in parts:
         n_bytes += (size := len(part.encode()))
@@ -49,11 +49,11 @@ def fragment(parts: Iterable[tuple[str, Html]], *, elsewhere: str = "") -> str:
             left_out.append(name)
             n_bytes -= size
         else:
-            shown.append(part)
+            included.append(part)
     if left_out:
-        words = f"left out, to stay below {format_size(LIMIT_BYTES)}: {', '.join(left_out)}"
-        shown.append(tag("p", text(f"{words}; {elsewhere}" if elsewhere else words), class_="dim"))
-    return tag("div", joined(shown), class_="mha-repr")
+        message = f"left out, to stay below {format_size(LIMIT_BYTES)}: {', '.join(left_out)}"
+        included.append(tag("p", text(f"{message}; {elsewhere}" if elsewhere else message), class_="dim"))
+    return tag("div", joined(included), class_="mha-repr")
 
 
 _FRAME = 500

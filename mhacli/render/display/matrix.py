@@ -27,12 +27,12 @@ def matrix(cells: HeadMap, scale: Scale, title: str) -> Html:
     head = [tag("th", text("query ↓ key →"), class_="word"), *(_column(shown, j, upright=has_numbers) for j in columns)]
     names = (tag("th", text(fitted(shown.query_name(i), _NAME)), class_="word") for i in range(len(shown.weights)))
     rows = (tag("tr", name, *_cells(shown, shaded, i, has_numbers=has_numbers)) for i, name in enumerate(names))
-    whole = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows))
+    body = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows))
     notes = [*_notes(shown), f"scale: {shaded.range}"]
     return joined(
         [
             tag("p", tag("b", text(title))),
-            tag("div", whole),
+            tag("div", body),
             tag("p", *_ramp(), text(f" {' · '.join(notes)}"), class_="dim"),
         ]
     )

@@ -76,7 +76,7 @@ def _effect_parts(record: Record) -> Iterator[tuple[str, Html]]:
 
 
 _MOST_EFFECTS = 12
-"""The most removals listed, the largest changes first."""
+"""The largest number of removals listed."""
 
 
 def _painted(level: int) -> Mapping[str, str]:

@@ -19,15 +19,15 @@ from mhacli.results.record.record import Record
 
 
 @singledispatch
-def html_of(shown: object) -> str:
+def html_of(result: object) -> str:
     """The HTML of a result."""
-    raise TypeError(f"{type(shown).__name__} has no HTML")
+    raise TypeError(f"{type(result).__name__} has no HTML")
 
 
 @singledispatch
-def view_of(shown: object) -> TerminalView:
+def view_of(result: object) -> TerminalView:
     """The terminal view of a result."""
-    raise TypeError(f"{type(shown).__name__} has no view")
+    raise TypeError(f"{type(result).__name__} has no view")
 
 
 html_of.register(Record, record_html)
@@ -38,8 +38,8 @@ html_of.register(Pattern, pattern_html)
 @html_of.register(Report)
 @html_of.register(Benchmark)
 @html_of.register(RecordDiff)
-def _(shown: object) -> str:
-    return fragment([("the report", terminal_part(view_of(shown).views(Screen(COLUMNS, False))))])
+def _(result: object) -> str:
+    return fragment([("the report", terminal_part(view_of(result).views(Screen(COLUMNS, False))))])
 
 
 @view_of.register

@@ -17,7 +17,7 @@ from mhacli.errors import MhaError, UsageError, first_names, out_of_range
 from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, token_at, token_text, weight_text
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
-from mhacli.render.checkpoint.patterns import in_words, words_with
+from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.figures.scales import Shading
 from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, stacked, wrapped, written
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
@@ -121,7 +121,7 @@ def _in_words(
     head: DrawableHead, sequence: int, rows: tuple[int, ...] | None
 ) -> tuple[DrawableHead, tuple[int, ...] | None]:
     """The head with words in place of tokens. A word that contains a sink counts as a sink."""
-    view = in_words(head.record)
+    view = merge_words(head.record)
     if rows is not None:
         rows = words_with(head.record.sequences[sequence], rows)
     return replace(head, record=view, statistics=_sinks_in_words(head)), rows

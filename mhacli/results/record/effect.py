@@ -1,4 +1,4 @@
-"""What a record says of effects: how much the output of a model changes when attention is removed."""
+"""The effects in a record: how much the output of a model changes when attention is removed."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from mhacli.results.columns import EFFECT_NUMBERS
 from mhacli.spec.tokens import AttentionKind
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
-"""What stands in the place of what is removed. For the output of a head: zeros, its mean over the positions of the text, or its
-output in another text at the positions that correspond. For an edge: the other weights of its row, which grow in proportion
-until the row sums to what it did."""
+"""The replacement of the removed part. The output of a head is replaced by zeros, by its mean over the positions of the text, or
+by its output for another text at the corresponding positions. For an edge, the other weights of its row are scaled so that the
+row keeps its sum."""
 REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean", "resample")
-"""What may replace the output of a head."""
+"""The replacements of the output of a head."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One removal, and how far it moves the output at one position: removed minus untouched.
+    """One removal, and the change of the output at one position: with the removal minus without it.
 
-    A head is removed at position `at` alone, or at all positions where that is None; `heads` are several of them together, as
-    layer and number. An edge is the weight that `query` gives to `key`, in one `head`, or in all heads of the layer where that
-    is None. Of `spans` the tokens of the second see none of the first, in all heads of `layers`. A layer of our own is 0.
-    `kinds` are those of `heads` of several kinds of attention, else all are `kind`.
+    A head is removed only at position `at`, or at all positions for None. `heads` are several heads removed together, as
+    (layer, number); `kinds` are their kinds of attention if these differ, otherwise all are of `kind`. An edge is the attention
+    weight of `query` on `key` in one `head`, or in all heads of the layer for None. With `spans`, tokens of the second span see
+    none of the first, in all heads of `layers`. A layer of mha has number 0.
 
-    `d_logit` is of the target token, or of the difference between it and the one that it is compared with; `d_logprob` (nats) of
-    the target token. `kl` is the divergence KL(untouched ‖ removed) of the whole distribution, in nats. `rank` is that of the
-    target token with the removal, 0 being the likeliest. All four are None for a model without a language head. `d_output` is
-    ‖change‖ ÷ ‖output‖ of the last hidden state. A change below the noise floor is 0.
+    `d_logit` is the change of the target token's logit, or of its difference from the logit of the token compared with;
+    `d_logprob` is that of its log probability, in nats. `kl` is the divergence KL(without ‖ with the removal) of the whole
+    distribution, in nats. `rank` is that of the target token with the removal, 0 for the likeliest. All four are None for a model
+    without a language head. `d_output` is ‖change‖ ÷ ‖output‖ of the last hidden state. Changes below the noise floor are 0.
 
-    `direct` is the part of `d_logit` that needs no later layer: what the heads' own output added to the logit, taken away.
-    `d_logit` − `direct` is what later layers make of the loss. None for edges and spans, and where the way is not known.
-    `masked`: no query that loses a key saw it, so nothing changes.
-    `first_order` estimates `d_logit` by the gradient, None without a screening.
+    `direct` is the part of `d_logit` that needs no later layer: minus the contribution of the heads' output to the logit.
+    `d_logit` − `direct` is the reaction of later layers. It is None for edges, spans, and models whose residual stream is not
+    known. `masked` says that the removed weights were masked already, so nothing changes. `first_order` is the estimate of
+    `d_logit` by the gradient, None without a screening.
     """
 
     layer: int | None
@@ -60,15 +60,15 @@ class Effect:
 
     @property
     def later(self) -> float | None:
-        """What later layers make of a loss, beyond its direct effect."""
+        """The reaction of later layers: the change beyond the direct effect."""
         return None if self.direct is None or self.d_logit is None else self.d_logit - self.direct
 
 
 @dataclass(frozen=True)
 class Verification:
-    """`n` removals that were computed a second time in another way, and the largest distance of their outputs.
+    """`n` removals repeated by a second method, and the largest difference of their outputs.
 
-    `identical`: a pass in which every attention is replaced by its own numbers gives the bits of the plain pass."""
+    `identical` says whether a pass in which every attention output is replaced by itself gives the same bits as a plain pass."""
 
     n: int
     max_abs_error: float
@@ -79,12 +79,11 @@ class Verification:
 
 @dataclass(frozen=True)
 class DirectSum:
-    """The logit, or the difference of two, as a sum of what the parts of the untouched model add directly: the `embedding` with
-    its positions, all `heads`, the MLPs and other parts of the blocks, and all `biases`. The final norm has the scale of this
-    text.
+    """The logit, or difference of two, as a sum of direct contributions of the model's parts: the `embedding` with positions, all
+    `heads`, the MLPs and other parts of the blocks, and all `biases`. The final norm keeps the scale that it has for this text.
 
-    Each is computed by itself; `residue` is what they leave of the logit. Where it is above `tolerance`, not `ok`, the model does
-    more with its parts than to add them up.
+    Each contribution is computed separately; `residue` is the logit minus their sum. If it is above `tolerance` (not `ok`), the
+    output of the model is not the sum of its parts.
     """
 
     embedding: float
@@ -98,10 +97,9 @@ class DirectSum:
 
 @dataclass(frozen=True)
 class Screening:
-    """Of `n_heads` removals, all estimated to first order, the `n_largest` were computed, and `n_others` by chance.
+    """A screening: of `n_heads` removals estimated to first order, the `n_largest` and `n_others` random ones were computed.
 
-    `correlation` is Spearman's, of the sizes of the estimates with those of the changes that were computed. None where one of
-    them has no order.
+    `correlation` is Spearman's, between the sizes of estimates and of computed changes; None if either are all equal.
     """
 
     n_heads: int
@@ -112,8 +110,8 @@ class Screening:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a usual picture of attention ranks `n` heads or weights: Spearman's correlation with the sizes of the changes that
-    their removal makes. None where the picture is not defined for this model, or for heads."""
+    """Spearman's correlation of a common picture of attention with the sizes of the effects of `n` heads or weights; None if the
+    picture is not defined for this model, or for heads."""
 
     picture: str
     correlation: float | None
@@ -122,12 +120,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class EffectSummary:
-    """What was measured, and how sure it is.
+    """The measured quantity, and the checks of the effects.
 
-    `metric` is the field of `Effect` that ranks. `target` and `versus` are tokens, None without a language head; `logit`,
-    `logprob` and `rank` are those of the untouched model. `floor` is the largest change of the metric that an untouched row of a
-    batch showed. `direct` is the proof of the direct effects, None where there are none. `screening` and `judgements` are None
-    and empty where they were not asked for. `resampled_from` is the other text.
+    `metric` is the field of `Effect` that ranks removals. `target` and `versus` are tokens, None without a language head;
+    `logit`, `logprob` and `rank` are those without removals. `floor` is the largest change of the metric in batch rows without a
+    removal. `direct` verifies the direct effects, None if there are none. `screening` and `judgements` are None and empty unless
+    requested. `resampled_from` is the other text.
     """
 
     metric: Literal["d_logit", "d_output"]
@@ -154,6 +152,6 @@ class EffectSummary:
 
 
 def numbers_of(effects: Iterable[Effect]) -> tuple[str, ...]:
-    """The columns of numbers that some effect has, in the order in which surfaces show them."""
-    known = [*effects]
-    return tuple(name for name in EFFECT_NUMBERS if any(getattr(effect, name) is not None for effect in known))
+    """The columns of numbers that at least one effect has, in the order of display."""
+    all_effects = [*effects]
+    return tuple(name for name in EFFECT_NUMBERS if any(getattr(effect, name) is not None for effect in all_effects))

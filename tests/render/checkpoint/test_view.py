@@ -23,7 +23,7 @@ from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import flowing, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import ranges
-from mhacli.render.checkpoint.patterns import in_words, words_with
+from mhacli.render.checkpoint.patterns import merge_words, words_with
 from mhacli.render.checkpoint.view import layers_view
 from mhacli.render.csv import cell_text
 from mhacli.results.record import storage
@@ -663,7 +663,7 @@ def test_maps_of_all_layers_are_limited_and_counted():
 def test_words_are_sums_over_their_keys_and_means_over_their_queries(name):
     record = RECORDS[name]
     before = record.of_layer(1)
-    after = in_words(before)
+    after = merge_words(before)
     groups = [[0], [1], [2], [3], [4, 5], [6, 7], [8], [9], [10], [11], [12], [13], [14]]
     assert after.sequences[0].tokens == ("[CLS]", "the", "quick", "brown", "foxes", "jumped", *(*WORDS[7:], "[SEP]"))
     assert after.arrays["pattern"].shape[2:] == (13, 13)
@@ -689,7 +689,7 @@ def test_a_word_that_is_cut_through_a_character_is_whole_again():
     text = text_of(("a", "日⟨1/3⟩", "日⟨2/3⟩", "日⟨3/3⟩"), parts=(2, 3))
     pieces = [replace(p, bytes=b) for p, b in zip(text.pieces, ("5b", "61", "e6", "97", "a5", "5d"), strict=True)]
     record = layered(replace(text, pieces=tuple(pieces)))
-    assert in_words(record.of_layer(0)).sequences[0].tokens == ("[CLS]", "a", "日", "[SEP]")
+    assert merge_words(record.of_layer(0)).sequences[0].tokens == ("[CLS]", "a", "日", "[SEP]")
 
 
 def test_words_are_drawn_with_what_was_done_to_them():
@@ -710,7 +710,7 @@ def test_words_are_drawn_with_what_was_done_to_them():
 
 
 def test_words_of_a_pair_are_those_of_each_text():
-    after = in_words(RECORDS["pair"].of_layer(3))
+    after = merge_words(RECORDS["pair"].of_layer(3))
     assert (len(after.sequences[0].tokens), len(after.context[0].tokens)) == (7, 13)
     assert after.arrays["pattern"].shape[2:] == (7, 13)
     assert np.abs(after.arrays["pattern"].sum(-1) - 1).max() < 1e-6
