@@ -221,8 +221,9 @@ class EffectRun:
         segment = self.segment
         rows = [(), *(self.plan[item] for item in items), ()]
         remover = Remover(rows, stand_ins, start=segment.start)
-        model, before = self.loaded.model, segment.entries.before
-        first_layer = min((removal.layer for row in rows for removal in row), key=lambda layer: before.get(layer, 0))
+        model, attentions = self.loaded.model, [*segment.entries.before]
+        layers = {removal.layer for row in rows for removal in row}
+        first_layer = next((layer for layer in attentions if layer in layers), rows[1][0].layer)
         with captured(model, remover, batch=len(rows)), segment.entries.entered(first_layer, len(rows)):
             reading = segment.read(model, len(rows))
         if remover.n_removed != sum(map(len, rows)):

@@ -96,6 +96,19 @@ def test_every_edge_changes_what_a_mask_of_one_layer_changes(name: str, kind: An
     assert (run.verified.n, run.verified.ok) == (4, True)
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_heads_of_two_attentions_of_one_block_are_removed_together_in_any_order(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    places: list[tuple[Any, int]] = [("cross", 1), ("decoder", 3)]
+    run = run_of(name, model, tuple(Removal((kind, 1), (head,)) for kind, head in places))
+    edited = copy.deepcopy(model)
+    for kind, head in places:
+        weight = edited.get_submodule(PROJECTIONS[name, kind].format(1)).weight.data
+        width = weight.shape[1] // HEADS
+        weight[:, head * width : (head + 1) * width] = 0
+    assert float(run.results[0].d_logit) == pytest.approx(logit(edited, inputs) - logit(model, inputs), abs=1e-9)
+
+
 @pytest.mark.parametrize("name", ["mpt", "deberta-v2", "falcon-alibi", "bloom"])
 def test_a_mask_of_any_kind_is_the_second_way_to_remove_an_edge(name: str) -> None:
     plan = [(Removal(("self", 1), (2,), (N - 1,), (key,), "renormalise"),) for key in range(N)]
