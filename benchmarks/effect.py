@@ -7,7 +7,8 @@ processor worked, which other load moves little. The loop is what people write b
 with a hook before the output projection. `loop` makes the logits at the last token alone, `loop, all logits` at every token, as a
 call of the model does by itself. `loop of TransformerLens` is the second one by its run_with_hooks, where it is installed. They
 are measured on every twelfth head, and scaled to all.
-Runs alternate; the ratios are medians of the ratios of each round. `with proof` is what `mha effect` does: four removals are
+Runs alternate; the ratios are medians of the ratios of each round. `products` compares the floating-point operations of matrix
+products and attentions, which no load changes. `with proof` is what `mha effect` does: four removals are
 computed a second time.
 
 Memory: the largest resident size of a fresh process that removes the heads at all positions, less that of one that only loads the
@@ -21,10 +22,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from time import process_time
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peak import peak_mib
+from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli.adapters.hf.load import Loaded
 from mhacli.checkpoints.folder import Checkpoint
@@ -32,6 +34,7 @@ from mhacli.compute.effect.metric import Target
 from mhacli.compute.effect.removal import Removal
 from mhacli.compute.effect.run import TOKENS_AT_ONCE, EffectRun
 
+Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12
 HEADS = [(layer, head) for layer in range(N_LAYERS) for head in range(N_HEADS)]
 
@@ -104,6 +107,13 @@ def loop_of_bridge(bridge: Any, ids: torch.Tensor, at: int | None, heads: Sequen
     return [without(*each) - plain for each in heads]
 
 
+def counted(run: Callable[[], Result]) -> tuple[Result, int]:
+    """What it gives, and how many floating-point operations its matrix products and attentions take."""
+    with FlopCounterMode(display=False) as counter:
+        given = run()
+    return given, counter.get_total_flops()
+
+
 def seconds_of(run: Callable[[], object]) -> float:
     began = process_time()
     run()
@@ -119,9 +129,13 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
     }
     if bridge is not None:
         loops["loop of TransformerLens"] = lambda: loop_of_bridge(bridge, ids, at, chosen)
-    found = effects(model, ids, at, 0).results
-    for run in loops.values():
-        for item, change in zip(range(0, len(HEADS), EVERY), run(), strict=True):
+    whole = (len(HEADS) + 1) / (len(chosen) + 1)  # each loop begins with a pass of the whole model
+    found, n_products = counted(lambda: effects(model, ids, at, 0).results)
+    products = {}
+    for name, run in loops.items():
+        changes, n = counted(run)
+        products[name] = n * whole / n_products
+        for item, change in zip(range(0, len(HEADS), EVERY), changes, strict=True):
             assert abs(float(found[item].d_logit or 0.0) - change) < 1e-4
     ways: dict[str, Callable[[], object]] = {
         "removals": lambda: effects(model, ids, at, 0),
@@ -131,13 +145,17 @@ def compare(model: Any, bridge: Any, ids: torch.Tensor, at: int | None, n_rounds
     rounds = [{name: seconds_of(way) for name, way in ways.items()} for _ in range(n_rounds)]
     for row in rounds:
         for name in loops:
-            row[name] *= (len(HEADS) + 1) / (len(chosen) + 1)  # each begins with a pass of the whole model
+            row[name] *= whole
     where = "all positions" if at is None else "one position"
     medians = ", ".join(f"{name} {statistics.median(row[name] for row in rounds):.2f} s" for name in ways)
     print(f"{where}: {medians}")
     for name in ("removals", "with proof"):
         ratios = (f"{statistics.median(row[slow] / row[name] for row in rounds):.1f} × the {slow}" for slow in loops)
         print(f"  {name}: {', '.join(ratios)}", flush=True)
+    print(
+        f"  products: {', '.join(f'{ratio:.2f} × fewer than the {name}' for name, ratio in products.items())}",
+        flush=True,
+    )
 
 
 @torch.no_grad()
