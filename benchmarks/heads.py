@@ -38,12 +38,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.reducer import choice, summarise_by
-from mhacli.attention.tiled.scores import Scores, attend_lse, pattern_of, tiled_attend
+from mhacli.attention.tiled.scores import Scores
+from mhacli.attention.tiled.softmax import SoftmaxPattern, attend_lse, attention_of, pattern_of, tiled_attend
 from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest, times_uniform
 from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
-from mhacli.compute.heads import first_pass, head_groups, prepare_heads
+from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.requests.layer import layer_request
 from mhacli.results.record.head_statistics import SINK_LIFT, HeadsRequest
 from mhacli.spec.config import Config, Reducer
@@ -98,7 +99,7 @@ def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer:
     baseline = make_baseline(scores, asked, reducer)
 
     def passes(heads: range) -> None:
-        pattern = first_pass(scores, v, heads).pattern
+        pattern = attention_of(scores, v, heads).pattern
         summarise_by(reducer, pattern, asked, floor=times_uniform(SINK_LIFT, baseline.visible))
 
     n_threads = torch.get_num_threads() if v.device.type == "cpu" else 1
@@ -107,7 +108,7 @@ def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer:
 
 def three(scores: Scores, v: torch.Tensor) -> None:
     """Entropy, received and distance alone."""
-    pattern = pattern_of(scores, attend_lse(scores, v).lse)
+    pattern = SoftmaxPattern(scores, v)
     reduce_tiles(pattern, [Entropy(pattern), ColumnSums(pattern, 32), Distance(pattern)])
 
 
@@ -248,7 +249,7 @@ def accuracy(
     """The largest errors against float64: entropy in nats, received and distance relative."""
     (scores, v), asked = made(2048, causal, device, spread, d_head, dtype), asked_of(2048, device)
     worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
-    found = summarise_by(reducer, pattern_of(scores, attend_lse(scores, v).lse), asked)
+    found = summarise_by(reducer, attention_of(scores, v, range(N_HEADS)).pattern, asked)
     places = torch.arange(2048, device=device)
     distance = (places[:, None] - places).abs().double()
     for head in range(N_HEADS):

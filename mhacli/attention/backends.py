@@ -21,7 +21,8 @@ from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.fused import KERNELS, fused_attend, only
 from mhacli.attention.layer import merge_heads, split_heads
-from mhacli.attention.tiled.scores import Scores, tiled_attend
+from mhacli.attention.tiled.scores import Scores
+from mhacli.attention.tiled.softmax import tiled_attend
 from mhacli.results.bench.result import BackendStatus
 from mhacli.results.bench.workload import Direction, Workload
 

@@ -1,7 +1,7 @@
 """Every head of a long text: exact statistics at the cost of fused attention, and no matrix of queries × keys.
 
-A few heads at a time go through two passes: the first makes z and the log-sum-exp, the second reduces the weights that follow
-from it, tile by tile. What is finished can be shown at any moment.
+A few heads at a time go through one pass: the scores of some queries become weights, z and statistics. On a GPU a fused kernel
+makes z and the log-sum-exp before. What is finished can be shown at any moment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from mhacli.attention.core import visible_cells
 from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
-from mhacli.attention.tiled.scores import AttentionResult, Scores, VirtualPattern, attend_lse, pattern_of
+from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.softmax import TILES, AttentionResult, attention_of
 from mhacli.attention.tiled.statistics import (
     Statistics,
     StatisticsRequest,
@@ -71,8 +72,6 @@ _CELLS_AT_ONCE = 1 << 31
 """Of the heads that one thread inspects together: some seconds. Masks and matches are asked once for all of them."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
-_PASS_COST = 1.3
-"""What the second pass takes relative to the first, by benchmarks/heads.py, to tell the time that is left."""
 _SAMPLE_LEN, _SAMPLE_HEADS, _SAMPLING_S, _MIN_SAMPLES = 1024, 4, 0.2, 4
 
 
@@ -128,7 +127,7 @@ class HeadsRun:
                 began = perf_counter()
                 if attempt >= _MIN_SAMPLES and began > until:
                     break
-                sample = first_pass(small, self.v[:1, :, :n], heads).pattern
+                sample = attention_of(small, self.v[:1, :, :n], heads).pattern
                 summarise_by(self.wanted.reducer, sample, asked)
                 seconds = min(seconds, perf_counter() - began)
         heads_in_turn = 1 + len(self.heads) / min(self._n_threads, len(self._parts()))
@@ -144,13 +143,17 @@ class HeadsRun:
         progress = _HeadsProgress(self._cells_per_head, len(self.heads), tell)
 
         def inspect(heads: range) -> None:
-            attention = first_pass(self.scores, self.v, heads)
-            progress.first_pass(heads)
-            found = second_pass(
-                self.setup.axes, attention, asked=self.asked, wanted=self.wanted, baseline=baseline,
-                tell=progress.second_pass,
-            )  # fmt: skip
-            self.results.append(found)
+            attention = attention_of(self.scores, self.v, heads)
+            self.results.append(
+                reduce_heads(
+                    self.setup.axes,
+                    attention,
+                    asked=self.asked,
+                    wanted=self.wanted,
+                    baseline=baseline,
+                    tell=progress.add,
+                )
+            )
             self.seconds["statistics"] = perf_counter() - began
 
         jobs = [partial(inspect, heads) for heads in self._parts()]
@@ -250,22 +253,15 @@ def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[rang
 
 
 class _HeadsProgress:
-    """Which part of the work is done, by several threads: cells of the first pass, and of the second, which take longer."""
+    """Which part of the cells of all heads is reduced, by several threads."""
 
     def __init__(self, cells_per_head: int, n_heads: int, tell: Progress) -> None:
-        self._per_head, self._tell = cells_per_head, tell
+        self._tell = tell
         self._doing = "1 head" if n_heads == 1 else f"{n_heads} heads"
-        self._whole, self._done, self._lock = max(1, cells_per_head * n_heads) * (1 + _PASS_COST), 0.0, Lock()
+        self._whole, self._done, self._lock = max(1, cells_per_head * n_heads), 0, Lock()
 
-    def first_pass(self, heads: range) -> None:
-        """The first pass over these heads is done."""
-        self._add(len(heads) * self._per_head)
-
-    def second_pass(self, cells: int) -> None:
-        """The second pass reduced more cells."""
-        self._add(_PASS_COST * cells)
-
-    def _add(self, cells: float) -> None:
+    def add(self, cells: int) -> None:
+        """More cells were reduced."""
         with self._lock:
             self._done += cells
             self._tell(min(1.0, self._done / self._whole), self._doing)
@@ -282,7 +278,7 @@ def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------ the passes over a few heads
+# ------------------------------------------------------------------------------------------ the pass over a few heads
 
 
 CHECKED_WHOLE, CHECKED_ROWS = 128, 16
@@ -301,15 +297,7 @@ class HeadResults(NamedTuple):
     reducers: tuple[ReducerChoice, ...]
 
 
-def first_pass(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"], heads: range) -> AttentionResult:
-    """z, the log-sum-exp and the pattern to ask of some neighbouring heads, by the scores and the values of all."""
-    group = scores.shape[1] // v.shape[1]
-    scores, v = scores.of_heads(heads), v[:, heads.start // group : (heads.stop - 1) // group + 1]
-    attended = attend_lse(scores, v)
-    return AttentionResult(heads, pattern_of(scores, attended.lse), attended.lse, attended.z, v, attended.kernel)
-
-
-def second_pass(
+def reduce_heads(
     axes: Axes,
     attention: AttentionResult,
     *,
@@ -322,10 +310,11 @@ def second_pass(
 
     The `baseline` is that of all heads; `tell` hears of the cells that were reduced. Raises `MhaError` where scores overflow.
     """
-    heads, pattern, lse, sink_mass = attention.heads, attention.pattern, attention.lse, attention.sink_mass
-    head_baseline = baseline.of_heads(heads)
+    heads, head_baseline = attention.heads, baseline.of_heads(attention.heads)
     floor = times_uniform(SINK_LIFT, head_baseline.visible)
-    statistics = summarise_by(wanted.reducer, pattern, asked, tell, floor=floor)
+    statistics = summarise_by(wanted.reducer, attention.pattern, asked, tell, floor=floor)
+    attention = attention.finished()
+    pattern, lse, sink_mass = attention.known_pattern, attention.lse, attention.sink_mass
     if sink_mass is not None:
         statistics = with_sink(statistics, sink_mass)
     seen = has_keys(statistics)
@@ -500,7 +489,7 @@ def check_statistics(
     given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
     n_given = given.sum(dim=-1)
     largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
-    rounding = _rounding(statistics.mass.dtype, largest)
+    rounding = _rounding(statistics.mass.dtype, largest, of_scores=attention.pattern.like.dtype)
     sums = {
         ROW_SUMS: (statistics.mass - given).abs().amax(dim=-1).double(),
         COLUMN_TOTALS: (statistics.received.double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
@@ -512,15 +501,15 @@ def check_statistics(
     if attention.v is None:
         return tuple(checks)
     is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
-    of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
+    kernel_dtype = torch.float32 if is_single else torch.float64
+    of_kernel = _rounding(kernel_dtype, largest, of_scores=kernel_dtype)
     return (*checks, _check_z(attention, attention.v, axes, max(rounding, of_kernel) + TOLERANCES[axes.dtype].output))
 
 
-def _rounding(dtype: torch.dtype, largest: float) -> float:
-    """How far weights may be off whose scores, the largest of this size, are rounded in a dtype."""
-    return min(
-        MOST_OF_SUMS, TOLERANCES[str(dtype).removeprefix("torch.")].output + 16 * torch.finfo(dtype).eps * largest
-    )
+def _rounding(dtype: torch.dtype, largest: float, *, of_scores: torch.dtype) -> float:
+    """How far weights in a dtype may be off whose scores, the largest of this size, are rounded in one of their own."""
+    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output
+    return min(MOST_OF_SUMS, of_weights + 16 * torch.finfo(of_scores).eps * largest)
 
 
 def _check(name: str, error: float, tolerance: float) -> Check:
@@ -544,21 +533,32 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
 
 def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:
     """The largest distance of z from the sums of weights and values for each of some spread queries, the largest magnitude of
-    all, and how far the rounding of scores may move each."""
-    batch, n_heads, _, n_keys = attention.pattern.shape
+    all, and how far the rounding of scores may move each. z that was made with the weights is compared with `attend` too."""
+    pattern = attention.known_pattern
+    batch, n_heads, _, n_keys = pattern.shape
     group, errors, moved, magnitude = n_heads // v.shape[1], [], [], 0.0
     for b in range(batch):
         queries = _checked(axes.first_query(b), len(axes.queries[b].ids))
-        rows = attention.pattern.of_queries(torch.tensor(queries, device=v.device))
+        rows = pattern.of_queries(torch.tensor(queries, device=v.device))
         for batch_head in ((b, h) for h in range(n_heads)):
             weights = weights_of(rows, batch_head, range(len(queries)), range(n_keys)).double()
             values = v[b, batch_head[1] // group].double()
-            sums, kernel_z = (weights @ values).cpu(), attention.z[batch_head][queries].double().cpu()
-            apart = torch.where(kernel_z.isfinite() & sums.isfinite(), (sums - kernel_z).abs(), 0.0)
-            errors.append(torch.where(kernel_z.isfinite() != sums.isfinite(), torch.inf, apart).amax(dim=1))
-            moved.append(_moved(attention.pattern, batch_head, queries, weights, values).cpu())
+            kernel_z = attention.z[batch_head][queries].double()
+            apart = _apart(kernel_z, weights @ values)
+            if attention.kernel == TILES:
+                assert isinstance(rows, VirtualPattern)  # of scores
+                apart = torch.maximum(apart, _apart(kernel_z, rows.scores.defined_z(batch_head, v)))
+            errors.append(apart.cpu())
+            moved.append(_moved(pattern, batch_head, queries, weights, values).cpu())
             magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
     return torch.cat(errors), magnitude, torch.cat(moved)
+
+
+def _apart(z: Tensor, other: Tensor) -> Float[Tensor, " query"]:
+    """How far z of some queries is from another computation of it; ∞ where only one of both is finite."""
+    both = z.isfinite() & other.isfinite()
+    apart = torch.where(both, (other - z).abs(), 0.0)
+    return torch.where(z.isfinite() != other.isfinite(), torch.inf, apart).amax(dim=1)
 
 
 def _moved(

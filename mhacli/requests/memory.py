@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -13,15 +14,15 @@ from mhacli.io.files import format_size
 from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.config import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE
 from mhacli.spec.facts import Facts
-from mhacli.spec.reduction import device_bytes
+from mhacli.spec.reduction import CPU_TILE, device_bytes, tile_bytes
 from mhacli.spec.sites import SITES, WAVES_AT_ONCE
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """The arrays that a record keeps by default, the most important first."""
 BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
-VECTORS, TILE_BYTES, _TILE_CELLS = 16, 48 << 20, 1 << 19
-"""Upper bounds for head statistics: numbers per query and key, bytes of buffers, and cells of a tile."""
+VECTORS, _AROUND_TILES = 16, 32 << 20
+"""Upper bounds for head statistics: numbers per query and key, and bytes of small buffers."""
 FLOAT32_BYTES, _FLOAT64_BYTES, _INT64_BYTES = 4, 8, 8
 
 
@@ -170,10 +171,10 @@ def _heads_bytes(facts: Facts, request: HeadsRequest, *, on_gpu: bool) -> int:
     cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
     vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide
     bias = 2 * facts.cells() * wide if facts.config.score_bias is not None else 0
-    masks = batch * _TILE_CELLS * (3 * wide if facts.padded else 0)
+    masks = 3 * wide * batch * CPU_TILE[0] * CPU_TILE[1] if facts.padded else 0
     has_bias = facts.config.score_bias is not None or facts.config.positions == "alibi"
     tiles = (
-        masks + TILE_BYTES
+        masks + cpu_tile_bytes(n_heads, facts.q_len, facts.k_len, wide)
         if not on_gpu
         else device_bytes(
             batch=batch, n_heads=n_heads, n_queries=facts.q_len, n_keys=facts.k_len, wide=wide, has_bias=has_bias
@@ -182,6 +183,12 @@ def _heads_bytes(facts: Facts, request: HeadsRequest, *, on_gpu: bool) -> int:
     z *= 3 if kept.z else 1
     fullest = max(3 * rows + _float64_bytes(facts), 3 * rows + heads + rotated, heads + z + vectors + tiles)
     return BASE_BYTES + fullest + cells + bias + _weight_bytes(facts)
+
+
+def cpu_tile_bytes(n_heads: int, n_queries: int, n_keys: int, wide: int = FLOAT32_BYTES) -> int:
+    """Bytes of the tiles of all threads while they reduce heads on a CPU."""
+    n_threads = min(os.cpu_count() or 1, n_heads)
+    return _AROUND_TILES + n_threads * tile_bytes(CPU_TILE, n_queries, n_keys, wide)
 
 
 def _added_bytes(facts: Facts) -> int:
@@ -249,7 +256,7 @@ class CheckpointFacts:
         tiles = (
             device_bytes(batch=self.batch, n_heads=self.n_heads, n_queries=n, n_keys=n, has_bias=True)
             if self.on_gpu
-            else TILE_BYTES
+            else cpu_tile_bytes(self.n_heads, n, n)
         )
         return rows + matrices + 3 * cells + vectors + kept + assembled + cell_bytes + tiles
 

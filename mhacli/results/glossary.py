@@ -198,8 +198,8 @@ CONCEPTS = (
     ),
     _concept(
         "log-sum-exp",
-        "The logarithm of the denominator of the softmax. mha heads gets it from the fused kernel and "
-        "recomputes each weight from it, so that no T × T matrix is stored.",
+        "The logarithm of the denominator of the softmax. mha heads recomputes any weight from it, so that no T × T matrix "
+        "is stored.",
         "lse[i] = ln Σ_k exp(s[i, k])",
         "Dao et al. 2022, FlashAttention",
         also=("lse",),

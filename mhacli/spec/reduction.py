@@ -21,12 +21,36 @@ PARTIAL_BYTES, ADDED_BYTES = 1 << 30, 1 << 28
 """Upper bounds: the sums of all programs, and the additive bias for a strip of queries."""
 _ADDED_COPIES, _MAP_CELLS = 3, 1 << 20
 """Copies of the additive bias while it is built; cells of a head's map before pooling."""
-DEVICE_TILE = 2048, 8192
-"""Queries and keys of a torch tile on a GPU, large enough to keep the GPU busy."""
+CPU_TILE, DEVICE_TILE = (256, 4096), (512, 8192)
+"""Queries and keys of a torch tile: the best of several on a CPU, and large enough to keep a GPU busy. Longer texts have wider
+tiles of fewer queries."""
+TILES_AT_ONCE, _FEWEST = 2, 16
+"""Tiles in memory at once, which hold all keys of some queries; and the fewest queries of a tile."""
+_COPIES = 4
+"""Logarithms, weights, and two planes of equal tokens, each as large as a tile."""
 _PROGRAMS = 1024
 """Several programs per multiprocessor of the largest GPUs. Fixed, because the number decides the order of summation."""
 ROWS, _COLUMNS, IDS = 9, 2, 6
 """Statistics per query, statistics per key, and ids per query and key."""
+
+
+def queries_at_once(tile: tuple[int, int], n_keys: int) -> int:
+    """The number of queries of a tile for a text of `n_keys` keys.
+
+    >>> [queries_at_once((256, 4096), n_keys) for n_keys in (100, 8192, 16384, 1 << 20)]
+    [256, 256, 128, 16]
+    """
+    queries, keys = tile
+    n = queries
+    while n * n_keys > TILES_AT_ONCE * queries * keys and n > _FEWEST:
+        n //= 2
+    return n
+
+
+def tile_bytes(tile: tuple[int, int], n_queries: int, n_keys: int, wide: int = 4) -> int:
+    """Bytes of the tiles that one thread holds, with the zeros beside them."""
+    n = min(n_queries, queries_at_once(tile, n_keys))
+    return _COPIES * wide * n * (n_keys + TILES_AT_ONCE * (n + 1))
 
 
 def launch_for(item_bytes: int, d_head: int) -> Launch:
@@ -53,10 +77,8 @@ def device_bytes(
     bytes each.
     """
     heads = batch * n_heads
-    rows, columns = min(DEVICE_TILE[0], n_queries), min(DEVICE_TILE[1], n_keys)
-    padded = rows * (rows + columns + 1)  # weights and two planes of equal cells, padded with zeros
-    tiles = wide * (rows * columns + 3 * padded)
-    masks = 2 * batch * wide * rows * columns
+    tiles = tile_bytes(DEVICE_TILE, n_queries, n_keys, wide)
+    masks = 2 * batch * wide * min(n_queries, queries_at_once(DEVICE_TILE, n_keys)) * n_keys
     added = _ADDED_COPIES * min(ADDED_BYTES, 4 * heads * n_queries * n_keys) if has_bias else 0
     return max(tiles, _kernel_bytes(heads, n_queries, n_keys)) + masks + added
 

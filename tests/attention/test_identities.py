@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.tiled.scores import Scores, VirtualPattern, attend_lse
+from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.softmax import attend_lse
 from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, distances_folded, summarise
 
 Normal = Callable[..., Tensor]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from support.processes import (
     state_of,
 )
 
+from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.cli.app import main
-from mhacli.compute import heads
 
 CAT = "the cat sat on the mat and the dog sat on the cat"
 STORY = Path(__file__).parents[2] / "sample_texts" / "story.txt"
@@ -196,11 +197,11 @@ def test_two_formats_are_refused_and_a_missing_file_is_told_as_json(tmp_path):
 
 
 def test_a_failed_check_ends_with_3(monkeypatch, capsys):
-    attend = heads.attend_lse
+    finished = AttentionResult.finished
     monkeypatch.setattr(sys, "argv", ["mha", "heads", CAT])
     assert main() == 0
     assert "self-check ok" in capsys.readouterr().out
-    monkeypatch.setattr(heads, "attend_lse", lambda *given: (f := attend(*given))._replace(z=f.z + 1))
+    monkeypatch.setattr(AttentionResult, "finished", lambda own: replace(f := finished(own), z=f.z + 1))
     assert main() == 3
     said = capsys.readouterr()
     assert "self-check FAILED" in said.out
@@ -251,14 +252,14 @@ from pathlib import Path
 import time
 import mhacli.compute.heads as study
 study._CELLS_AT_ONCE = 1
-real, seen = study.second_pass, []
+real, seen = study.reduce_heads, []
 def slow(*given, **named):
     seen.append(1)
     if len(seen) == 3:
         Path('modules/reached').touch()
         time.sleep(600)
     return real(*given, **named)
-study.second_pass = slow
+study.reduce_heads = slow
 """
 
 

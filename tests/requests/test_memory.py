@@ -13,10 +13,10 @@ import pytest
 from mhacli.errors import MhaError, UsageError
 from mhacli.requests.memory import (
     BASE_BYTES,
-    TILE_BYTES,
     CheckpointFacts,
     EffectFacts,
     array_bytes,
+    cpu_tile_bytes,
     make_plan,
     plan_memory,
     rows_that_fit,
@@ -159,8 +159,8 @@ def test_rows_that_go_on_from_a_cache_take_the_memory_of_their_own_tokens_and_of
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_reduction_on_a_gpu_takes_tiles_or_the_sums_of_the_kernel(has_bias):
     asked = {"batch": 1, "n_heads": 12, "has_bias": has_bias}
-    tile = 4 * (2048 * 8192 + 3 * 2048 * (2048 + 8192 + 1))  # log2 p; p and two planes of equal cells among zeros
-    masks = 2 * 4 * 2048 * 8192
+    tile = 4 * (512 * 8192 + 3 * 512 * (512 + 8192 + 1))  # log2 p; p and two planes of equal cells among zeros
+    masks = 2 * 4 * 512 * 8192
     added = 3 * (256 << 20) if has_bias else 0
     assert device_bytes(n_queries=2048, n_keys=8192, **asked) >= tile + masks + added
     long = device_bytes(n_queries=1 << 17, n_keys=1 << 17, **asked)
@@ -174,7 +174,7 @@ def test_what_a_checkpoint_takes_on_a_gpu_is_more_than_on_a_cpu():
     one = CheckpointFacts(1, 20_000, 64, 256, 4, 2, holds_matrices=False, kept_matrices=0, keep_limit=0)
     more = replace(one, on_gpu=True).peak_bytes() - one.peak_bytes()
     n = {"n_queries": 20_000, "n_keys": 20_000}
-    assert more == device_bytes(batch=1, n_heads=4, has_bias=True, **n) - TILE_BYTES
+    assert more == device_bytes(batch=1, n_heads=4, has_bias=True, **n) - cpu_tile_bytes(4, 20_000, 20_000)
 
 
 LIMITS = [(None, DEFAULT_KEEP_LIMIT), (None, 1 << 50), (("pattern",), 1 << 50), ((), 0)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +13,8 @@ from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.attention import masks
 from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Mask
-from mhacli.attention.tiled.scores import AttentionResult, ComputedPattern, Scores, attend_lse, pattern_of, tensor_bias
+from mhacli.attention.tiled.scores import ComputedPattern, Scores, tensor_bias
+from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, pattern_of
 
 FORBIDDING = -9e3
 """What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
@@ -73,15 +74,13 @@ def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMask
 def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
     added = None if bias is None else tensor_bias(bias)
     scores = Scores(call.q, call.k, bias=added, allowed=allowed, **call.scoring)
-    if call.lse is not None:
-        lse = torch.where(call.lse.abs() < _MOST_LSE, call.lse, 0.0)
-    else:
-        lse = attend_lse(scores, call.v).lse
-    pattern = pattern_of(scores, lse)
-    lse = pattern.lse if pattern.scores.is_wide else lse
-    if call.sink_scores is not None:
-        sinks = call.sink_scores.to(pattern.lse.dtype)
-        pattern = replace(pattern, lse=torch.logaddexp(pattern.lse, sinks))
+    known = call.lse
+    if known is not None:
+        known = torch.where(known.abs() < _MOST_LSE, known, 0.0)
+    elif call.device.type != "cpu":
+        known = attend_lse(scores, call.v).lse
+    pattern = pattern_of(scores, known, call.sink_scores)
+    lse = pattern.lse if known is None else known
     return AttentionResult(range(call.q.shape[1]), pattern, lse, call.z, call.v, call.kernel, call.sink_scores)
 
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 
 from mhacli.attention.masks import causal
-from mhacli.attention.tiled.scores import Scores, VirtualPattern, tiled_attend
+from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.softmax import SoftmaxPattern, tiled_attend
 from mhacli.attention.tiled.statistics import Floor, Statistics, StatisticsRequest, summarise, times_uniform
-from mhacli.attention.tiled.tiles import PatternTiles, visible_keys
+from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles, visible_keys
 from mhacli.errors import MhaError
 from mhacli.spec.config import Reducer
 from mhacli.spec.reduction import MAX_HEAD
@@ -32,31 +33,34 @@ class ReducerChoice(NamedTuple):
 
 def summarise_by(
     reducer: Reducer,
-    pattern: PatternTiles,
+    pattern: PatternTiles | SoftmaxPattern,
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
     floor: Floor | None = None,
 ) -> Statistics:
     """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
-    if choice_for(reducer, pattern).reducer == "triton":
-        from mhacli.attention.tiled.kernel_statistics import kernel_statistics
+    if choice_for(reducer, pattern).reducer == "torch":
+        return summarise(pattern, asked, tell, floor=floor)
+    if isinstance(pattern, SoftmaxPattern):  # of which the kernel has to know the log-sum-exp
+        reduce_tiles(pattern, [])
+        return summarise_by(reducer, pattern.known(), asked, tell, floor=floor)
+    from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
-        assert isinstance(pattern, VirtualPattern)  # or it would be refused
-        return kernel_statistics(pattern, asked, tell, floor=floor)
-    return summarise(pattern, asked, tell, floor=floor)
+    assert isinstance(pattern, VirtualPattern)  # or it would be refused
+    return kernel_statistics(pattern, asked, tell, floor=floor)
 
 
-def choice_for(reducer: Reducer, pattern: PatternTiles) -> ReducerChoice:
+def choice_for(reducer: Reducer, pattern: PatternTiles | SoftmaxPattern) -> ReducerChoice:
     """Torch or the kernel for a pattern; torch, too, where the kernel was asked for and cannot reduce it."""
-    dtype = pattern.scores.q.dtype if isinstance(pattern, VirtualPattern) else torch.float32
+    dtype = pattern.scores.q.dtype if isinstance(pattern, (VirtualPattern, SoftmaxPattern)) else torch.float32
     reason = _torch_because(reducer, pattern.like.device, dtype) or refusal(pattern)
     return ReducerChoice("triton") if reason is None else ReducerChoice("torch", reason)
 
 
-def refusal(pattern: PatternTiles) -> str | None:
+def refusal(pattern: PatternTiles | SoftmaxPattern) -> str | None:
     """Why the kernel cannot reduce the pattern; None where it can."""
-    if not isinstance(pattern, VirtualPattern):
+    if not isinstance(pattern, (VirtualPattern, SoftmaxPattern)):
         return "the model computes its weights whole"
     if not all(pattern.shape):
         return "there is nothing to reduce"

@@ -15,19 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, is_finite
-from mhacli.attention.fused import Attended, fused_lse
-from mhacli.attention.masks import Mask, of_heads, of_queries
-from mhacli.attention.tiled.statistics import RowSums
+from mhacli.attention.core import Allowed, attend, visible_cells
+from mhacli.attention.masks import from_tensor, of_heads, of_queries
 from mhacli.attention.tiled.tiles import (
     PENALTY,
-    PatternTiles,
     TileRegion,
     hide,
     indices,
-    rectangles,
-    reduce_tiles,
-    tile_shape,
 )
 from mhacli.spec.sites import alibi_slopes
 
@@ -155,6 +149,26 @@ class Scores:
                 self._finish(scores[batch_head], batch_head, q_idx, k_idx)
         return qk, scores
 
+    def defined_z(
+        self, batch_head: tuple[int, int], v: Float[Tensor, "batch kv_head key d_v"]
+    ) -> Float[Tensor, "query d_v"]:
+        """z of all queries of sequence and head `batch_head` as `attend` defines it, in float64: for a few queries."""
+        (batch, head), (_, n_heads, n_queries, n_keys) = batch_head, self.shape
+        kv_head = head // (n_heads // self.k.shape[1])
+        q, k, values = self.q[batch, head], self.k[batch, kv_head], v[batch, kv_head]
+        q_idx, k_idx = indices(range(n_queries), q), indices(range(n_keys), q)
+        keep = visible_cells(self.allowed, q_idx, k_idx)
+        z = attend(
+            *(rows.double()[None, None] for rows in (q, k, values)),
+            allowed=None
+            if keep is None
+            else from_tensor(keep[min(batch, len(keep) - 1), min(head, keep.shape[1] - 1)]),
+            bias=None if self.bias is None else self.bias(batch, head, q_idx, k_idx).double(),
+            scale=self.scale,
+            softcap=self.softcap,
+        )
+        return z[0, 0]
+
 
 @dataclass(frozen=True)
 class VirtualPattern:
@@ -226,68 +240,6 @@ class ComputedPattern:
         return replace(self, pattern=self.pattern[:, :, queries], allowed=allowed)
 
 
-@dataclass(frozen=True)
-class AttentionResult:
-    """What some neighbouring heads computed: their pattern to ask, z, and what both were made of.
-
-    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made it. `sink_logits` are the scores of learned
-    sinks, with axes of 1 where batch or query do not matter: they take part in the softmax and are no keys. `v` None: the
-    values were not seen, and `z` is 0.
-    """
-
-    heads: range
-    pattern: PatternTiles
-    lse: Float[Tensor, "batch head query"]
-    z: Float[Tensor, "batch head query d_v"]
-    v: Float[Tensor, "batch kv_head key d_v"] | None
-    kernel: str
-    sink_logits: Float[Tensor, "_batch head _query"] | None = None
-
-    @property
-    def scores(self) -> Scores | None:
-        """What the pattern is the softmax of; None where it was computed whole."""
-        return self.pattern.scores if isinstance(self.pattern, VirtualPattern) else None
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(batch, head, query, key)`."""
-        return self.pattern.shape
-
-    @property
-    def n_kv_heads(self) -> int:
-        """How many heads of keys there are; as many as heads where only a pattern was seen."""
-        return self.shape[1] if self.scores is None else self.scores.k.shape[1]
-
-    @property
-    def sink_mass(self) -> Float[Tensor, "batch head query"] | None:
-        """The weight that a sink logit takes of each query, which no key gets."""
-        if self.sink_logits is None:
-            return None
-        assert isinstance(self.pattern, VirtualPattern)
-        return (self.sink_logits.to(self.pattern.lse.dtype) - self.pattern.lse).exp()
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether queries, keys and values are, as far as they were seen."""
-        inputs = [] if self.v is None else [self.v]
-        inputs += [] if self.v is None or self.scores is None else [self.scores.q, self.scores.k]
-        return all(is_finite(tensor) for tensor in inputs)
-
-    def of_heads(self, heads: range) -> AttentionResult:
-        """The same of some of the heads: whole groups of those that share a kv head, or a part of one group."""
-        span, group = slice(heads.start, heads.stop), 1 if self.v is None else self.shape[1] // self.v.shape[1]
-        kv_heads = slice(heads.start // group, (heads.stop - 1) // group + 1)
-        return AttentionResult(
-            heads,
-            self.pattern.of_heads(heads),
-            self.lse[:, span],
-            self.z[:, span],
-            None if self.v is None else self.v[:, kv_heads],
-            self.kernel,
-            None if self.sink_logits is None else self.sink_logits[:, span],
-        )
-
-
 def uniform(visible: Float[Tensor, "batch head query"], k_len: int, allowed: Allowed | None) -> VirtualPattern:
     """Attention that treats all visible keys alike: the baseline of every statistic, from the same code.
 
@@ -332,95 +284,3 @@ def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
 def sum_of_biases(*biases: Bias) -> Bias:
     """What several biases add together."""
     return lambda batch, head, q_idx, k_idx: sum(b(batch, head, q_idx, k_idx) for b in biases)  # type: ignore[return-value]
-
-
-# ------------------------------------------------------------------------------------------------ z and the log-sum-exp
-
-
-SHARP_LSE, SHARP_PARTS = 16.0, 4
-"""A log-sum-exp above which scores are large: that of a hundred thousand normal scores is 12. Each part of a sum rounds at a
-quarter of its size."""
-WIDE_LSE = 512.0
-"""A log-sum-exp beyond this is rounded in float32 by more than weights may be: half a step of it is 3e-5."""
-_LOWEST = PENALTY / 10
-"""Where a running maximum begins: above every forbidden cell, so that 2^(penalty − maximum) is 0 and not 1."""
-
-
-def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
-    """`attend`'s z with the log-sum-exp of each query's scores, at the cost of fused attention."""
-    is_causal = isinstance(scores.allowed, Mask) and scores.allowed.causal_offset == 0
-    if scores.is_plain and scores.scale > 0 and (scores.allowed is None or is_causal):
-        fused = fused_lse(scores.q, scores.k, v, scale=scores.scale, causal=is_causal)
-        if fused is not None:
-            return fused
-    return tiled_attend(scores, v)
-
-
-def pattern_of(scores: Scores, lse: Float[Tensor, "batch head query"]) -> VirtualPattern:
-    """The pattern that follows from a log-sum-exp, its weights within 1e-5 of themselves in float32.
-
-    Large scores, those of sharp heads, round too much: then dot products are summed in parts, or in float64 where float32
-    cannot hold the scores themselves, and the log-sum-exp is mended by what the weights of each query add up to, in a pass of
-    its own.
-    """
-    if scores.like.dtype == torch.float64 or not bool((lse.abs() > SHARP_LSE).any()):
-        return VirtualPattern(scores, lse)
-    if bool((lse.abs() > WIDE_LSE).any()) and lse.device.type != "mps":  # which has no float64
-        finer = VirtualPattern(replace(scores, is_wide=True), lse.double())
-    else:
-        finer = VirtualPattern(replace(scores, n_parts=SHARP_PARTS), lse)
-    mass = RowSums(finer)
-    reduce_tiles(finer, [mass])
-    return replace(finer, lse=finer.lse + torch.where(mass.per_query > 0, mass.per_query, 1.0).log())
-
-
-def tiled_attend(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
-    """The same by our own tiles, for every mask, bias and softcap: softmax with a running maximum, to base 2.
-
-    Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3; Dao et al. 2022.
-    """
-    state = _Running(scores, v)
-    _, _, n_queries, n_keys = scores.shape
-    shape = tile_shape(v.device)
-    buffer = scores.like.new_empty(shape.queries * shape.keys)
-    for rectangle in rectangles(range(n_queries), range(n_keys), scores.allowed, shape, scores.like):
-        queries, keys, _ = rectangle
-        tile = buffer[: len(queries) * len(keys)].view(len(queries), len(keys))
-        for batch_head in ((b, h) for b in range(scores.shape[0]) for h in range(scores.shape[1])):
-            scores.log2_into(tile, batch_head, rectangle)
-            state.add(tile, batch_head, queries, keys)
-    return state.result()
-
-
-class _Running:
-    """What is known of each query so far: its largest score, and the sums of weights and of weighted values relative to it."""
-
-    def __init__(self, scores: Scores, v: Tensor) -> None:
-        batch, head, query, _ = scores.shape
-        self._v, self._group = v, head // v.shape[1]
-        self._is_finite = is_finite(v)
-        self._largest = scores.like.new_full((batch, head, query), _LOWEST)
-        self._mass = scores.like.new_zeros(batch, head, query)
-        self._z = scores.like.new_zeros(batch, head, query, v.shape[3])
-
-    def add(self, log2: Float[Tensor, "query key"], batch_head: tuple[int, int], queries: range, keys: range) -> None:
-        """Takes a tile of scores, in place: what was summed is scaled down where a larger score has come."""
-        batch, head = batch_head
-        rows = slice(queries.start, queries.stop)
-        largest, mass, z = self._largest[batch_head][rows], self._mass[batch_head][rows], self._z[batch_head][rows]
-        now = torch.maximum(largest, log2.amax(dim=1))
-        shrunk = torch.exp2(largest - now)
-        weights = log2.sub_(now.unsqueeze(-1)).exp2_()
-        mass.mul_(shrunk).add_(weights.sum(dim=1))
-        values = self._v[batch, head // self._group, keys.start : keys.stop].to(log2.dtype)
-        if not self._is_finite:  # 0 · NaN is NaN, and a forbidden key may hold anything
-            values = values.masked_fill((weights == 0).all(dim=0).unsqueeze(-1), 0.0)
-        z.mul_(shrunk.unsqueeze(-1)).addmm_(weights, values)
-        largest.copy_(now)
-
-    def result(self) -> Attended:
-        """Sums become means; a query without keys has zeros."""
-        has_keys = self._mass > 0
-        mass = torch.where(has_keys, self._mass, 1.0)
-        lse = torch.where(has_keys, (self._largest + mass.log2()) * math.log(2), 0.0)
-        return Attended(self._z.div_(mass.unsqueeze(-1)).to(self._v.dtype), lse, "tiles")

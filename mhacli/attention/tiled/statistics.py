@@ -19,10 +19,12 @@ from torch import Tensor
 from mhacli.attention.tiled.conditions import Matches
 from mhacli.attention.tiled.tiles import (
     PENALTY,
+    Grid,
+    OfTiles,
+    PatternRows,
     PatternTiles,
     Reducer,
     Tile,
-    TileLayout,
     indices,
     rectangles,
     reduce_tiles,
@@ -102,7 +104,7 @@ class Statistics:
 
 
 def summarise(
-    pattern: PatternTiles,
+    pattern: PatternTiles | PatternRows,
     asked: StatisticsRequest,
     tell: Callable[[int], None] = lambda cells: None,
     *,
@@ -112,7 +114,8 @@ def summarise(
 
     With a `floor`, the queries that give a key so much are counted as lifting it.
     """
-    mass, peak, entropy, squares = RowSums(pattern), Peak(pattern), Entropy(pattern), RowSquareSums(pattern)
+    mass, entropy, squares = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern)
+    peak = Peak(pattern)
     distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
     lifted = [] if floor is None else [Lifted(pattern, floor)]
@@ -120,14 +123,15 @@ def summarise(
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
     )
-    per_query: list[Reducer] = [mass, peak, entropy, squares, distance, first, leading]
+    peaks = [] if isinstance(pattern, PatternRows) else [peak]  # which has them when its pass is over
+    per_query: list[Reducer] = [mass, *peaks, entropy, squares, distance, first, leading]
     chosen = ChosenCells(pattern, asked)
     reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], tell)
     return Statistics(
         mass=mass.per_query,
         entropy=entropy.per_query,
         squares=squares.per_query,
-        peak=peak.per_query,
+        peak=pattern.peak if isinstance(pattern, PatternRows) else peak.per_query,
         distance=distance.per_query,
         first=first.per_query,
         leading=leading.per_query,
@@ -219,7 +223,7 @@ def weights_of(
 ) -> Float[Tensor, "query key"]:
     """Any corner of a pattern, cell by cell: exact, in time and memory of that corner alone."""
     weights = pattern.like.new_zeros(len(queries), len(keys))
-    for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(weights.device), weights):
+    for rectangle in rectangles(queries, keys, pattern.allowed, tile_shape(weights.device, len(keys)), weights):
         rows, columns, _ = rectangle
         top, left = rows.start - queries.start, columns.start - keys.start
         own = weights[top : top + len(rows), left : left + len(columns)]
@@ -233,7 +237,7 @@ def weights_of(
 class RowSums:
     """`Σ_k p` of each query: 1, or 0 where no key is allowed. What every other number rests on."""
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -244,12 +248,15 @@ class RowSums:
 class Entropy:
     """`−Σ_k p ln p` of each query, in nats. Source: Shannon 1948, theorem 2."""
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self._bits = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
         """One product of the weights with their logarithms, whose memory it takes."""
-        self._bits[tile.at_rows].sub_(torch.mul(tile.weights, tile.log2, out=tile.scratch).sum(dim=1))
+        own = self._bits[tile.at_rows]
+        own.sub_(torch.mul(tile.weights, tile.log2, out=tile.scratch).sum(dim=1))
+        if tile.bits is not None:
+            own.addcmul_(tile.mass, tile.bits)
 
     @property
     def per_query(self) -> PerQuery:
@@ -260,7 +267,7 @@ class Entropy:
 class RowSquareSums:
     """`Σ_k p²` of each query, the inverse of an effective number of keys. Source: Hill 1973 (order 2)."""
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
 
     def add(self, tile: Tile) -> None:
@@ -272,7 +279,7 @@ class RowSquareSums:
 class Peak:
     """The largest `ln p` of each query; far below any weight of a float where no key is allowed."""
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self._log2 = pattern.like.new_full(pattern.shape[:3], PENALTY)
 
     def add(self, tile: Tile) -> None:
@@ -294,22 +301,19 @@ class Distance:
     Belinkov 2019, "Analyzing the Structure of Attention", equation 2.
     """
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
-        self._place = (range(0), range(0))
-        self._steps: list[_Steps] = []
+        self._steps = OfTiles(lambda tile: list(_steps(tile)))
 
     def add(self, tile: Tile) -> None:
         """Adds the distances of the rows."""
-        if self._place != (tile.queries, tile.keys):
-            self._place, self._steps = (tile.queries, tile.keys), list(_steps(tile))
-        own = self.per_query[tile.at_rows]
-        for columns, of_keys, of_queries in self._steps:
+        own, all_steps = self.per_query[tile.at_rows], self._steps.of(tile)
+        for columns, of_keys, of_queries in all_steps:
             weights = tile.weights[:, columns]
             if of_queries is None:
                 own.add_(torch.mul(weights, of_keys, out=tile.scratch[:, columns]).sum(dim=1))
             else:
-                mass = tile.mass if len(self._steps) == 1 else weights.sum(dim=1)
+                mass = tile.mass if len(all_steps) == 1 else weights.sum(dim=1)
                 own.addmv_(weights, of_keys).addcmul_(mass, of_queries)
 
 
@@ -343,7 +347,7 @@ class ColumnSums:
     that the edges of blocks and tiles meet. Source: Zhang et al. 2023, "H2O: Heavy-Hitter Oracle", section 3.
     """
 
-    def __init__(self, pattern: PatternTiles, block: int) -> None:
+    def __init__(self, pattern: Grid, block: int) -> None:
         batch, n_heads, n_queries, n_keys = pattern.shape
         self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
         self._block = block
@@ -362,7 +366,7 @@ class ColumnSums:
 class Lifted:
     """How many queries give each key at least a weight of their own, `floor`: `batch head key`."""
 
-    def __init__(self, pattern: PatternTiles, floor: Floor) -> None:
+    def __init__(self, pattern: Grid, floor: Floor) -> None:
         batch, n_heads, _, n_keys = pattern.shape
         self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
         self._floor = floor.to(pattern.like.dtype).expand(-1, n_heads, -1)
@@ -370,7 +374,7 @@ class Lifted:
     def add(self, tile: Tile) -> None:
         """Adds the cells that reach the floor of their row."""
         floor = self._floor[tile.at_rows].unsqueeze(1)
-        self.per_key[tile.at_columns].add_(torch.ge(tile.weights, floor, out=tile.scratch).sum(dim=0))
+        self.per_key[tile.at_columns].add_(_column_sums(torch.ge(tile.weights, floor, out=tile.scratch)))
 
 
 class Profile:
@@ -380,7 +384,7 @@ class Profile:
     (attention to the relative positions).
     """
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         batch, n_heads, n_queries, n_keys = pattern.shape
         self.zero = n_queries - 1
         self.mass = pattern.like.new_zeros(batch, n_heads, n_queries + n_keys - 1)
@@ -388,14 +392,14 @@ class Profile:
     def add(self, tile: Tile) -> None:
         """Adds the diagonals; the first column of the sheared tile holds nothing."""
         first = self.zero + tile.keys.start - tile.queries.start - len(tile.queries) + 1
-        sums = tile.diagonals.sum(dim=0)[1:]
+        sums = _column_sums(tile.diagonals)[1:]
         self.mass[(*tile.batch_head, slice(first, first + len(sums)))].add_(sums)
 
 
 class Marked:
     """The weight that each query gives to marked keys, such as the first of each text. `marks` is `[batch, key]`."""
 
-    def __init__(self, pattern: PatternTiles, marks: Bool[Tensor, "batch key"]) -> None:
+    def __init__(self, pattern: Grid, marks: Bool[Tensor, "batch key"]) -> None:
         self.per_query: PerQuery = pattern.like.new_zeros(pattern.shape[:3])
         self._marks = marks.to(pattern.like.dtype)
         self._marked = [row.nonzero().flatten().tolist() for row in marks]
@@ -418,21 +422,17 @@ class SharedCells:
     that their mass is a product of two vectors, whose time does not depend on how many they are.
     """
 
-    def __init__(self, pattern: PatternTiles) -> None:
+    def __init__(self, pattern: Grid) -> None:
         self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
-        self._place: tuple[int, range, range] | None = None
-        self._chosen = self._plane = pattern.like
-        self._layout: TileLayout | None = None
+        self._chosen = OfTiles(self._choose)
 
     def add(self, tile: Tile) -> None:
         """Adds the weights of the chosen cells, which are looked for once for all heads."""
-        place = (tile.batch_head[0], tile.queries, tile.keys)
-        if place != self._place:
-            self._place, self._chosen = place, self._choose(tile)
-        if self._chosen.is_floating_point():
-            self.mass[tile.batch_head].add_(torch.dot(tile.flat, self._chosen))
+        chosen = self._chosen.of(tile)
+        if chosen.is_floating_point():
+            self.mass[tile.batch_head].add_(torch.dot(tile.flat, chosen))
         else:
-            self.mass[tile.batch_head].add_(tile.flat.index_select(0, self._chosen).sum())
+            self.mass[tile.batch_head].add_(tile.flat.index_select(0, chosen).sum())
 
     def _choose(self, tile: Tile) -> Shaped[Tensor, " cell"]:
         """Where the cells are in `tile.flat`, as integers; or numbers for all of it, 1 where they are and 0 elsewhere."""
@@ -440,9 +440,8 @@ class SharedCells:
 
     def _cells_among_zeros(self, tile: Tile) -> tuple[Float[Tensor, " cell"], Float[Tensor, "query key"]]:
         """Memory like `tile.flat`, 0 beside the cells, and the cells in it, to be written."""
-        if tile.layout != self._layout:
-            self._layout, self._plane = tile.layout, torch.zeros_like(tile.flat)
-        return self._plane, self._plane.as_strided(*tile.layout)
+        plane = torch.zeros_like(tile.flat)
+        return plane, plane.as_strided(*tile.layout)
 
 
 _DENSE = 1 / 24
@@ -460,7 +459,7 @@ class SameLabel(SharedCells):
 
     def __init__(
         self,
-        pattern: PatternTiles,
+        pattern: Grid,
         q_labels: Int[Tensor, "batch query"],
         k_labels: Int[Tensor, "batch key"],
         *,
@@ -513,7 +512,7 @@ def _by_label(labels: Int[Tensor, " key"]) -> tuple[Int[Tensor, " labelled"], In
 class Matched(SharedCells):
     """The mass on cells that match an expression, `batch head`: a sum over all queries. `matches` has one per sequence."""
 
-    def __init__(self, pattern: PatternTiles, matches: Sequence[Matches]) -> None:
+    def __init__(self, pattern: Grid, matches: Sequence[Matches]) -> None:
         super().__init__(pattern)
         self._matches = matches
 
@@ -531,7 +530,7 @@ class Between:
     """
 
     def __init__(
-        self, pattern: PatternTiles, q_spans: Bool[Tensor, "batch span query"], k_spans: Bool[Tensor, "batch span key"]
+        self, pattern: Grid, q_spans: Bool[Tensor, "batch span query"], k_spans: Bool[Tensor, "batch span key"]
     ) -> None:
         n_spans, dtype = q_spans.shape[1], pattern.like.dtype
         self.mass = pattern.like.new_zeros((*pattern.shape[:2], n_spans, n_spans), dtype=torch.float64)
@@ -547,7 +546,7 @@ class Between:
 class ChosenCells:
     """The reducers of the cells that a request chooses itself, by conditions and by spans: none in most requests."""
 
-    def __init__(self, pattern: PatternTiles, asked: StatisticsRequest) -> None:
+    def __init__(self, pattern: Grid, asked: StatisticsRequest) -> None:
         self._none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
         self._matched = [Matched(pattern, matches) for matches in asked.matches]
         self._between = (
@@ -584,6 +583,11 @@ def sums_of_blocks(rows: Float[Tensor, "row column"], block: int, lead: int) -> 
         torch.nn.functional.pad(rows, (0, 0, lead, -(lead + n) % block)).unflatten(0, (-1, block)).sum(dim=1)
     )
     return padded
+
+
+def _column_sums(rows: Float[Tensor, "row column"]) -> Float[Tensor, " column"]:
+    """The sum of each column as a product, which takes less time than `sum`."""
+    return rows.new_ones(rows.shape[0]) @ rows
 
 
 def _numbers(span: range, like: Tensor) -> Tensor:

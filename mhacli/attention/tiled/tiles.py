@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from itertools import groupby
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from mhacli.attention.core import Allowed, visible_cells
 from mhacli.attention.masks import extent_of
-from mhacli.spec.reduction import DEVICE_TILE
+from mhacli.spec.reduction import CPU_TILE, DEVICE_TILE, queries_at_once
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -56,16 +59,29 @@ class PatternTiles(Grid, Protocol):
         """The rows of some queries, wherever they stand."""
 
 
+@runtime_checkable
+class PatternRows(Grid, Protocol):
+    """A pattern that is made of all keys of some queries at once, such as the softmax of scores."""
+
+    def rows_into(self, tiles: Sequence[BlankTile], batch_head: tuple[int, int]) -> Float[Tensor, " query"]:
+        """Writes p of all tiles of some queries of sequence and head `batch_head`, and log2 p plus a number of each query.
+        Returns these numbers."""
+
+    @property
+    def peak(self) -> Float[Tensor, "batch head query"]:
+        """The largest `ln p` of each query, as far as its tiles were written."""
+
+
 def n_cells(pattern: Grid) -> int:
     """How many cells of all sequences and heads a pass looks at: the visible ones, and forbidden ones beside them."""
     batch, n_heads, n_queries, n_keys = pattern.shape
-    return batch * n_heads * n_cells_of(n_queries, n_keys, pattern.allowed, tile_shape(pattern.like.device))
+    return batch * n_heads * n_cells_of(n_queries, n_keys, pattern.allowed, tile_shape(pattern.like.device, n_keys))
 
 
 def visible_keys(pattern: Grid) -> Float[Tensor, "#batch #head query"]:
     """How many keys each query may attend to. Batch and head have size 1 where the mask is the same for all."""
     _, _, n_queries, n_keys = pattern.shape
-    like, shape = pattern.like, tile_shape(pattern.like.device)
+    like, shape = pattern.like, tile_shape(pattern.like.device, n_keys)
     counts = like.new_zeros(1, 1, n_queries)
     for rows, columns, hidden in rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, like):
         seen = like.new_full((1, 1, len(rows)), len(columns))
@@ -87,7 +103,8 @@ class TileLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """Weights of some queries and keys of one head: `weights` = 2^`log2`, exactly 0 where forbidden.
+    """Weights of some queries and keys of one head: `weights` = 2^(`log2` − `bits`), exactly 0 where forbidden. Without `bits` of
+    each query they are 2^`log2`.
 
     `batch_head` is sequence and head, `head` counted among those of the pass. `diagonals` holds the same weights sheared:
     column c has those with key − query = `keys.start − queries.start + c − query count`, and zeros. `mass` is the sum of
@@ -102,6 +119,7 @@ class Tile:
     diagonals: Float[Tensor, "query diagonal"]
     mass: Float[Tensor, " query"]
     flat: Float[Tensor, " cell"]
+    bits: Float[Tensor, " query"] | None = None
 
     @property
     def scratch(self) -> Float[Tensor, "query key"]:
@@ -143,52 +161,95 @@ class Reducer(Protocol):
 
 
 def reduce_tiles(
-    pattern: PatternTiles, reducers: Sequence[Reducer], tell: Callable[[int], None] = lambda cells: None
+    pattern: PatternTiles | PatternRows, reducers: Sequence[Reducer], tell: Callable[[int], None] = lambda cells: None
 ) -> None:
-    """Shows every tile of a pattern to the reducers; `tell` hears of the cells that were looked at, tile by tile."""
+    """Shows every tile of a pattern to the reducers; `tell` hears of the cells that were looked at."""
     batch, n_heads, n_queries, n_keys = pattern.shape
-    shape = tile_shape(pattern.like.device)
-    buffers = _Buffers(shape, pattern.like)
-    for rectangle in rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like):
+    shape, buffers = tile_shape(pattern.like.device, n_keys), _Buffers(pattern.like)
+    for _, regions in groupby(
+        rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like), key=lambda r: r.queries
+    ):
+        blanks = buffers.tiles(list(regions))
         for batch_head in ((b, h) for b in range(batch) for h in range(n_heads)):
-            tile = buffers.tile(pattern, batch_head, rectangle)
-            for reducer in reducers:
-                reducer.add(tile)
-        tell(batch * n_heads * len(rectangle.queries) * len(rectangle.keys))
+            bits = pattern.rows_into(blanks, batch_head) if isinstance(pattern, PatternRows) else None
+            for blank in blanks:
+                if not isinstance(pattern, PatternRows):
+                    pattern.tile_into(blank.log2, blank.weights, batch_head, blank.region)
+                tile = blank.of(batch_head, bits)
+                for reducer in reducers:
+                    reducer.add(tile)
+        for blank in blanks:
+            tell(batch * n_heads * blank.log2.numel())
 
 
-class _Buffers:
-    """The memory of a pass: two tiles, the weights among zeros, so that a sheared view of them has empty corners.
+class OfTiles(Generic[T]):
+    """What is made of the places of a tile, once for all heads: all tiles of some queries come head by head."""
+
+    def __init__(self, make: Callable[[Tile], T]) -> None:
+        self._make = make
+        self._rows: tuple[int, range] | None = None
+        self._made: dict[range, T] = {}
+
+    def of(self, tile: Tile) -> T:
+        """What was made of these places, or is now."""
+        rows = (tile.batch_head[0], tile.queries)
+        if rows != self._rows:
+            self._rows, self._made = rows, {}
+        if tile.keys not in self._made:
+            self._made[tile.keys] = self._make(tile)
+        return self._made[tile.keys]
+
+
+class BlankTile(NamedTuple):
+    """The memory of a tile: its weights stand among zeros, so that a sheared view of them has empty corners.
 
     Row r of the sheared view begins r + 1 numbers later than the row before it: its column c holds key c + r − n of the
     tile. Source of the trick: strides, as in the relative attention of Huang et al. 2018, "Music Transformer", section 3.4.
     """
 
-    def __init__(self, shape: TileShape, like: Tensor) -> None:
-        n, m = shape.queries, shape.keys
-        self._of_log2 = like.new_empty(n * m)
-        self._of_weights = like.new_empty(n * (n + m) + n)
-        self._lay_out(n, m)
+    region: TileRegion
+    log2: Float[Tensor, "query key"]
+    weights: Float[Tensor, "query key"]
+    diagonals: Float[Tensor, "query diagonal"]
+    flat: Float[Tensor, " cell"]
 
-    def tile(self, pattern: PatternTiles, batch_head: tuple[int, int], rectangle: TileRegion) -> Tile:
-        """The tile of a rectangle; what an earlier one held is gone."""
-        queries, keys, _ = rectangle
-        if self._weights.shape != (len(queries), len(keys)):
-            self._lay_out(len(queries), len(keys))
-        log2, weights = self._log2, self._weights
-        pattern.tile_into(log2, weights, batch_head, rectangle)
-        return Tile(batch_head, queries, keys, log2, weights, self._diagonals, weights.sum(dim=1), self._flat)
+    def of(self, batch_head: tuple[int, int], bits: Float[Tensor, " query"] | None) -> Tile:
+        """The tile, when it is written."""
+        queries, keys, _ = self.region
+        mass = self.weights.sum(dim=1)
+        return Tile(batch_head, queries, keys, self.log2, self.weights, self.diagonals, mass, self.flat, bits)
 
-    def _lay_out(self, n: int, m: int) -> None:
-        """The views of both for tiles of `n` queries and `m` keys, and the zeros."""
+
+class _Buffers:
+    """The memory of a pass: all tiles of some queries. It is kept for the queries that come next."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._memory: list[tuple[Tensor, Tensor]] = []
+
+    def tiles(self, regions: Sequence[TileRegion]) -> list[BlankTile]:
+        """Tiles for these rectangles; what earlier ones held is gone."""
+        none = (self._like.new_empty(0), self._like.new_empty(0))
+        self._memory += [none] * (len(regions) - len(self._memory))
+        return [self._tile(number, region) for number, region in enumerate(regions)]
+
+    def _tile(self, number: int, region: TileRegion) -> BlankTile:
+        n, m = len(region.queries), len(region.keys)
         width = n + m
-        self._log2 = self._of_log2[: n * m].view(n, m)
-        self._flat = self._of_weights[: n * width + n]
-        padded = self._flat[: n * width].view(n, width)
+        memory = zip(self._memory[number], (n * m, n * width + n), strict=True)
+        of_log2, of_weights = (_as_large(own, size) for own, size in memory)
+        self._memory[number] = (of_log2, of_weights)
+        flat = of_weights[: n * width + n]
+        padded = flat[: n * width].view(n, width)
         padded[:, :n].zero_()
-        self._flat[n * width :].zero_()
-        self._weights = padded[:, n:]
-        self._diagonals = self._flat.as_strided((n, width), (width + 1, 1))
+        flat[n * width :].zero_()
+        diagonals = flat.as_strided((n, width), (width + 1, 1))
+        return BlankTile(region, of_log2[: n * m].view(n, m), padded[:, n:], diagonals, flat)
+
+
+def _as_large(memory: Tensor, n: int) -> Tensor:
+    """The memory where it has room for so many numbers, else at least twice as much: under a causal mask blocks grow."""
+    return memory if memory.numel() >= n else memory.new_empty(max(n, 2 * memory.numel()))
 
 
 # ----------------------------------------------------------------------------------------------------------- rectangles
@@ -206,15 +267,16 @@ class TileShape(NamedTuple):
     grain: int
 
 
-CPU_TILES = TileShape(256, 2048, 256)
-"""The best of several shapes on cores with 1 MiB of second-level cache each: large enough that a call per tile costs little, and
-wide, for the zeros beside the weights are as many columns as there are queries."""
-DEVICE_TILES = TileShape(*DEVICE_TILE, 1024)
+CPU_TILES = TileShape(*CPU_TILE, 256)
+DEVICE_TILES = TileShape(*DEVICE_TILE, 512)
 
 
-def tile_shape(device: torch.device) -> TileShape:
-    """The tiles for a device."""
-    return CPU_TILES if device.type == "cpu" else DEVICE_TILES
+def tile_shape(device: torch.device, n_keys: int) -> TileShape:
+    """The tiles of so many keys on a device: all keys of some queries are in memory, of fewer queries where the text is long."""
+    whole = CPU_TILES if device.type == "cpu" else DEVICE_TILES
+    queries = queries_at_once(whole[:2], n_keys)
+    fewer = whole.queries // queries
+    return TileShape(queries, whole.keys * fewer, whole.grain * fewer)
 
 
 class MaskedColumns(NamedTuple):

@@ -19,13 +19,13 @@ from mhacli.adapters.hf.calls import DROPOUT, Call, ScoredCall
 from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.adapters.hf.inputs import ModelInputs
 from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_attention
-from mhacli.attention.tiled.scores import AttentionResult
+from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
 from mhacli.compute.checkpoint.shards import Shard, ShardResults, Shards
-from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, second_pass
+from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
 from mhacli.io.progress import Progress, no_progress
 from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
 from mhacli.results.record.record import (
@@ -153,7 +153,7 @@ class PassInspection:
                 self.shards.require_same_masks(call, baseline.visible.shape[1])
 
             def reduced() -> ShardResults:
-                parts = self._second_passes(attention, axes, asked, baseline, shard)
+                parts = self._reduced(attention, axes, asked, baseline, shard)
                 return parts, self._matrices(call, attention, shard)
 
             parts, matrices = reduced() if self.shards is None else self.shards.gathered(reduced)
@@ -172,14 +172,14 @@ class PassInspection:
         arrays = {} if self.shards is not None and self.shards.ranks.rank else {**results.arrays, **matrices}
         return LayerResults(layer, heads, arrays)
 
-    def _second_passes(
+    def _reduced(
         self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline, shard: Shard
     ) -> list[HeadResults]:
         """What is found of all heads that are asked for and are here. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
 
         def of_heads(heads: range) -> HeadResults:
-            part = second_pass(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
+            part = reduce_heads(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
             return shard.numbered(part)
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1

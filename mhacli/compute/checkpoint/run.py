@@ -27,7 +27,7 @@ from mhacli.adapters.hf.layer_names import (
     size_of,
 )
 from mhacli.adapters.hf.load import Loaded
-from mhacli.attention.tiled.scores import AttentionResult
+from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.compute.checkpoint.layers import (

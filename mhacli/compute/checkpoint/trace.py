@@ -15,7 +15,8 @@ from mhacli.adapters.hf.calls import Call, ScoredCall
 from mhacli.adapters.hf.capture import is_attention
 from mhacli.adapters.hf.captured_pattern import full_matrices
 from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
-from mhacli.attention.tiled.scores import AttentionResult, Scores
+from mhacli.attention.tiled.scores import Scores
+from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError, out_of_range

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from mhacli.errors import UsageError
 from mhacli.spec.config import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
+from mhacli.spec.reduction import CPU_TILE, DEVICE_TILE, tile_bytes
 
 Direction = Literal["forward", "backward", "both"]
 
@@ -283,9 +284,6 @@ _PASSES = {"forward": 1, "backward": 1, "both": 2}
 _EXACT_BLOCKS_BYTES = 512 << 20
 """The scores of a block of queries, and the tensors beside them."""
 
-TILE_CELLS = {"cpu": 512 * 1024, "cuda": 2048 * 8192}
-"""The cells of one tile by type of device. Other devices are like CUDA."""
-
 
 def expected_flops(backend: str, workload: Workload) -> int:
     """The operations of the products of attention, and of the four projections if the backend has them."""
@@ -347,7 +345,7 @@ class _Counts:
         self.is_shared = workload.n_kv_heads != workload.n_heads
         self.matrix = heads * workload.q_len * workload.k_len * item
         self.wide = round(self.matrix * self.growth)
-        self.lse = heads * workload.q_len * 4
+        self.lse, self.lengths = heads * workload.q_len * 4, (workload.q_len, workload.k_len)
         self.mask = workload.q_len * workload.k_len if workload.is_masked else 0
         self.has_fast_path = not self.mask and workload.n_heads % 2 == 0
         self.item, self.is_forward = item, workload.direction == "forward"
@@ -357,12 +355,13 @@ class _Counts:
         return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
 
     def tiled(self, kind: str) -> int:
-        """The result in the dtype of the computation, a rounded copy if dtypes differ, six vectors, and the scores of a
-        tile."""
+        """The result in the dtype of the computation, a rounded copy if dtypes differ, eight vectors, and scores and
+        weights of tiles."""
         rounded = self.q if self.growth > 1 else 0
         wide_item = round(self.item * self.growth)
-        tile = TILE_CELLS.get(kind, TILE_CELLS["cuda"]) * wide_item
-        return round(self.q * self.growth) + rounded + 6 * self.lse // 4 * wide_item + tile
+        tile = CPU_TILE if kind == "cpu" else DEVICE_TILE
+        tiles = tile_bytes(tile, *self.lengths, wide_item) // 2  # planes of equal tokens are half
+        return round(self.q * self.growth) + rounded + 8 * self.lse // 4 * wide_item + tiles
 
     def explicit(self) -> int:
         """Scores and their softmax, and a third copy to round to 16 bits; for backward the pattern and two gradients of

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
 from mhacli.adapters.hf.captured_pattern import CapturedPattern, KnownMasks, as_attention, full_matrices
-from mhacli.attention.tiled.scores import AttentionResult
+from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.attention.tiled.statistics import weights_of
-from mhacli.attention.tiled.tiles import PatternTiles
+from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles
 
 BATCH, N_HEADS, N_KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 5, 7, 11, 13
 LOWEST = torch.finfo(torch.float32).min
@@ -76,8 +76,14 @@ def every(n_rows: int = BATCH, n_queries: int = Q_LEN) -> Tensor:
     return torch.ones(n_rows, n_queries, dtype=torch.bool)
 
 
+def reduced(attention: AttentionResult) -> AttentionResult:
+    """The attention after a pass over its pattern."""
+    reduce_tiles(attention.pattern, [])
+    return attention.finished()
+
+
 def looked_at(call: Call, real: Tensor | None = None) -> tuple[AttentionResult, dict[str, np.ndarray]]:
-    attention = as_attention(call, every() if real is None else real, KnownMasks())
+    attention = reduced(as_attention(call, every() if real is None else real, KnownMasks()))
     return attention, {name: tensor.numpy() for name, tensor in full_matrices(attention).items()}
 
 
@@ -107,7 +113,7 @@ def require_same(call: ScoredCall, keep: np.ndarray | None = None, real: Tensor 
     assert (np.isneginf(found["scores"]) == np.isneginf(scores)).all()
     finite = np.isfinite(scores)
     assert np.abs(found["scores"][finite] - scores[finite]).max() < 1e-5
-    for shares in (found["pattern"], all_shares(attention.pattern)):
+    for shares in (found["pattern"], all_shares(attention.known_pattern)):
         assert np.abs(shares - pattern).max() < 2e-6
         assert (shares[~np.broadcast_to(keep, shares.shape)] == 0).all()
     return attention
@@ -212,7 +218,7 @@ def test_a_query_whose_scores_are_all_the_lowest_number_gets_zeros(scored: Make)
         rows[0, :, 2] = lse
         attention, found = looked_at(replace(call, lse=rows), real)
         assert (found["pattern"][0, :, 2] == 0).all()
-        assert np.abs(all_shares(attention.pattern) - found["pattern"]).max() < 2e-6
+        assert np.abs(all_shares(attention.known_pattern) - found["pattern"]).max() < 2e-6
 
 
 def test_the_same_mask_is_made_ready_once_for_all_layers_that_share_it(scored: Make) -> None:
@@ -296,7 +302,7 @@ def test_a_softmax_of_scores_put_far_down_has_forbidden_cells(
     assert (np.isneginf(found["scores"]) == ~TRIANGLE).all()
     assert (found["pattern"][..., ~TRIANGLE] == 0).all()
     assert np.abs(found["pattern"] - by_hand(scored(), TRIANGLE)[1]).max() < 2e-6
-    assert (all_shares(attention.pattern) == found["pattern"]).all()
+    assert (all_shares(attention.known_pattern) == found["pattern"]).all()
     lse = np.log(np.where(TRIANGLE, np.exp(by_hand(scored())[0]), 0).sum(axis=-1))
     assert np.abs(attention.lse.numpy() - lse).max() < 1e-5
 
@@ -341,8 +347,9 @@ def test_some_heads_alone_have_the_shares_that_they_have_among_all(
     for call in _with_everything(scored, written, normal):
         attention = as_attention(call, every(), KnownMasks())
         assert attention.shape == (BATCH, N_HEADS, Q_LEN, K_LEN)
-        among = all_shares(attention.pattern)[:, heads.start : heads.stop]
-        assert (all_shares(attention.of_heads(heads).pattern) == among).all()
+        some = reduced(attention.of_heads(heads))
+        among = all_shares(reduced(attention).known_pattern)[:, heads.start : heads.stop]
+        assert (all_shares(some.known_pattern) == among).all()
 
 
 def test_some_queries_in_any_order_have_the_shares_that_they_have_among_all(
@@ -350,7 +357,7 @@ def test_some_queries_in_any_order_have_the_shares_that_they_have_among_all(
 ) -> None:
     queries = torch.tensor([4, 1, 1])
     for call in _with_everything(scored, written, normal):
-        pattern = as_attention(call, every(), KnownMasks()).pattern
+        pattern = reduced(as_attention(call, every(), KnownMasks())).known_pattern
         among = all_shares(pattern)[:, :, queries]
         chosen = pattern.of_queries(queries)
         rows = all_shares(chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -12,19 +13,12 @@ from support import oracle
 from torch import Tensor
 
 from mhacli.attention import attend, fused, masks
-from mhacli.attention.tiled import scores as tiled
+from mhacli.attention.tiled import softmax as tiled
 from mhacli.attention.tiled import tiles as rectangles
-from mhacli.attention.tiled.scores import (
-    Scores,
-    VirtualPattern,
-    attend_lse,
-    distance_bias,
-    pattern_of,
-    tensor_bias,
-    tiled_attend,
-)
+from mhacli.attention.tiled.scores import Scores, VirtualPattern, distance_bias, tensor_bias
+from mhacli.attention.tiled.softmax import SoftmaxPattern, attend_lse, pattern_of, tiled_attend
 from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
-from mhacli.attention.tiled.tiles import TileShape
+from mhacli.attention.tiled.tiles import PENALTY, TileShape
 
 Normal = Callable[..., Tensor]
 BATCH, HEADS, KV_HEADS, Q_LEN, K_LEN, D_HEAD, D_V = 2, 6, 3, 23, 31, 5, 7
@@ -287,6 +281,32 @@ def test_on_the_device_a_kernel_runs_and_query_0_is_token_0(
     assert distance(lse.cpu(), expected_lse) <= 1e-2
 
 
+@pytest.mark.parametrize("base", [0.0, 300.0, -300.0, 2e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MASKS)
+def test_one_pass_finds_what_a_pass_finds_that_knows_the_log_sum_exp(
+    normal: Normal, name: str, dtype: torch.dtype, base: float, tiles: TileShape
+) -> None:
+    """Of scores as large as `base`, which float32 sums in parts or not at all."""
+    q, k, _ = (t.to(dtype) for t in heads(normal))
+    bias = tensor_bias(torch.full((1, 1), base, dtype=dtype))
+    scores = Scores(q, k, scale=0.7, bias=bias, allowed=MASKS[name])
+    _, lse = defined(q.double(), k.double(), k.double(), scale=0.7, allowed=MASKS[name])
+    lse = torch.where(lse == 0, 0.0, lse + base)
+    tokens = torch.arange(K_LEN).expand(BATCH, -1) % 3
+    request = StatisticsRequest(4, tokens[:, :Q_LEN], tokens, tokens.roll(1), tokens < 1, tokens < 2)
+    exactly = replace(scores, q=q.double(), k=k.double())
+    expected, found = summarise(VirtualPattern(exactly, lse), request), summarise(SoftmaxPattern(scores), request)
+    error = 1e-12 if dtype == torch.float64 else 1e-4 if base < 1e3 else 2e-3
+    for statistic in fields(Statistics):
+        wanted, got = (getattr(statistics, statistic.name) for statistics in (expected, found))
+        seen = wanted > PENALTY / 100  # the largest weight of a query without keys is far below
+        if not wanted.numel():
+            continue
+        assert ((got > PENALTY / 100) == seen).all()
+        assert distance(torch.where(seen, got, 0.0), torch.where(seen, wanted, 0.0)) <= error * 10, statistic.name
+
+
 def asked(length: int) -> StatisticsRequest:
     tokens, marks = torch.zeros(1, length, dtype=torch.int64), torch.zeros(1, length, dtype=torch.bool)
     return StatisticsRequest(16, tokens, tokens - 1, tokens - 1, marks, marks)
@@ -342,9 +362,10 @@ def test_statistics_in_float32_are_those_of_the_whole_matrix_in_float64(normal: 
     q, k = (normal(1, n, 512, 64, std=std**0.5, dtype=torch.float32) for n in (2, n_kv_heads))
     scores = Scores(q, k, scale=0.125, allowed=allowed)
     attended = attend_lse(scores, k)
-    found = errors(summarise(pattern_of(scores, attended.lse), asked(512)), exact(q, k, 0.125, allowed))
-    print(f"{name}, std {std:g}, {attended.kernel}: {found}")
-    assert {name: error for name, error in found.items() if error > WANTED[std][name]} == {}
+    for pattern in (pattern_of(scores, attended.lse), SoftmaxPattern(scores)):
+        found = errors(summarise(pattern, asked(512)), exact(q, k, 0.125, allowed))
+        print(f"{name}, std {std:g}, {attended.kernel}: {found}")
+        assert {name: error for name, error in found.items() if error > WANTED[std][name]} == {}
 
 
 @pytest.mark.parametrize("std", [1.0, 8.0])

@@ -308,9 +308,19 @@ def test_the_edges_of_tiles_and_of_blocks_that_are_powers_of_two_meet(shape: Til
 
 
 def test_the_tiles_are_larger_where_a_call_costs_more() -> None:
-    assert tile_shape(torch.device("cpu")) == CPU_TILES
-    assert tile_shape(torch.device("cuda", 0)) == DEVICE_TILES
-    assert tile_shape(torch.device("mps")) == DEVICE_TILES
+    assert tile_shape(torch.device("cpu"), 100) == CPU_TILES
+    assert tile_shape(torch.device("cuda", 0), 100) == DEVICE_TILES
+    assert tile_shape(torch.device("mps"), 100) == DEVICE_TILES
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_keys_of_a_block_of_queries_fit_into_the_memory_of_a_few_tiles(device: str) -> None:
+    whole = tile_shape(torch.device(device), 1)
+    for n_keys in (1 << power for power in range(10, 18)):
+        queries, keys, grain = tile_shape(torch.device(device), n_keys)
+        assert queries * keys == whole.queries * whole.keys
+        assert queries * grain == whole.queries * whole.grain
+        assert queries * n_keys <= 2 * whole.queries * whole.keys
 
 
 def test_a_penalty_makes_a_share_exactly_zero_and_no_nan() -> None:

@@ -66,7 +66,7 @@ def cells_of(name: str, batch: int = BATCH, heads: int = HEADS, q_len: int = Q_L
 
 def all_rectangles(pattern: Grid) -> list[TileRegion]:
     _, _, n_queries, n_keys = pattern.shape
-    shape = rectangles.tile_shape(pattern.like.device)
+    shape = rectangles.tile_shape(pattern.like.device, n_keys)
     return list(rectangles.rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like))
 
 

@@ -21,6 +21,8 @@ from support.heads_made import (
 )
 from support.variant_cases import CONTEXTS, N_HEADS, Q_LEN, TEXTS, Case, expected_of, grid
 
+from mhacli.attention.tiled.scores import Scores
+from mhacli.attention.tiled.softmax import AttentionResult, SoftmaxPattern
 from mhacli.compute import heads as looks
 from mhacli.compute import heads as study
 from mhacli.compute.base.head_statistics import block_of
@@ -356,8 +358,8 @@ def test_a_text_that_is_shorter_than_the_neighbourhood_has_no_local_head(n_token
 
 
 def test_the_kernel_is_named():
-    assert looked(*small(causal=True)).survey.kernel == "flash"
-    assert looked(*small()).survey.kernel == "flash"
+    assert looked(*small(causal=True)).survey.kernel == "tiles"
+    assert looked(*small()).survey.kernel == "tiles"
     assert looked(*small("a b c", "d", causal=True)).survey.kernel == "tiles"
     assert looked(*small(softcap=2.0)).survey.kernel == "tiles"
 
@@ -545,9 +547,8 @@ def test_progress_rises_from_nothing_to_all(monkeypatch):
     run.run(lambda share, doing: told.append((share, doing)))
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
-    # the second of two passes takes 1.3 times as long as the first
-    assert shares == pytest.approx([0, 1 / 4.6, 2.3 / 4.6, 3.3 / 4.6, 1])
-    assert [doing for _, doing in told] == ["uniform attention", *["2 heads"] * 4]
+    assert shares == [0, 0.5, 1]
+    assert [doing for _, doing in told] == ["uniform attention", *["2 heads"] * 2]
     assert run.n_finished == 2
 
 
@@ -619,16 +620,20 @@ def test_the_checks_hold_and_are_told_with_their_numbers():
         assert 0 <= check.error <= check.tolerance <= 1e-9
 
 
+def of_lse(attention, change):
+    return replace(attention, pattern=replace(attention.pattern, lse=change(attention.pattern.lse)))
+
+
 @pytest.mark.parametrize(
-    ("spoil", "failing"),
+    "spoil",
     [
-        (lambda a: a._replace(lse=a.lse * 1.4427), {0, 1, 2, 3}),
-        (lambda a: a._replace(lse=a.lse.flip(1)), {0, 1, 2, 3}),
-        (lambda a: a._replace(z=a.z.flip(1)), {3}),
-        (lambda a: a._replace(z=a.z + 1e-8), {3}),
-        (lambda a: a._replace(z=a.z.index_fill(1, torch.tensor([0]), 9.0)), {3}),
-        (lambda a: a._replace(z=a.z.index_fill(2, torch.tensor([9]), 9.0)), {3}),
-        (lambda a: a._replace(z=a.z * torch.nan), {3}),
+        lambda a: of_lse(a, lambda lse: lse * 1.4427),
+        lambda a: of_lse(a, lambda lse: lse.flip(1)),
+        lambda a: replace(a, z=a.z.flip(1)),
+        lambda a: replace(a, z=a.z + 1e-8),
+        lambda a: replace(a, z=a.z.index_fill(1, torch.tensor([0]), 9.0)),
+        lambda a: replace(a, z=a.z.index_fill(2, torch.tensor([9]), 9.0)),
+        lambda a: replace(a, z=a.z * torch.nan),
     ],
     ids=[
         "base of the logarithm",
@@ -640,12 +645,45 @@ def test_the_checks_hold_and_are_told_with_their_numbers():
         "z not finite",
     ],
 )
-def test_the_checks_notice_a_kernel_that_is_wrong(spoil, failing, monkeypatch):
-    attend = study.attend_lse
-    monkeypatch.setattr(study, "attend_lse", lambda scores, v: spoil(attend(scores, v)))
+def test_a_check_notices_z_that_is_not_of_the_weights(spoil, monkeypatch):
+    finished = AttentionResult.finished
+    monkeypatch.setattr(AttentionResult, "finished", lambda attention: spoil(finished(attention)))
+    record = looked(*small(causal=True))
+    assert {index for index, check in enumerate(record.survey.checks) if not check.ok} == {3}
+    assert not record.self_check.ok
+
+
+@pytest.mark.parametrize(
+    ("spoil", "failing"),
+    [
+        (lambda tile: tile.weights.mul_(1 + 1e-8), {0, 1, 2, 3}),
+        (lambda tile: tile.weights.copy_(tile.weights.roll(1, dims=1)), {3}),
+        (lambda tile: tile.weights[-1].zero_(), {3}),
+    ],
+    ids=["too large", "of the key before", "none for the last query"],
+)
+def test_the_checks_notice_weights_that_are_wrong(spoil, failing, monkeypatch):
+    add_values = SoftmaxPattern._add_values
+
+    def wrong(pattern, tile, rows):
+        spoil(tile)
+        add_values(pattern, tile, rows)
+
+    monkeypatch.setattr(SoftmaxPattern, "_add_values", wrong)
     record = looked(*small(causal=True))
     assert {index for index, check in enumerate(record.survey.checks) if not check.ok} == failing
     assert not record.self_check.ok
+
+
+def test_z_of_tiles_is_compared_with_the_definition_too(monkeypatch):
+    log2_into = Scores.log2_into
+
+    def wrong(scores, out, batch_head, rectangle, lse=None):
+        log2_into(replace(scores, scale=scores.scale * (1 + 1e-6)), out, batch_head, rectangle, lse)
+
+    monkeypatch.setattr(Scores, "log2_into", wrong)  # of all tiles, whoever asks for them
+    record = looked(*small(causal=True))
+    assert {index for index, check in enumerate(record.survey.checks) if not check.ok} == {3}
 
 
 @pytest.mark.parametrize(("name", "failing"), [("mass", {0}), ("received", {1}), ("map", {2})])
@@ -664,14 +702,14 @@ def test_the_checks_notice_sums_that_do_not_add_up(name, failing, monkeypatch):
 
 def test_the_worst_of_all_heads_is_what_a_check_tells(monkeypatch):
     monkeypatch.setattr(study, "_CELLS_AT_ONCE", 1)
-    attend, seen = study.attend_lse, []
+    finished, seen = AttentionResult.finished, []
 
-    def wrong_once(scores, v):
+    def wrong_once(attention):
         seen.append(1)
-        found = attend(scores, v)
-        return found._replace(z=found.z + 0.5) if len(seen) == 2 else found
+        found = finished(attention)
+        return replace(found, z=found.z + 0.5) if len(seen) == 2 else found
 
-    monkeypatch.setattr(study, "attend_lse", wrong_once)
+    monkeypatch.setattr(AttentionResult, "finished", wrong_once)
     record = looked(*small(causal=True))
     assert record.survey.checks[-1].error == pytest.approx(0.5, abs=1e-9)
     assert (record.self_check.ok, record.self_check.max_abs_error) == (False, record.survey.checks[-1].error)

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mhacli.results.bench.workload import (
     BACKENDS,
-    TILE_CELLS,
     Direction,
     Workload,
     expected_extra_bytes,
@@ -155,10 +154,3 @@ def test_only_what_builds_the_pattern_grows_with_the_square_of_the_tokens() -> N
     for backend in (*FUSED, "explicit", "compiled", "math"):
         growth = expected_extra_bytes(backend, long, "cuda") / expected_extra_bytes(backend, short, "cuda")
         assert growth == pytest.approx(10 if backend in FUSED else 100, rel=0.01)
-
-
-def test_the_tiles_foreseen_are_those_that_are_used() -> None:
-    from mhacli.attention.tiled.tiles import CPU_TILES, DEVICE_TILES
-
-    cells = {"cpu": CPU_TILES.queries * CPU_TILES.keys, "cuda": DEVICE_TILES.queries * DEVICE_TILES.keys}
-    assert cells == TILE_CELLS
