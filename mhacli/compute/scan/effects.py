@@ -1,4 +1,4 @@
-"""What removing each head changes in a document, as `mha effect` finds it."""
+"""The effects of removing each head in a document, as in `mha effect`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mhacli.requests.effect import EffectRequest
 from mhacli.results.record.effect import Effect
 
 N_VERIFIED = 4
-"""The removals of a document that are computed a second time in another way, where some are."""
+"""The number of removals of a document that are repeated by a second method."""
 
 
 def effects_of_heads(
     request: ModelRequest, checkpoint: ReadCheckpoint, run: CheckpointRun, *, n_verified: int
 ) -> tuple[Effect, ...]:
-    """The effect of removing each head at all positions, in the order of the heads that `run` inspects, which is run for it.
+    """The effect of removing each head at all positions, in the order of the heads that `run` inspects. `run` is run here.
 
-    Batches have the same size whatever memory is free, for it decides how sums are rounded. Raises `MhaError` where they do not
-    fit, and where removals that are computed in another way give something else.
+    The size of batches does not depend on the free memory, because it decides the rounding of sums. Raises `MhaError` if a batch
+    does not fit, and if repeated removals give different effects.
     """
     study = EffectStudy(EffectRequest(request, n_verified=n_verified), checkpoint, run, None)
     study.inspect()

@@ -1,4 +1,4 @@
-"""The sums of units, one after the other: in the order of their names they are the same whoever computed which and when."""
+"""Sums over units, added in the order of their names, so that the result does not depend on the workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mhacli.results.scan.statistics import UNIFORM_AT_OFFSET
 from mhacli.results.scan.sums import UnitFacts, UnitHead, UnitSums, add_sum, strongest
 
 MAX_SINKS = 10
-"""The tokens that are listed as sinks of a head."""
+"""The largest number of sink tokens of a head."""
 
 
 @dataclass
 class Folded:
-    """What is known after some units: sums over all of their documents, in which nothing grows with the corpus."""
+    """Sums over the documents of the units added so far; their size does not grow with the corpus."""
 
     n_documents: int = 0
     n_tokens: int = 0
@@ -39,7 +39,7 @@ class Folded:
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, unit: UnitSums) -> None:
-        """One unit more."""
+        """Adds a unit."""
         facts = unit.facts
         self.n_bad += len(facts.bad)
         self.bad += facts.bad[: MAX_LISTED_BAD - len(self.bad)]
@@ -62,10 +62,10 @@ class Folded:
             add_sum(self.sums, name, array)
 
     def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
-        places = [(head.layer, head.attention, head.head) for head in facts.heads]
+        keys = [(head.layer, head.attention, head.head) for head in facts.heads]
         if not self.heads:
-            self.heads = [FoldedHead(*place) for place in places]
-        if [(head.layer, head.attention, head.head) for head in self.heads] != places:
+            self.heads = [FoldedHead(*key) for key in keys]
+        if [(head.layer, head.attention, head.head) for head in self.heads] != keys:
             raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
         rows = dict(zip(facts.statistics, arrays["statistics"], strict=True))
         scores = rows["max_score"].T.tolist()
@@ -74,19 +74,20 @@ class Folded:
             head.add(of_unit, offsets[:, number].tolist(), scores[number])
 
     def manifest(self, names: Sequence[str]) -> dict[str, Any]:
-        """What the manifest says of the corpus."""
+        """The fields of the manifest about the corpus."""
         numbers = {"n_documents": self.n_documents, "n_tokens": self.n_tokens, "n_bad": self.n_bad}
         return {**numbers, "documents": self.digest.hexdigest(), "devices": sorted(self.devices), "units": list(names)}
 
     def mean(self, name: str, heads: slice) -> Array:
-        """The mean over the documents of what was summed up for some heads."""
+        """The mean over the documents of a sum, for some heads."""
         mean: Array = self.sums[name][heads] / self.n_documents
         return mean
 
 
 @dataclass
 class FoldedHead:
-    """A head so far. `offsets` are its strongest distances, each with the number of documents and sums of weights there."""
+    """The sums of a head. `offsets` are its strongest distances, each with the number of documents and the sums of weights
+    there."""
 
     layer: int
     attention: str
@@ -97,7 +98,7 @@ class FoldedHead:
     max_score: float | None = None
 
     def add(self, of_unit: UnitHead, offsets: Sequence[Sequence[float]], scores: Sequence[float]) -> None:
-        """The head in one unit more, with its largest score in each document."""
+        """Adds the head of a unit, with its largest score in each document."""
         self.max_score = max(
             (score for score in (*scores, self.max_score) if score is not None and score == score), default=None
         )
@@ -116,8 +117,8 @@ class FoldedHead:
         return tuple(TokenSink(token, n, total / n) for token, (n, total) in ordered[:MAX_SINKS])
 
     def offset(self, n_documents: int) -> tuple[int | None, float | None, float | None]:
-        """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention, which
-        count nothing of documents in which another is."""
+        """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention.
+        Documents with another strongest distance count as 0 in these means."""
         if not self.offsets:
             return None, None, None
         offset, (_, total, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))

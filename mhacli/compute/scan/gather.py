@@ -1,4 +1,4 @@
-"""The documents of a unit as they are computed, and the files that they come to."""
+"""Collects the results of a unit's documents, and makes its files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from mhacli.spec.tokens import TokenSequence
 from mhacli.text.corpus import BadDocument, Document
 
 EXAMPLE_LEN = 64
-"""Tokens up to which a longer document is a better example."""
+"""The number of tokens up to which a longer document is a better example."""
 _KINDS = {kind: number for number, kind in enumerate(HEAD_TYPES)}
 
 
 @dataclass
 class Gathered:
-    """What is known of the documents of a unit so far."""
+    """The results of the documents of a unit computed so far."""
 
     unit: Unit
     request: ScanRequest
@@ -51,95 +51,95 @@ class Gathered:
     _example: tuple[tuple[bool, int], Record] | None = None
 
     def leave_out(self, document: Document | BadDocument, reason: str) -> None:
-        """A bad document."""
+        """Adds a bad document."""
         self.bad.append(BadEntry(document.file, document.place, reason))
 
     def add(self, document: Document, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
-        """A document that was computed, with what removing each of its heads changes."""
+        """Adds a computed document, with the effects of removing each head."""
         texts, results = run.inputs.context or run.inputs.sequences, run.results
         n_tokens = len(texts[0].ids)
-        heads = tuple(head for done in results for head in done.heads)
+        heads = tuple(head for result in results for head in result.heads)
         self.documents.append(UnitDocument(document.file, document.place, document_digest(document), n_tokens))
         self.heads.append(heads)
         self.effects.append(effects)
-        self._layers.append(tuple(done.layer for done in results))
+        self._layers.append(tuple(result.layer for result in results))
         self._identical &= run.identical is not False
         self._add_sums(results, run)
-        self._add_places(document, run)
-        self._take_example(self.documents[-1], run)
+        self._add_sinks_and_cells(document, run)
+        self._update_example(self.documents[-1], run)
 
     def _add_sums(self, results: Sequence[LayerResults], run: CheckpointRun) -> None:
-        """The profiles and the masses of spans of a document, to those of the documents before it."""
+        """Adds the profiles and span masses of a document to the sums."""
         for name in ("profile", "uniform_profile"):
-            rows = [_of_heads(done, name) for done in results]
+            rows = [_of_heads(result, name) for result in results]
             width = max(row.shape[1] for row in rows)
             add_sum(self._sums, name, np.concatenate([widened(row, width) for row in rows]))
         if not self.request.spans:
             return
         names = self.settings.span_names
-        places = [names.index(span.name) for span in run.wanted.spans]
-        grid, n = np.ix_(places, places), len(names)
+        indices = [names.index(span.name) for span in run.wanted.spans]
+        grid, n = np.ix_(indices, indices), len(names)
         counts = np.zeros((n, n))
         counts[grid[0], grid[1]] = 1
         add_sum(self._sums, "span_counts", counts)
         for name in ("span_mass", "uniform_span_mass"):
-            whole = np.zeros((len(self.heads[-1]), n, n))
-            if places:
-                whole[:, grid[0], grid[1]] = np.concatenate([_of_heads(done, name) for done in results])
-            add_sum(self._sums, name, whole)
+            mass = np.zeros((len(self.heads[-1]), n, n))
+            if indices:
+                mass[:, grid[0], grid[1]] = np.concatenate([_of_heads(result, name) for result in results])
+            add_sum(self._sums, name, mass)
 
-    def _add_places(self, document: Document, run: CheckpointRun) -> None:
-        """The sinks and the strong cells of a document, by their tokens."""
+    def _add_sinks_and_cells(self, document: Document, run: CheckpointRun) -> None:
+        """Adds the sinks and the strongest cells of a document, with their tokens."""
         self._sinks = self._sinks or [{} for _ in self.heads[-1]]
         self._cells = self._cells or [[] for _ in self.heads[-1]]
         number = 0
-        for done in run.results:
-            queries, keys = texts_of(done.layer.kind, run.inputs.sequences, run.inputs.context)
-            for head in done.heads:
+        for result in run.results:
+            queries, keys = texts_of(result.layer.kind, run.inputs.sequences, run.inputs.context)
+            for head in result.heads:
                 self._add_sinks(self._sinks[number], head, keys[0])
                 best = self._cells[number]
-                least = best[-1].lift if len(best) == MAX_LARGEST else -math.inf
+                threshold = best[-1].lift if len(best) == MAX_LARGEST else -math.inf
                 cells = [
                     CorpusCell(
                         document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
                         keys[0].tokens[cell.key], cell.share, cell.lift,
                     )
-                    for cell in head.largest if cell.lift > least
+                    for cell in head.largest if cell.lift > threshold
                 ]  # fmt: skip
                 self._cells[number] = strongest([*best, *cells]) if cells else best
                 number += 1
 
     @staticmethod
-    def _add_sinks(known: dict[str, list[float]], head: HeadStatistics, keys: TokenSequence) -> None:
-        shares: dict[str, float] = {}
+    def _add_sinks(weights_by_token: dict[str, list[float]], head: HeadStatistics, keys: TokenSequence) -> None:
+        weights: dict[str, float] = {}
         for sink in head.sink_keys:
             token = keys.tokens[sink.key]
-            shares[token] = shares.get(token, 0.0) + sink.share
-        for token, share in shares.items():
-            known.setdefault(token, []).append(share)
+            weights[token] = weights.get(token, 0.0) + sink.share
+        for token, weight in weights.items():
+            weights_by_token.setdefault(token, []).append(weight)
 
-    def _take_example(self, document: UnitDocument, run: CheckpointRun) -> None:
-        """The record of the document, where it is a better example than those before it: the longest that is short enough, else
-        the shortest."""
+    def _update_example(self, document: UnitDocument, run: CheckpointRun) -> None:
+        """Keeps the record of the document if it is a better example than earlier ones: the longest of at most `EXAMPLE_LEN`
+        tokens, otherwise the shortest."""
         if not self.unit.wants_example:
             return
         n = document.n_tokens
         rank = (True, n) if n <= EXAMPLE_LEN else (False, -n)
         if self._example is None or rank > self._example[0]:
-            self._example = rank, self._plain(run.record(), document)
+            self._example = rank, self._example_record(run.record(), document)
 
-    def _plain(self, record: Record, of: UnitDocument) -> Record:
-        """The record without what depends on the machine and the moment, as that of a corpus of one document."""
-        device, n = self.settings.device, of.n_tokens
+    def _example_record(self, record: Record, document: UnitDocument) -> Record:
+        """The record as that of a corpus of one document, without timings and details of the machine."""
+        device, n = self.settings.device, document.n_tokens
         environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
-        corpus = CorpusSummary(1, n, 0, n, of.file, of.place, (device,), ())
+        corpus = CorpusSummary(1, n, 0, n, document.file, document.place, (device,), ())
         return replace(record, timings={}, environment=environment, corpus=corpus)
 
     # ------------------------------------------------------------------------------------------------------ the files
 
     def files(self) -> UnitFiles:
         """The files of the unit."""
-        effects = [effect for of in self.effects for effect in of]
+        effects = [effect for document_effects in self.effects for effect in document_effects]
         table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)), effects)
         rows = table.to_bytes(self.request.rows)
         sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
@@ -187,21 +187,23 @@ class Gathered:
     def _arrays(self) -> dict[str, Array]:
         if not self.documents:
             return {}
-        plain = [[head.uniform or Averages() for head in of] for of in self.heads]
+        plain = [[head.uniform or Averages() for head in document_heads] for document_heads in self.heads]
         uniform = values(plain, uniform_names(len(self.request.conditions)))
         statistics = values(self.heads, statistic_names(len(self.request.conditions)))
         if self.request.effect:
             statistics = np.concatenate([statistics, values(self.effects, EFFECTS)])
         return {
             "statistics": statistics,
-            "kinds": np.array([[_KINDS[head.kind] for head in of] for of in self.heads], dtype=np.uint8),
+            "kinds": np.array(
+                [[_KINDS[head.kind] for head in document_heads] for document_heads in self.heads], dtype=np.uint8
+            ),
             "uniform": np.nansum(uniform, axis=1),
             "uniform_counts": np.isfinite(uniform).sum(axis=1),
             **self._sums,
         }
 
 
-def _of_heads(done: LayerResults, name: str) -> Array:
-    """An array of one text, for every head of the layer, in float64."""
-    array = to_array(done.arrays[name])[0].astype(np.float64)
-    return np.broadcast_to(array, (len(done.heads), *array.shape[1:]))
+def _of_heads(result: LayerResults, name: str) -> Array:
+    """An array of one text, for all heads of the layer, in float64."""
+    array = to_array(result.arrays[name])[0].astype(np.float64)
+    return np.broadcast_to(array, (len(result.heads), *array.shape[1:]))

@@ -1,4 +1,4 @@
-"""The units of a scan as one record: folded in the order of their names, so that nobody can tell who computed what and when."""
+"""Merges the units of a scan into one record. They are folded in the order of their names, whichever worker computed them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from mhacli.results.scan.statistics import EFFECTS, PATTERN, spread_names, stati
 from mhacli.results.scan.sums import read_sums
 
 _VALUES_AT_ONCE = 1 << 25
-"""Of one statistic, in all documents: 256 MiB."""
+"""Values of a statistic held in memory at once: 256 MiB."""
 
 
 def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) -> Record:
-    """The record of the corpus, whose units have these names, written into the folder with its manifest.
+    """The record of the corpus, merged from the units with these names and written into the folder with its manifest.
 
-    The same units give the same bytes. Raises `MhaError` for a unit that is missing or damaged, for units of other heads, and
-    where no document is good.
+    The same units give the same bytes. Raises `MhaError` for a missing or damaged unit, for units of different heads, and if no
+    document is good.
     """
     folded = Folded()
     for name in names:
@@ -52,7 +52,7 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
 
 
 class _Numbers(NamedTuple):
-    """Where the statistics of a unit stand in its file, `[statistic, document, head]` in float64."""
+    """The place of a unit's statistics in its file, `[statistic, document, head]` in float64."""
 
     path: str
     start: int
@@ -78,14 +78,15 @@ def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
 
 
 def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list[list[Spread]]:
-    """The spreads of each head: of one statistic at a time, and of some heads at a time where documents are many."""
+    """The spreads of each head, computed for one statistic at a time, and for a few heads at a time if there are many
+    documents."""
     units = [*_numbers(paths)]
     step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
     n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
-    known, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
+    names, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
     for start in range(0, n_heads, step):
         for name in (*spread_names(n_patterns), *effects):
-            parts = [unit.read(known.index(name))[:, start : start + step] for unit in units]
+            parts = [unit.read(names.index(name))[:, start : start + step] for unit in units]
             for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
                 head_spreads[head] += [] if spread is None else [spread]
     return head_spreads
@@ -102,7 +103,7 @@ def _record(
     command: tuple[str, ...],
     spans: tuple[str, ...],
 ) -> Record:
-    """The record of the example, with the heads of all documents."""
+    """The record of the example with the head statistics of all documents."""
     assert example.model is not None, "a scan is of a checkpoint"
     n_patterns = len(example.layers[0].survey.patterns)
     heads = [_head(head, folded, head_spreads[number], number, n_patterns) for number, head in enumerate(folded.heads)]
@@ -128,16 +129,16 @@ def _record(
 def _summary(
     example: Record, folded: Folded, heads: Sequence[HeadStatistics], head_spreads: Sequence[Sequence[Spread]]
 ) -> CorpusSummary:
-    place = example.corpus
-    assert place is not None, "an example says which document it is"
+    example_corpus = example.corpus
+    assert example_corpus is not None, "an example names its document"
     counts = folded.sums["kinds"]
     return CorpusSummary(
         n_documents=folded.n_documents,
         n_tokens=folded.n_tokens,
         n_bad=folded.n_bad,
         longest=folded.longest,
-        example_file=place.example_file,
-        example_place=place.example_place,
+        example_file=example_corpus.example_file,
+        example_place=example_corpus.example_place,
         devices=tuple(sorted(folded.devices)),
         heads=tuple(
             _of_corpus(folded_head, head.kind, counts[:, number], head_spreads[number], folded.n_documents)
@@ -162,7 +163,7 @@ def _of_corpus(head: FoldedHead, kind: Kind, counts: Array, spreads: Sequence[Sp
 
 
 def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
-    """The head by its means, with the type that they make it; its largest score is that of all documents."""
+    """The means of a head with the type that follows from them; its largest score is that of all documents."""
     names = uniform_names(n_patterns)
     counts = folded.sums["uniform_counts"][:, number].tolist()
     sums = folded.sums["uniform"][:, number].tolist()
@@ -186,20 +187,20 @@ def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: i
 
 
 def _fields(means: Mapping[str, float | None], n_patterns: int) -> dict[str, Any]:
-    """Means as fields of `Averages`: whole distances, and the conditions together."""
+    """The means as fields of `Averages`: distances rounded, and conditions in one field."""
     fields: dict[str, Any] = {name: mean for name, mean in means.items() if not name.startswith(PATTERN)}
     fields |= {name: round(mean) for name, mean in means.items() if mean is not None and name.startswith("window_")}
     return fields | {"patterns": tuple(means.get(f"{PATTERN}{number + 1}") for number in range(n_patterns))}
 
 
 def _layer(example: InspectedLayer, longest: InspectedLayer) -> InspectedLayer:
-    """The layer of the longest document with the sizes of the example's arrays, of which only profiles are of all documents."""
+    """The layer of the longest document with the sizes of the example's arrays; only the profiles are of all documents."""
     survey = replace(example.survey, steps=longest.survey.steps, checks=longest.survey.checks)
     return replace(longest, survey=survey)
 
 
 def _arrays(folded: Folded, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
-    """The means over all documents that take the place of arrays of the example."""
+    """The means over all documents that replace arrays of the example."""
     arrays, first = {}, 0
     for index, layer in enumerate(layers):
         n_heads = sum((head.layer, head.attention) == (layer.layer, layer.name) for head in folded.heads)
@@ -208,7 +209,7 @@ def _arrays(folded: Folded, layers: Sequence[InspectedLayer]) -> dict[str, Array
         for name in ("profile", "uniform_profile"):
             arrays[layer_prefix(index) + name] = folded.mean(name, heads)[None, :, : len(layer.survey.steps)]
         if "span_counts" in folded.sums:
-            with np.errstate(invalid="ignore"):  # spans that no document has both of
+            with np.errstate(invalid="ignore"):  # pairs of spans that no document has
                 masses = {name: folded.sums[name][heads] / folded.sums["span_counts"] for name in _MASSES}
             arrays |= {layer_prefix(index) + name: mass[None] for name, mass in masses.items()}
     return arrays

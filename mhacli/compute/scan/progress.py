@@ -1,4 +1,4 @@
-"""How far a scan is."""
+"""The progress of a scan."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ScanProgress:
-    """The documents that are done, bad ones among them, `of_documents` where that is known. `n_left_done` of them were done
-    before; the others, with `n_new_tokens`, took `seconds`, and `by_worker` says how many of them each worker has done."""
+    """The number of finished documents, including bad ones, and their total `of_documents` if it is known.
+
+    `n_left_done` of them were finished by earlier runs; this run took `seconds` for the others, with `n_new_tokens`. `by_worker`
+    has the number of documents of each worker in this run.
+    """
 
     n_documents: int = 0
     n_bad: int = 0
@@ -20,12 +23,12 @@ class ScanProgress:
     by_worker: dict[str, int] = field(default_factory=dict)
 
     def leave(self, n_good: int, n_bad: int, n_tokens: int) -> None:
-        """Documents that were done before."""
+        """Counts documents finished by an earlier run."""
         self._count(n_good, n_bad, n_tokens)
         self.n_left_done += n_good + n_bad
 
     def add(self, worker: str, n_good: int, n_bad: int, n_tokens: int, *, seconds: float) -> None:
-        """Documents that a worker has done now, so many seconds after the beginning."""
+        """Counts documents that a worker has finished, `seconds` after the start."""
         self._count(n_good, n_bad, n_tokens)
         self.n_new_tokens += n_tokens
         self.seconds = seconds
@@ -38,17 +41,17 @@ class ScanProgress:
 
     @property
     def documents_per_s(self) -> float | None:
-        """The rate of this run, None before the first unit is done."""
+        """The rate of this run, None before the first unit is finished."""
         return (self.n_documents - self.n_left_done) / self.seconds if self.seconds else None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The same of tokens."""
+        """The rate in tokens, None before the first unit is finished."""
         return self.n_new_tokens / self.seconds if self.seconds else None
 
     @property
     def left_s(self) -> float | None:
-        """The seconds that are left, where that can be known."""
+        """The remaining seconds, None if they cannot be estimated."""
         if self.of_documents is None or not self.documents_per_s:
             return None
         return (self.of_documents - self.n_documents) / self.documents_per_s

@@ -1,4 +1,4 @@
-"""The study of a corpus: what is done is left alone, the rest is computed by an engine, and all of it becomes one record."""
+"""The scan of a corpus: finished units are kept, an engine computes the others, and all are merged into one record."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from mhacli.text.corpus import CorpusFormat, documents
 
 @dataclass
 class ScanStudy:
-    """A scan of `sources` into the folder `out`. `run` does it.
+    """A scan of `sources` into the folder `out`, computed by `run`.
 
-    With `share` (rank, world size) every so-many-th unit is computed, and others compute the rest in the same folder. `strict`
-    refuses bad documents; `mixed` takes units of other devices. `tell` hears how far the scan is, `note` what a reader must
-    know; once `is_stopped` says so, no further unit is begun.
+    `share` is (rank, world size): this process computes the units whose number modulo the world size is the rank; other processes
+    compute the others in the same folder. `strict` refuses bad documents; `mixed` accepts units of other devices. `tell` receives
+    the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit is started.
     """
 
     request: ScanRequest
@@ -49,14 +49,15 @@ class ScanStudy:
     _example: float = float("inf")
 
     def run(self) -> Record | None:
-        """The record of the corpus, in the folder too; None where the scan was stopped, or others have units to compute.
+        """The record of the corpus, also written to the folder; None if the scan was stopped or other ranks have unfinished
+        units.
 
-        Raises `UsageError` for a folder that was made with other settings, or of other documents, and `MhaError` for what cannot
-        be read, computed or written.
+        Raises `UsageError` for a folder with other settings or documents, and `MhaError` for documents, computations or files
+        that fail.
         """
         settings = self.engine.settings(self.request)
         folder = open_folder(self.out, settings, mixed=self.mixed)
-        self._example = self._known_example(folder)
+        self._example = self._first_example(folder)
         self.progress.of_documents = self._n_documents()
         began = perf_counter()
 
@@ -71,47 +72,49 @@ class ScanStudy:
         self.engine.run(self._unfinished(folder, settings.digest), WorkerStart(self.request, settings), on_done)
         if self.is_stopped():
             return None
-        if self.progress.of_documents is None:  # which is known of a stream at its end
+        if self.progress.of_documents is None:  # only the end of a stream shows its length
             self.progress.of_documents = self.progress.n_documents
-        self.tell(self.progress)  # the last documents may be some that were done before
+        self.tell(self.progress)  # the last documents may have been finished by an earlier run
         if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
             return None
         return merge(folder, self._names, self.command)
 
     def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
-        """The units of this share that are not done."""
-        others = _by_number(folder.unit_names())
+        """The unfinished units of this process."""
+        names_by_number = _by_number(folder.unit_names())
         for unit in units(documents(self.sources, self.form), digest):
             if self.is_stopped():
                 return
-            self._require_same_documents(folder, unit, others.pop(unit.number, []))
-            done = folder.finished(unit)
-            if done.fault is not None:
-                self.note(f"{done.fault}; it is computed again")
-            lacks_example = done.facts is not None and bool(done.facts.documents) and unit.number < self._example
-            if done.name is not None and done.facts is not None and not lacks_example:
-                self._leave_done(done.name, done.facts, is_own=self._is_own(unit.number))
+            self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
+            finished = folder.finished(unit)
+            if finished.fault is not None:
+                self.note(f"{finished.fault}; it is computed again")
+            lacks_example = (
+                finished.facts is not None and bool(finished.facts.documents) and unit.number < self._example
+            )
+            if finished.name is not None and finished.facts is not None and not lacks_example:
+                self._count_finished(finished.name, finished.facts, is_assigned=self._is_assigned(unit.number))
                 continue
             self._names.append(unit.name)
-            if self._is_own(unit.number):
+            if self._is_assigned(unit.number):
                 wants_example = unit.number < self._example
                 yield unit._replace(wants_example=wants_example)
-                self._example = self._known_example(folder) if wants_example else self._example
-        if others:
+                self._example = self._first_example(folder) if wants_example else self._example
+        if names_by_number:
             raise UsageError(
-                f"{self.out} has {len(others)} units of documents that the corpus does not have",
+                f"{self.out} has {len(names_by_number)} units of documents that the corpus does not have",
                 hint="--out another folder starts anew",
                 path=self.out,
             )
 
-    def _is_own(self, number: int) -> bool:
-        """Whether this share has the unit with a number."""
+    def _is_assigned(self, number: int) -> bool:
+        """Whether this process computes the unit of this number."""
         rank, world = self.share
         return number % world == rank
 
-    def _leave_done(self, name: str, facts: UnitFacts, *, is_own: bool) -> None:
+    def _count_finished(self, name: str, facts: UnitFacts, *, is_assigned: bool) -> None:
         self._names.append(name)
-        if is_own:
+        if is_assigned:
             n_tokens = sum(document.n_tokens for document in facts.documents)
             self.progress.leave(len(facts.documents), len(facts.bad), n_tokens)
         if self.strict and facts.bad:
@@ -126,7 +129,7 @@ class ScanStudy:
         )
 
     def _require_same_documents(self, folder: ScanFolder, unit: Unit, names: Sequence[str]) -> None:
-        """Removes a unit that was the last when the corpus was shorter. Raises `UsageError` for a unit of other documents."""
+        """Removes a unit that was the last of a shorter corpus. Raises `UsageError` for a unit of other documents."""
         for name in set(names) - set(folder.names_of(unit)):
             if not _has_grown(folder, unit, name):
                 raise UsageError(
@@ -136,8 +139,8 @@ class ScanStudy:
                 )
             folder.remove(name)
 
-    def _known_example(self, folder: ScanFolder) -> float:
-        """The number of the first unit that has an example, infinity where there is none. A damaged one is removed."""
+    def _first_example(self, folder: ScanFolder) -> float:
+        """The number of the first unit with an example, infinity if there is none. Damaged examples are removed."""
         for number in folder.examples():
             path = folder.example_path(number)
             try:
@@ -150,11 +153,11 @@ class ScanStudy:
         return float("inf")
 
     def _n_documents(self) -> int | None:
-        """How many documents this share has, None for a corpus that can be read once only."""
+        """The number of documents of this process, None for a corpus that can be read only once."""
         if any(source == "-" or _is_pipe(source) for source in self.sources):
             return None
         numbered = enumerate(documents(self.sources, self.form))
-        return sum(self._is_own(number // UNIT_SIZE) for number, _ in numbered)
+        return sum(self._is_assigned(number // UNIT_SIZE) for number, _ in numbered)
 
 
 def _is_pipe(source: str) -> bool:
@@ -163,18 +166,18 @@ def _is_pipe(source: str) -> bool:
 
 def _by_number(names: Sequence[str]) -> dict[int, list[str]]:
     """The names of units by their number."""
-    known: dict[int, list[str]] = {}
+    grouped: dict[int, list[str]] = {}
     for name in names:
-        known.setdefault(int(name.partition("-")[0]), []).append(name)
-    return known
+        grouped.setdefault(int(name.partition("-")[0]), []).append(name)
+    return grouped
 
 
 def _has_grown(folder: ScanFolder, unit: Unit, name: str) -> bool:
-    """Whether an earlier unit has the first documents of this one and no others, or cannot be read."""
+    """Whether the unit `name` holds the first documents of this one and no others, or cannot be read."""
     try:
         facts = read_sums(folder.sums_path(name)).facts
     except MhaError:
         return True
     n_documents = len(facts.documents) + len(facts.bad)
-    now = {document_digest(document) for document in unit.documents[:n_documents]}
-    return n_documents < len(unit.documents) and {document.digest for document in facts.documents} <= now
+    digests = {document_digest(document) for document in unit.documents[:n_documents]}
+    return n_documents < len(unit.documents) and {document.digest for document in facts.documents} <= digests

@@ -1,4 +1,4 @@
-"""A worker: a model that is loaded once, and the files of each unit that it computes."""
+"""A worker: it loads a model once and computes the files of units."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from mhacli.text.corpus import Document
 from mhacli.text.spans import Span, find_spans, tokens_of
 
 _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
-"""Faults of a document, and not of the model or the machine."""
+"""Codes of errors that are faults of a document, not of the model or the machine."""
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """What a worker is made from, in any process. It can be pickled."""
+    """The picklable arguments that create a worker in any process."""
 
     request: ScanRequest
     settings: ScanSettings
 
     def load(self) -> Worker:
-        """The worker. Raises `MhaError` where its device, its model or its versions are not those of the scan."""
+        """The worker. Raises `MhaError` if its device, model or versions differ from those of the scan."""
         return Worker(self.request, self.settings)
 
 
 def settings_here(request: ScanRequest) -> ScanSettings:
-    """The settings of this process: nothing of the model is loaded but its config and tokenizer, and its weights are hashed.
+    """The settings of this process. Only the config and tokenizer of the model are loaded; its weights are hashed.
 
-    Raises `MhaError` for what the model cannot answer of any document.
+    Raises `MhaError` for requests that the model does not support.
     """
     unloaded = find(request.of_document(""))
     if request.spans and unloaded.config.is_encoder_decoder:
@@ -73,7 +73,7 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         transformers=version("transformers"),
         dtype=dtype,
         reducer=choice(request.reducer, device, getattr(torch, dtype)).reducer,
-        device=_device_words(device),
+        device=_device_text(device),
         threads=request.threads,
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
         unit_size=UNIT_SIZE,
@@ -89,8 +89,8 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
     )
 
 
-def _device_words(device: torch.device) -> str:
-    """The kind of a device, with the name of a GPU or the instructions that torch uses of a CPU."""
+def _device_text(device: torch.device) -> str:
+    """The kind of a device, with the name of the GPU or the instruction set that torch uses on the CPU."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}"
     return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
@@ -103,7 +103,7 @@ class Worker:
         model = request.of_document("")
         unloaded = find(model)
         changed = [
-            f"{name} {now} instead of {was}" for name, was, now in differences(settings, _settings(request, unloaded))
+            f"{name} {new} instead of {old}" for name, old, new in differences(settings, _settings(request, unloaded))
         ]
         if changed:
             raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
@@ -111,22 +111,22 @@ class Worker:
         self._loaded = unloaded.load(model, "predict" if request.effect else None)
 
     def compute(self, unit: Unit) -> UnitFiles:
-        """The files of a unit: each document computed by itself, as `mha heads` does.
+        """The files of a unit. Each document is computed separately, as by `mha heads`.
 
-        The first good one is also computed without inspection, to compare the bits, and some removals in another way. Raises
-        `MhaError` for what is no fault of a document.
+        For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
+        second method. Raises `MhaError` for errors that are not faults of a document.
         """
         gathered = Gathered(unit, self._request, self._settings)
         for document in unit.documents:
             if isinstance(document, Document):
                 try:
-                    found = self._inspected(document, is_compared=not gathered.documents)
+                    results = self._inspected(document, is_compared=not gathered.documents)
                 except MhaError as fault:
                     if fault.code not in _BAD_CODES:
                         raise _of_document(document, fault) from fault
                     gathered.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
                 else:
-                    gathered.add(document, *found)
+                    gathered.add(document, *results)
             else:
                 gathered.leave_out(document, document.reason)
         return gathered.files()
@@ -140,9 +140,9 @@ class Worker:
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         heads = replace(request.wanted, reducer=self._settings.reducer)
-        wanted = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
+        run_request = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
         base = replace(self._loaded, model=self._loaded.model.base_model)
-        run = CheckpointRun(base, inputs, wanted, request.device)
+        run = CheckpointRun(base, inputs, run_request, request.device)
         if self._request.effect:
             checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
             return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
@@ -162,13 +162,13 @@ class Worker:
 
 
 def _of_document(document: Document, fault: MhaError) -> MhaError:
-    """The fault with the document at which it came."""
+    """The error with the name of the document in which it occurred."""
     message = f"{named(document.file, document.place)}: {fault.message}"
     return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
 
 
 def _span_in(word: str, text: str) -> Span | None:
-    """The span of a word of `--span`, None where the text has none."""
+    """The span that a word of `--span` describes, None if the text does not have it."""
     try:
         (span,) = find_spans((word,), text, ())
     except MhaError as fault:

@@ -1,1 +1,1 @@
-"""What `mha scan` found: units of documents, the folder that they lie in, and the corpus as one record."""
+"""The results of `mha scan`: units of documents, their folder, and statistics over the corpus."""

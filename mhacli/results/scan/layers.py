@@ -1,4 +1,4 @@
-"""The layers of a model over many documents: their checks, each where it came nearest to its tolerance or passed it most."""
+"""The layers of a model over many documents, with the worst result of each check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Layers = tuple[InspectedLayer, ...]
 
 
 def worst_layers(longest: Layers, others: Sequence[Layers]) -> Layers:
-    """The layers of the longest document with the worst of the checks of all, its own among `others`."""
+    """The layers of the longest document with the worst check results among `others`, which include its own."""
     return tuple(_worst(layer, same) for layer, *same in zip(longest, *others, strict=True))
 
 

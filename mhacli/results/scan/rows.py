@@ -16,23 +16,25 @@ from mhacli.results.scan.sums import UnitDocument
 
 @dataclass(frozen=True)
 class DocumentTable(Table):
-    """The heads of documents. Columns are `file`, `place` (line or row from 1, 0 for a whole file) and `n_tokens`, then those of
-    `HeadTable`, and what removing the head changes, where that is known: `effects` are those of the heads, or none."""
+    """The heads of documents. The columns are `file`, `place` (line or row from 1, 0 for a whole file) and `n_tokens`, those of
+    `HeadTable`, and the effects of removing the head, if `effects` has them."""
 
     documents: Sequence[tuple[UnitDocument, Sequence[HeadStatistics]]]
     effects: Sequence[Effect] = ()
 
     def columns(self) -> Mapping[str, Column]:
         """The columns by name."""
-        every = [(document, head) for document, heads in self.documents for head in heads]
-        named = {"file": str, "place": int, "n_tokens": int}
-        columns = {name: Column(kind, [getattr(of, name) for of, _ in every]) for name, kind in named.items()}
-        columns |= HeadTable(head for _, head in every).columns()
+        rows = [(document, head) for document, heads in self.documents for head in heads]
+        types = {"file": str, "place": int, "n_tokens": int}
+        columns = {
+            name: Column(kind, [getattr(document, name) for document, _ in rows]) for name, kind in types.items()
+        }
+        columns |= HeadTable(head for _, head in rows).columns()
         changes = EffectTable(self.effects).columns() if self.effects else {}
         return columns | {name: changes[name] for name in EFFECTS if name in changes}
 
     def to_bytes(self, rows: RowFormat) -> bytes:
-        """The file of rows: the same rows give the same bytes. Raises `MhaError` where pyarrow is missing for Parquet."""
+        """The contents of the file; equal rows give equal bytes. Raises `MhaError` if Parquet needs pyarrow, which is missing."""
         if rows == "jsonl":
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
             return "".join(f"{encode(row)}\n" for row in self.to_dicts()).encode()

@@ -1,4 +1,4 @@
-"""What decides the numbers of a scan beside its documents: two scans with the same settings give the same bytes."""
+"""The settings that, with the documents, determine the results of a scan: equal settings give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RowFormat = Literal["parquet", "jsonl"]
 
 @dataclass(frozen=True)
 class ScanSettings:
-    """The model by its `model_digest` (of the weights, the config and the tokenizer), the versions of what computes, where it
-    computes, and what is asked of every document.
+    """The model, the versions of libraries, the device, and the request for every document.
 
-    `device` is the kind of device with its name or instruction set, `rows` the format of rows with the library that writes it.
+    `model_digest` is that of weights, config and tokenizer. `device` is the kind of device with its name or instruction set,
+    `rows` the format of rows with the library that writes it.
     """
 
     model: str
@@ -51,20 +51,20 @@ class ScanSettings:
 
     @property
     def digest(self) -> str:
-        """The sha256 of all of it but the model's name, which is where it lies and not what it is."""
+        """The sha256 of all settings except the name of the model, which is only its location."""
         text = json.dumps(plain(replace(self, model="")), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(old: ScanSettings, new: ScanSettings) -> Iterator[tuple[str, str, str]]:
-    """The settings that differ and decide numbers: name, old value and new value, in words."""
+    """The settings that differ and affect the results: name, old value and new value as text."""
     for field in fields(ScanSettings):
-        was, now = getattr(old, field.name), getattr(new, field.name)
-        if was != now and field.name != "model":
-            yield field.name, _word(was), _word(now)
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before != after and field.name != "model":
+            yield field.name, _value_text(before), _value_text(after)
 
 
-def _word(value: object) -> str:
-    """A value as messages show it, digests shortened."""
+def _value_text(value: object) -> str:
+    """A value as text for messages, digests shortened."""
     text = value if isinstance(value, str) else json.dumps(plain(value))
     return text[:12] if len(text) == hashlib.sha256().digest_size * 2 else text

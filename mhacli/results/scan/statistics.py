@@ -1,4 +1,4 @@
-"""The statistics of heads as arrays: which there are, under which names, and their values."""
+"""The statistics of heads as arrays: their names and values."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from mhacli.results.record.effect import Effect
 from mhacli.results.record.head_statistics import STATISTICS, Averages
 
 PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
-"""What the names of conditions begin with, as in tables; and the uniform weight at a head's own strongest distance."""
+"""The prefix of the names of conditions, as in tables; and the name of the uniform weight at a head's strongest distance."""
 _OF_ONE_DOCUMENT = ("offset", "at_offset", "certainty")
-"""Statistics of which no mean over documents is taken: they are of a distance, or a type, that may be another in each."""
+"""Statistics without a mean over documents: they belong to a distance or type that may differ between documents."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
-"""What removing a head changes: fields and properties of `Effect`."""
+"""The numbers of a removal: fields and properties of `Effect`."""
 
 
 def statistic_names(n_patterns: int) -> tuple[str, ...]:
-    """What is kept of every head in every document."""
+    """The statistics stored for every head in every document."""
     names = (row.field for row in STATISTICS if row.field != "certainty")
     return (*names, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
 
 
 def spread_names(n_patterns: int) -> tuple[str, ...]:
-    """Those whose spread over the documents has a meaning."""
+    """The statistics whose spread over documents is meaningful."""
     names = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
     return (*names, *_patterns(n_patterns))
 
 
 def uniform_names(n_patterns: int) -> tuple[str, ...]:
-    """What is known of uniform attention, whose mean over the documents is taken."""
+    """The statistics of uniform attention that are averaged over documents."""
     names = (field.name for field in fields(Averages) if field.name not in (*_OF_ONE_DOCUMENT, "patterns"))
     return (*names, *_patterns(n_patterns))
 
@@ -45,13 +45,13 @@ def _patterns(n: int) -> tuple[str, ...]:
 
 
 def values(heads: Sequence[Sequence[Averages | Effect]], names: Sequence[str]) -> Array:
-    """The statistics `[statistic, document, head]` of heads, or of their removal, in documents; NaN where there is no value."""
-    numbers = [[list(map(_getter(name), of)) for of in heads] for name in names]
-    return np.array(numbers, dtype=np.float64)  # which makes NaN of None
+    """The statistics `[statistic, document, head]` of heads, or of their removals, in documents; NaN for None."""
+    numbers = [[list(map(_getter(name), document_heads)) for document_heads in heads] for name in names]
+    return np.array(numbers, dtype=np.float64)  # None becomes NaN
 
 
 def _getter(name: str) -> Callable[[Any], float | None]:
-    """What takes a statistic from a head."""
+    """The function that reads a statistic of a head."""
     if name.startswith(PATTERN):
         index = int(name.removeprefix(PATTERN)) - 1
         return lambda head: head.patterns[index]

@@ -1,4 +1,4 @@
-"""What the merge needs of a unit: the statistics of its heads in each document, sums over them, and what stands out."""
+"""The file from which units are merged: statistics of heads in each document, sums over documents, sinks and strong cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class UnitDocument:
-    """A good document of a unit: where it is from, the sha256 of its text and place, and its tokens."""
+    """A good document of a unit: its file and place in it, the sha256 of text and place, and its number of tokens."""
 
     file: str
     place: int
@@ -32,7 +32,7 @@ class UnitDocument:
 
 @dataclass(frozen=True)
 class UnitHead:
-    """A head in the documents of a unit: the tokens that are sinks, and the cells that stand out most."""
+    """A head in the documents of a unit: its sink tokens and its strongest cells."""
 
     layer: int
     attention: str
@@ -43,10 +43,10 @@ class UnitHead:
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """What a unit says of its documents and heads beside numbers.
+    """The documents and heads of a unit, without arrays.
 
     `rows` is the sha256 of its file of rows, `statistics` names the first axis of the array of that name. `layers` are those of
-    the longest document, with the checks that came nearest to their tolerance in any; none where no document is good.
+    the longest document, with the worst result of each check over all documents; empty if no document is good.
     `identical` says whether the model's outputs were the same bits without inspection.
     """
 
@@ -66,39 +66,39 @@ class UnitFacts:
 class UnitSums:
     """The facts of a unit, and its arrays.
 
-    `statistics` `[statistic, document, head]` are float64, NaN where there is no value; `kinds` `[document, head]` are places
-    in `HEAD_TYPES`. Sums over the documents: `uniform` `[statistic, head]` of uniform attention, of so many documents as
-    `uniform_counts`, and `profile`, `uniform_profile` `[head, step]`. Where there are spans, `span_mass` and
-    `uniform_span_mass` `[head, span, span]`, of so many documents as `span_counts` `[span, span]`.
+    `statistics` `[statistic, document, head]` are float64, NaN for a missing value; `kinds` `[document, head]` are indices into
+    `HEAD_TYPES`. Sums over documents are `uniform` `[statistic, head]` for uniform attention, over `uniform_counts` documents,
+    and `profile` and `uniform_profile` `[head, step]`. With spans there are `span_mass` and `uniform_span_mass`
+    `[head, span, span]`, over `span_counts` `[span, span]` documents.
     """
 
     facts: UnitFacts
     arrays: Mapping[str, Array]
 
     def to_bytes(self) -> bytes:
-        """The file of the unit."""
+        """The contents of the file."""
         from safetensors.numpy import save
 
-        words = json.dumps(plain(self.facts), separators=(",", ":"), allow_nan=False)
-        document = {"facts": words, "digest": _digest(words, self.arrays)}
+        facts_text = json.dumps(plain(self.facts), separators=(",", ":"), allow_nan=False)
+        document = {"facts": facts_text, "digest": _digest(facts_text, self.arrays)}
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         return save(arrays, metadata={METADATA_KEY: json.dumps(document)})
 
 
 def read_sums(path: str) -> UnitSums:
-    """The sums in a file. Raises `MhaError` for a file that is missing, damaged, or not what was written."""
+    """The sums in a file. Raises `MhaError` for a missing or damaged file."""
     from safetensors.numpy import load
 
     file = read_tensor_file(path, MAX_FILE_BYTES)
     document = file.metadata if isinstance(file.metadata, dict) else {}
-    words, arrays = document.get("facts"), tensors_of(file, load)
-    if not isinstance(words, str) or document.get("digest") != _digest(words, arrays):
+    facts_text, arrays = document.get("facts"), tensors_of(file, load)
+    if not isinstance(facts_text, str) or document.get("digest") != _digest(facts_text, arrays):
         raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
-    return UnitSums(decode(UnitFacts, load_json(words, path), path), arrays)
+    return UnitSums(decode(UnitFacts, load_json(facts_text, path), path), arrays)
 
 
 def add_sum(sums: dict[str, Array], name: str, array: Array) -> None:
-    """Adds an array to the sum of this name. Of two, the shorter has zeros behind its last axis."""
+    """Adds an array to the sum of this name. The shorter of the two is padded with zeros in its last axis."""
     if name in sums:
         width = max(sums[name].shape[-1], array.shape[-1])
         array = widened(sums[name], width) + widened(array, width)
@@ -106,18 +106,18 @@ def add_sum(sums: dict[str, Array], name: str, array: Array) -> None:
 
 
 def widened(array: Array, width: int) -> Array:
-    """The array with zeros behind its last axis."""
+    """The array padded with zeros in its last axis."""
     n_zeros = width - array.shape[-1]
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, n_zeros)]) if n_zeros else array
 
 
 def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
-    """The cells that stand out most; of equal ones those that come first."""
+    """The cells with the largest ratio to uniform; among equal ones, the first."""
     return sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST]
 
 
-def _digest(words: str, arrays: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256(words.encode())
+def _digest(facts_text: str, arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256(facts_text.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype} {array.shape}".encode())

@@ -1,4 +1,4 @@
-"""Units: the fixed runs of documents that are computed, written and redone as a whole."""
+"""Units: fixed groups of consecutive documents that are computed, written and repeated as a whole."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAME_LEN = 16
 class Unit(NamedTuple):
     """Consecutive documents of a corpus, by their number from 0.
 
-    The `name` says what decides the numbers: the same settings and documents have the same name. With `wants_example` the
-    record of one of the documents is kept as an example.
+    The `name` contains a digest of the settings and documents, which determine the results. With `wants_example`, the record of
+    one of the documents is kept as an example.
     """
 
     number: int
@@ -29,13 +29,13 @@ class Unit(NamedTuple):
 
     @property
     def named(self) -> str:
-        """Its documents as messages name them: `corpus.jsonl:1 to corpus.jsonl:16`."""
+        """The first and last document, for messages: `corpus.jsonl:1 to corpus.jsonl:16`."""
         first, last = self.documents[0], self.documents[-1]
         return f"{named(first.file, first.place)} to {named(last.file, last.place)}"
 
 
 class UnitFiles(NamedTuple):
-    """What computing a unit gives: the bytes of its files. `example` is empty where it was not wanted, or no document is good."""
+    """The contents of the files of a computed unit. `example` is empty if it was not requested or no document is good."""
 
     rows: bytes
     sums: bytes
@@ -46,23 +46,23 @@ class UnitFiles(NamedTuple):
 
 
 def units(documents: Iterable[Document | BadDocument], settings_digest: str, size: int = UNIT_SIZE) -> Iterator[Unit]:
-    """The units of a corpus, in its order. They depend on nothing but documents and settings."""
-    rest = iter(documents)
+    """The units of a corpus in order. They depend only on documents and settings."""
+    remaining = iter(documents)
     for number in count():
-        members = tuple(islice(rest, size))
+        members = tuple(islice(remaining, size))
         if not members:
             return
         yield Unit(number, unit_name(number, members, settings_digest), members)
 
 
 def unit_name(number: int, documents: Iterable[Document | BadDocument], settings_digest: str) -> str:
-    """The number, so that names sort as the documents stand, and a digest of settings and documents."""
+    """The number, so that names sort like the documents, and a digest of settings and documents."""
     text = "\n".join([settings_digest, *map(document_digest, documents)])
     return f"{number:08d}-{hashlib.sha256(text.encode()).hexdigest()[:NAME_LEN]}"
 
 
 def document_digest(document: Document | BadDocument) -> str:
-    """The sha256 of a document with its place, or of why it is bad."""
-    words = [type(document).__name__, *map(str, document)]
-    lengths = [str(len(word)) for word in words]  # so that no two documents have one text
-    return hashlib.sha256("\0".join([*lengths, *words]).encode("utf-8", "surrogatepass")).hexdigest()
+    """The sha256 of a document with its place, or of a bad document with the reason."""
+    parts = [type(document).__name__, *map(str, document)]
+    lengths = [str(len(part)) for part in parts]  # so that different documents have different texts
+    return hashlib.sha256("\0".join([*lengths, *parts]).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,1 +1,1 @@
-"""Engines: what hands the units of a corpus to workers, in one process or many."""
+"""Engines distribute the units of a corpus to workers, in one process or many."""

@@ -1,6 +1,6 @@
-"""Ranks: processes that `torchrun` or `srun` began, each of which computes every so many-th unit into the same folder.
+"""Ranks: processes started by `torchrun` or `srun` that compute different units into the same folder.
 
-They need nothing of each other: any of them may end, and begin again in another number of processes.
+They do not communicate: any of them may end, and the scan may resume with another number of processes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mhacli.requests.scan import ScanRequest
 
 
 class Share(NamedTuple):
-    """The units of one of several processes: those whose number has the remainder `rank` by `world_size`."""
+    """The units that one of several processes computes: those with number % `world_size` == `rank`."""
 
     rank: int
     world_size: int
 
 
 def share_here() -> Share | None:
-    """The share of this process by RANK and WORLD_SIZE; None where they are not both set. Raises `UsageError` for other words."""
+    """The share of this process by RANK and WORLD_SIZE; None unless both are set. Raises `UsageError` for impossible values."""
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None or world_size is None:
         return None
@@ -36,7 +36,7 @@ def share_here() -> Share | None:
 
 
 def on_own_gpu(request: ScanRequest) -> ScanRequest:
-    """The request of a rank: where it sees several GPUs, it takes that with the number of LOCAL_RANK."""
+    """The request of a rank on its own GPU: if several are visible, the one with the number LOCAL_RANK."""
     local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
     if request.device not in ("auto", "cuda") or not local.isdecimal() or n_gpus < 2:
         return request

@@ -1,8 +1,8 @@
 """Ray: workers on this machine or on a cluster, as actors that load the model once.
 
-Ray finds places for actors, starts their processes and says which have ended. Here is only who has which unit: an actor has at
-most two, that which it computes and the next, so that units wait in the corpus and not in memory. A unit whose actor or node has
-ended goes to another, and gives the same bytes there.
+Ray places actors on nodes, starts their processes and reports which have ended. This module assigns units: an actor has at most
+two, the current and the next, so that units wait in the corpus and not in memory. The units of an actor that ended go to another
+one, where they give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.unit import Unit, UnitFiles
 
 IN_FLIGHT = 2
-"""Most units that a worker has."""
+"""The largest number of units assigned to a worker."""
 MOST_ATTEMPTS = 4
-"""So many workers may end over one unit, or in a row while they load the model."""
+"""The number of workers that may end while computing one unit, or in a row while loading the model."""
 CHECK_S = 5.0
-"""How often the cluster is asked for workers that have become possible, and what takes long is noted."""
+"""The interval between checks for room for further workers and for slow units."""
 SLOW, SLOW_S = 5, 60.0
-"""A unit takes long beyond so many times the median of the others, and so many seconds; a worker that loads its model, beyond
-the seconds."""
+"""A unit is slow after `SLOW` times the median of the others and `SLOW_S` seconds; loading a model is slow after `SLOW_S`."""
 
 _LOADING = -1
-"""What stands for the number of a unit while a worker loads the model."""
+"""Takes the place of a unit number while a worker loads the model."""
 
 
 class _Actor:
-    """What runs in a process of Ray."""
+    """The worker in a process of Ray."""
 
     def load(self, start: WorkerStart, folder: str) -> str:
-        """Loads the model, and says where. Relative paths mean the same as in the process that began the scan."""
+        """Loads the model and returns the name of the process. Relative paths are those of the process that started the scan."""
         with suppress(OSError):
             os.chdir(folder)
         self._worker: Worker = start.load()
@@ -54,7 +53,7 @@ class _Actor:
         return self._worker.compute(unit)
 
 
-def _settings_there(request: ScanRequest, folder: str) -> ScanSettings:
+def _remote_settings(request: ScanRequest, folder: str) -> ScanSettings:
     """The settings of a process of Ray."""
     with suppress(OSError):
         os.chdir(folder)
@@ -63,10 +62,10 @@ def _settings_there(request: ScanRequest, folder: str) -> ScanSettings:
 
 @dataclass
 class RayEngine:
-    """The engine of `--ray`: `address` is `local`, which starts Ray on this machine, `auto` or that of a running cluster.
+    """The engine of `--ray`: `address` is `local`, which starts Ray on this machine, `auto`, or the address of a cluster.
 
-    `workers` None: as many as there are GPUs, or processors in steps of `cpus_per_worker` where there is none. Nodes that join
-    get workers too. `note` hears of workers that ended, and of units that take long.
+    With `workers` None there is one per GPU, or without GPUs one per `cpus_per_worker` processors. Nodes that join later get
+    workers too. `note` receives messages on workers that ended and on slow units.
     """
 
     address: str
@@ -76,14 +75,14 @@ class RayEngine:
     _began_ray: bool = False
 
     def settings(self, request: ScanRequest) -> ScanSettings:
-        """The settings of a worker. Ray stays until `run` ends."""
+        """The settings of a worker. Ray keeps running until `run` ends."""
         ray = self._connected()
-        there = ray.remote(_settings_there).options(**self.needs(request.device))
-        settings: ScanSettings = _given(there.remote(request, os.getcwd()))
+        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.device))
+        settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
         return settings
 
     def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
-        """Computes all units. Raises `MhaError` also for a unit over which several workers have ended."""
+        """Computes all units. Raises `MhaError` also for a unit during which several workers have ended."""
         try:
             first = next(units, None)
             if first is not None:
@@ -95,15 +94,15 @@ class RayEngine:
                 self._began_ray = False
 
     def _connected(self) -> Any:
-        """The module, connected. Raises `MhaError` where Ray is missing, or no cluster answers."""
+        """The module ray, connected to a cluster. Raises `MhaError` if Ray is missing or no cluster answers."""
         ray = _ray()
         if ray.is_initialized():
             return ray
         n_cpus = self.workers * self.cpus_per_worker if self.workers and self.address == "local" else None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray._private.worker._worker_logs_enabled = False  # which would be written to stdout, and has no option
+        ray._private.worker._worker_logs_enabled = False  # they would go to stdout, and no option turns them off
         try:
-            with _own_signals():
+            with _keeping_signals():
                 ray.init(
                     self.address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
                 )
@@ -117,21 +116,22 @@ class RayEngine:
         return ray
 
     def capacity(self, needs: Mapping[str, float]) -> int:
-        """How many workers are wanted, as far as the nodes that are there have room for them when nothing else is on them."""
+        """The number of workers: as many as requested, at most as many as fit on the present nodes if these are otherwise
+        idle."""
         names = {"num_cpus": "CPU", "num_gpus": "GPU"}
         nodes = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
-        room = sum(int(min(node.get(names[name], 0) // n for name, n in needs.items() if n)) for node in nodes)
-        return min(room, self.workers or room)
+        n_possible = sum(int(min(node.get(names[name], 0) // n for name, n in needs.items() if n)) for node in nodes)
+        return min(n_possible, self.workers or n_possible)
 
     def needs(self, device: str) -> dict[str, float]:
-        """What a worker takes of a node. Raises `MhaError` where no node has it."""
+        """The resources of a worker. Raises `MhaError` if no node has them."""
         has_gpu = _ray().cluster_resources().get("GPU", 0) > 0
         on_gpu = device.startswith("cuda") or (device == "auto" and has_gpu)
         needs: dict[str, float] = {"num_cpus": self.cpus_per_worker, "num_gpus": int(on_gpu)}
         if not self.capacity(needs):
-            what = f"{self.cpus_per_worker} processors{' and a GPU' * on_gpu}"
+            resources = f"{self.cpus_per_worker} processors{' and a GPU' * on_gpu}"
             hint = "--cpus-per-worker and --device say what a worker takes"
-            raise MhaError(f"no node of the Ray cluster has {what} for a worker", hint=hint, code="no-worker")
+            raise MhaError(f"no node of the Ray cluster has {resources} for a worker", hint=hint, code="no-worker")
         return needs
 
 
@@ -145,8 +145,8 @@ def _ray() -> Any:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself when it begins; it is ours."""
+def _keeping_signals() -> Iterator[None]:
+    """Keeps our handler of SIGTERM, which Ray replaces when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -157,8 +157,8 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _given(ref: Any) -> Any:
-    """What a process of Ray gave. Raises what was raised there, and `RayError` where it has ended."""
+def _result(ref: Any) -> Any:
+    """The result of a call in a process of Ray. Raises its exception, or `RayError` if the process has ended."""
     ray = _ray()
     try:
         return ray.get(ref)
@@ -168,7 +168,8 @@ def _given(ref: Any) -> Any:
 
 @dataclass
 class _Member:
-    """An actor. `where` is None until its model is loaded. Of `units`, which it has, it computes the first since `since`."""
+    """An actor. `where` is its process, None until the model is loaded. It has computed the first of its `units` since
+    `since`."""
 
     actor: Any
     where: str | None = None
@@ -178,7 +179,7 @@ class _Member:
 
 @dataclass
 class _Crew:
-    """The actors of a scan, and the units that are with them. `again` are units that wait: those of actors that ended."""
+    """The actors of a scan and their units. `again` are waiting units of actors that ended."""
 
     engine: RayEngine
     start: WorkerStart
@@ -198,17 +199,17 @@ class _Crew:
         needs = self.engine.needs(self.start.request.device)
         actors, start = ray.remote(_Actor).options(**needs), ray.put(self.start)
         try:
-            while self._hand_out():
+            while self._assign():
                 if monotonic() >= self.next_check:
                     for _ in range(self.engine.capacity(needs) - len(self.members)):
                         self._add(actors.remote(), start)
                     self._note_slow()
                     self.next_check = monotonic() + CHECK_S
-                if not self.calls:  # all nodes are gone
+                if not self.calls:  # no node is left
                     sleep(CHECK_S)
                     continue
                 for call in ray.wait(list(self.calls), timeout=CHECK_S)[0]:
-                    self._take(call)
+                    self._handle_end(call)
         finally:
             for member in self.members:
                 ray.kill(member.actor)
@@ -218,8 +219,8 @@ class _Crew:
         self.members.append(member)
         self.calls[actor.load.remote(start, os.getcwd())] = member
 
-    def _hand_out(self) -> bool:
-        """Gives units to actors that are loaded, to those that have fewer first. Whether any unit is left or on its way."""
+    def _assign(self) -> bool:
+        """Assigns units to loaded actors, to those with fewer units first. Returns whether any unit is waiting or in progress."""
         for n_units in range(IN_FLIGHT):
             for member in self.members:
                 if member.where is not None and len(member.units) == n_units:
@@ -231,46 +232,46 @@ class _Crew:
                     self.calls[member.actor.compute.remote(unit)] = member
         return bool(self.again) or any(member.units for member in self.members)
 
-    def _take(self, call: Any) -> None:
-        """What a call has come to. The calls of an actor end in their order."""
+    def _handle_end(self, call: Any) -> None:
+        """Handles the end of a call. The calls of an actor end in their order."""
         member = self.calls.pop(call, None)
-        if member is None:  # of an actor that has ended meanwhile
+        if member is None:  # its actor has ended meanwhile
             return
         try:
-            given = _given(call)
+            result = _result(call)
         except _ray().exceptions.RayError as fault:
-            self._lose(member, fault)
+            self._put_back(member, fault)
             return
         if member.where is None:
-            member.where = given
+            member.where = result
             self.attempts[_LOADING] = 0
             return
         unit, now = member.units.popleft(), monotonic()
         self.seconds.append(now - member.since)
         member.since = now
-        self.on_done(unit, given, member.where)
+        self.on_done(unit, result, member.where)
 
-    def _lose(self, member: _Member, fault: Exception) -> None:
-        """Gives the units of an actor that has ended back. Raises `MhaError` for what ends every actor."""
+    def _put_back(self, member: _Member, fault: Exception) -> None:
+        """Puts back the units of an actor that ended. Raises `MhaError` if too many actors have ended this way."""
         _ray().kill(member.actor)
         self.members.remove(member)
-        self.calls = {call: of for call, of in self.calls.items() if of is not member}
+        self.calls = {call: owner for call, owner in self.calls.items() if owner is not member}
         self.again.extendleft(reversed(member.units))
         self.next_check = 0.0
-        began = member.units[0] if member.units else None
-        number = began.number if began else _LOADING
+        current = member.units[0] if member.units else None
+        number = current.number if current else _LOADING
         self.attempts[number] += 1
-        words = f"worker ended ({type(fault).__name__})" + (
+        event = f"worker ended ({type(fault).__name__})" + (
             f" on {member.where}" if member.where else " while it loaded the model"
         )
         if self.attempts[number] >= MOST_ATTEMPTS:
             hint = "its node may lack memory: --max-tokens shortens documents, --cpus-per-worker makes workers fewer"
-            over = f" over {_named(began)}" if began else ""
-            raise MhaError(f"the {MOST_ATTEMPTS}th {words}{over}", hint=hint, code="worker-ended")
-        self.engine.note(f"a {words}" + (f"; {_named(began)} begins anew" if began else ""))
+            during = f" over {_named(current)}" if current else ""
+            raise MhaError(f"the {MOST_ATTEMPTS}th {event}{during}", hint=hint, code="worker-ended")
+        self.engine.note(f"a {event}" + (f"; {_named(current)} begins anew" if current else ""))
 
     def _note_slow(self) -> None:
-        """Notes what takes long, each once."""
+        """Prints a message on each slow unit or worker, once."""
         now = monotonic()
         usual = statistics.median(self.seconds) if self.seconds else 0.0
         for member in self.members:
@@ -279,12 +280,12 @@ class _Crew:
             if not is_slow or number in self.slow or (member.where is not None and not member.units):
                 continue
             self.slow.add(number)
-            lasts = f"after {now - member.since:.0f} s"
+            duration = f"after {now - member.since:.0f} s"
             if member.where is None:
-                self.engine.note(f"a worker has not begun {lasts}: the cluster may be busy")
+                self.engine.note(f"a worker has not begun {duration}: the cluster may be busy")
             else:
                 self.engine.note(
-                    f"{_named(member.units[0])} is not done {lasts} on {member.where}; others take {usual:.1f} s"
+                    f"{_named(member.units[0])} is not done {duration} on {member.where}; others take {usual:.1f} s"
                 )
 
 

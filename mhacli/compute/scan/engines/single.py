@@ -1,4 +1,4 @@
-"""One worker in this process, and what every engine does."""
+"""The protocol of engines, and the engine with one worker in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.unit import Unit, UnitFiles
 
 OnDone = Callable[[Unit, UnitFiles, str], None]
-"""Hears of every unit that was computed and by which worker, in any order, in the process that runs the engine."""
+"""Called with each computed unit, its files and its worker, in any order, in the process that runs the engine."""
 
 
 def name_here() -> str:
@@ -22,28 +22,28 @@ def name_here() -> str:
 
 
 class Engine(Protocol):
-    """Shares units out to workers. What a unit gives does not depend on the engine."""
+    """Distributes units to workers. The results do not depend on the engine."""
 
     def settings(self, request: ScanRequest) -> ScanSettings:
-        """The settings that the workers compute with: their device and versions. Raises `MhaError` where they cannot."""
+        """The settings of the workers, such as device and versions. Raises `MhaError` if they cannot compute the request."""
 
     def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
-        """Computes all units. Takes one from `units` only when a worker can have it, and returns when the last is done.
+        """Computes all units, taking one from `units` only when a worker is free for it, and returns after the last.
 
-        `units` ends early where the scan is to stop: what is in flight is still finished. Raises `MhaError` where a worker
-        cannot start, or a unit cannot be computed.
+        `units` ends early if the scan is to stop; units in progress are still finished. Raises `MhaError` if a worker cannot
+        start or a unit cannot be computed.
         """
 
 
 class SingleEngine:
-    """The engine without workers beside this process."""
+    """The engine that computes in this process."""
 
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of this process."""
         return settings_here(request)
 
     def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
-        """Computes the units one after the other; the model is loaded when there is a first."""
+        """Computes the units one after the other; the model is loaded before the first."""
         worker = None
         for unit in units:
             worker = worker or start.load()
