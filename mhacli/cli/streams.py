@@ -260,10 +260,10 @@ def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
     with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0)
 
-        def tell(fraction: float, step: str) -> None:
+        def report_progress(fraction: float, step: str) -> None:
             bar.update(task, completed=fraction, description=visible(step), refresh=True)
 
-        yield tell
+        yield report_progress
 
 
 def is_lively() -> bool:
@@ -332,24 +332,24 @@ _WAIT_S = 0.05
 class LongWork(Protocol):
     """Work that reports its progress, such as the statistics of many heads."""
 
-    def run(self, tell: Progress) -> None:
-        """Does all the work; `tell` may raise an exception to stop it."""
+    def run(self, report_progress: Progress) -> None:
+        """Does all the work; `report_progress` may raise an exception to stop it."""
 
 
 def watch(work: LongWork) -> None:
     """Does the work with a progress bar. It runs in a second thread, so that Ctrl-C takes effect at once."""
-    with progress() as tell:
+    with progress() as report_progress:
         is_wanted, faults = threading.Event(), list[BaseException]()
         is_wanted.set()
 
-        def tell_unless_stopped(fraction: float, step: str) -> None:
+        def report_unless_stopped(fraction: float, step: str) -> None:
             if not is_wanted.is_set():
                 raise _Stopped
-            tell(fraction, step)
+            report_progress(fraction, step)
 
         def run() -> None:
             try:
-                work.run(tell_unless_stopped)
+                work.run(report_unless_stopped)
             except BaseException as fault:
                 faults.append(fault)
 

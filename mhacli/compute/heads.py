@@ -135,12 +135,12 @@ class HeadsRun:
         return Prediction(self.peak_bytes, seconds * ratio, self.full_bytes)
 
     @torch.no_grad()
-    def run(self, tell: Progress = no_progress) -> None:
-        """Inspects all heads, on a CPU some in each thread; `tell` hears which part of the work is done."""
+    def run(self, report_progress: Progress = no_progress) -> None:
+        """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
         began = perf_counter()
-        tell(0.0, "uniform attention")
+        report_progress(0.0, "uniform attention")
         baseline = self.baseline = make_baseline(self.scores, self.asked, self.wanted.reducer)
-        progress = _HeadsProgress(self._cells_per_head, len(self.heads), tell)
+        progress = _HeadsProgress(self._cells_per_head, len(self.heads), report_progress)
 
         def inspect(heads: range) -> None:
             attention = attention_of(self.scores, self.v, heads)
@@ -151,7 +151,7 @@ class HeadsRun:
                     asked=self.asked,
                     wanted=self.wanted,
                     baseline=baseline,
-                    tell=progress.add,
+                    report_progress=progress.add,
                 )
             )
             self.seconds["statistics"] = perf_counter() - began
@@ -255,8 +255,8 @@ def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[rang
 class _HeadsProgress:
     """Which part of the cells of all heads is reduced, by several threads."""
 
-    def __init__(self, cells_per_head: int, n_heads: int, tell: Progress) -> None:
-        self._tell = tell
+    def __init__(self, cells_per_head: int, n_heads: int, report_progress: Progress) -> None:
+        self._report_progress = report_progress
         self._doing = "1 head" if n_heads == 1 else f"{n_heads} heads"
         self._whole, self._done, self._lock = max(1, cells_per_head * n_heads), 0, Lock()
 
@@ -264,7 +264,7 @@ class _HeadsProgress:
         """More cells were reduced."""
         with self._lock:
             self._done += cells
-            self._tell(min(1.0, self._done / self._whole), self._doing)
+            self._report_progress(min(1.0, self._done / self._whole), self._doing)
 
 
 def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
@@ -304,15 +304,16 @@ def reduce_heads(
     asked: StatisticsRequest,
     wanted: HeadsRequest,
     baseline: Baseline,
-    tell: Callable[[int], None] = lambda cells: None,
+    report_progress: Callable[[int], None] = lambda cells: None,
 ) -> HeadResults:
     """The statistics of some heads, the arrays that are kept of them, and the checks.
 
-    The `baseline` is that of all heads; `tell` hears of the cells that were reduced. Raises `MhaError` where scores overflow.
+    The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells. Raises `MhaError` where scores
+    overflow.
     """
     heads, head_baseline = attention.heads, baseline.of_heads(attention.heads)
     floor = times_uniform(SINK_LIFT, head_baseline.visible)
-    statistics = summarise_by(wanted.reducer, attention.pattern, asked, tell, floor=floor)
+    statistics = summarise_by(wanted.reducer, attention.pattern, asked, report_progress, floor=floor)
     attention = attention.finished()
     pattern, lse, sink_mass = attention.known_pattern, attention.lse, attention.sink_mass
     if sink_mass is not None:

@@ -223,7 +223,7 @@ class Stopped:
 
     n_finished = 1
 
-    def run(self, tell: object) -> None:
+    def run(self, report_progress: object) -> None:
         raise KeyboardInterrupt
 
     def record(self) -> Record:

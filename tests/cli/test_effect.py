@@ -324,11 +324,11 @@ def test_an_interrupted_run_prints_what_is_finished(
     effect: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def interrupted(study: Any) -> None:
-        def tell(part: float, doing: str) -> None:
+        def report_progress(part: float, doing: str) -> None:
             if part > 0:
                 raise KeyboardInterrupt
 
-        study.run(tell)
+        study.run(report_progress)
 
     monkeypatch.setattr(command, "watch", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -105,7 +105,7 @@ def test_the_end_is_told_once_however_soon_it_comes() -> None:
     told: list[int] = []
     report = ScanReport(lambda done: told.append(done.n_documents), every_s=3600.0, _last=monotonic())
     for n in (16, 32, 48, 48):
-        report.tell(ScanProgress(n_documents=n, of_documents=48, seconds=1.0))
+        report.report_progress(ScanProgress(n_documents=n, of_documents=48, seconds=1.0))
     assert told == [48]
 
 

@@ -116,7 +116,7 @@ class Watch:
             n = 1 if is_one or first.shape[0] % self.batch else self.batch
         return [_by_head(tensor, n) for tensor in tensors]
 
-    def tell(
+    def notify(
         self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
     ) -> Tensor | None:
         """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
@@ -145,7 +145,7 @@ class Watch:
             return None
 
         names = [name for name in ("scores", "pattern", "v", "z") if getattr(pending, name) is not None]
-        return self.tell(
+        return self.notify(
             SoftmaxCall,
             pending.module,
             "softmax",
@@ -175,7 +175,7 @@ class Watch:
                 self.is_inside = False
             given = _flat(signature.bind(module, *args, **kwargs), signature)
             seen = seen_fields(module, given, result[0].transpose(1, 2), kernel, level)
-            changed = self.tell(ScoredCall, module, level, self.where(), **seen)
+            changed = self.notify(ScoredCall, module, level, self.where(), **seen)
             return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
 
         return watching
@@ -417,7 +417,7 @@ class _FunctionWatch(TorchFunctionMode):
         given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
         q, k, v, z_by_head = self._watch.by_head(given["query"], given["key"], given["value"], z)
         scale = given.get("scale")
-        changed = self._watch.tell(
+        changed = self._watch.notify(
             ScoredCall,
             caller,
             "sdpa",

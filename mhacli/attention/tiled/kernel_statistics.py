@@ -42,7 +42,7 @@ _FINE, _COARSE = 1, 8
 def kernel_statistics(
     pattern: VirtualPattern,
     asked: StatisticsRequest,
-    tell: Callable[[int], None] = lambda cells: None,
+    report_progress: Callable[[int], None] = lambda cells: None,
     *,
     floor: Floor | None = None,
     launch: Launch | None = None,
@@ -67,7 +67,7 @@ def kernel_statistics(
     for start in range(0, n_queries, step):
         queries = range(start, min(start + step, n_queries))
         _start(inputs, sums, queries, _added(pattern, queries, known) if is_added else None, launch)
-        tell(total * len(queries) // n_queries)
+        report_progress(total * len(queries) // n_queries)
     return sums.statistics(pattern, asked, inputs.chosen, launch)
 
 

@@ -35,20 +35,20 @@ def summarise_by(
     reducer: Reducer,
     pattern: PatternTiles | SoftmaxPattern,
     asked: StatisticsRequest,
-    tell: Callable[[int], None] = lambda cells: None,
+    report_progress: Callable[[int], None] = lambda cells: None,
     *,
     floor: Floor | None = None,
 ) -> Statistics:
     """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
     if choice_for(reducer, pattern).reducer == "torch":
-        return summarise(pattern, asked, tell, floor=floor)
+        return summarise(pattern, asked, report_progress, floor=floor)
     if isinstance(pattern, SoftmaxPattern):  # of which the kernel has to know the log-sum-exp
         reduce_tiles(pattern, [])
-        return summarise_by(reducer, pattern.known(), asked, tell, floor=floor)
+        return summarise_by(reducer, pattern.known(), asked, report_progress, floor=floor)
     from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
     assert isinstance(pattern, VirtualPattern)  # or it would be refused
-    return kernel_statistics(pattern, asked, tell, floor=floor)
+    return kernel_statistics(pattern, asked, report_progress, floor=floor)
 
 
 def choice_for(reducer: Reducer, pattern: PatternTiles | SoftmaxPattern) -> ReducerChoice:

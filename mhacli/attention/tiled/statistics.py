@@ -106,11 +106,12 @@ class Statistics:
 def summarise(
     pattern: PatternTiles | PatternRows,
     asked: StatisticsRequest,
-    tell: Callable[[int], None] = lambda cells: None,
+    report_progress: Callable[[int], None] = lambda cells: None,
     *,
     floor: Floor | None = None,
 ) -> Statistics:
-    """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `tell` hears of the cells looked at.
+    """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `report_progress` receives numbers of reduced
+    cells.
 
     With a `floor`, the queries that give a key so much are counted as lifting it.
     """
@@ -126,7 +127,9 @@ def summarise(
     peaks = [] if isinstance(pattern, PatternRows) else [peak]  # which has them when its pass is over
     per_query: list[Reducer] = [mass, *peaks, entropy, squares, distance, first, leading]
     chosen = ChosenCells(pattern, asked)
-    reduce_tiles(pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], tell)
+    reduce_tiles(
+        pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], report_progress
+    )
     return Statistics(
         mass=mass.per_query,
         entropy=entropy.per_query,

@@ -161,9 +161,11 @@ class Reducer(Protocol):
 
 
 def reduce_tiles(
-    pattern: PatternTiles | PatternRows, reducers: Sequence[Reducer], tell: Callable[[int], None] = lambda cells: None
+    pattern: PatternTiles | PatternRows,
+    reducers: Sequence[Reducer],
+    report_progress: Callable[[int], None] = lambda cells: None,
 ) -> None:
-    """Shows every tile of a pattern to the reducers; `tell` hears of the cells that were looked at."""
+    """Shows every tile of a pattern to the reducers; `report_progress` receives numbers of visited cells."""
     batch, n_heads, n_queries, n_keys = pattern.shape
     shape, buffers = tile_shape(pattern.like.device, n_keys), _Buffers(pattern.like)
     for _, regions in groupby(
@@ -179,7 +181,7 @@ def reduce_tiles(
                 for reducer in reducers:
                     reducer.add(tile)
         for blank in blanks:
-            tell(batch * n_heads * blank.log2.numel())
+            report_progress(batch * n_heads * blank.log2.numel())
 
 
 class OfTiles(Generic[T]):

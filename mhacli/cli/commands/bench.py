@@ -202,13 +202,13 @@ def bench(
     options = study.BenchOptions(
         measuring.repeat, measuring.budget, measuring.call_limit, measuring.seed, measuring.threads, record_command()
     )
-    with progress() as tell:
-        benchmark = study.bench(sweep, measuring.device, options, tell, _announce)
+    with progress() as report_progress:
+        benchmark = study.bench(sweep, measuring.device, options, report_progress, _announce)
     comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
     if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
-        with progress() as tell:  # a busy machine slows kernels too: measure slow ones twice
+        with progress() as report_progress:  # a busy machine slows kernels too: measure slow ones twice
             again = study.bench(
-                _narrowed(benchmark.sweep, too_slow(comparison, limit)), measuring.device, options, tell
+                _narrowed(benchmark.sweep, too_slow(comparison, limit)), measuring.device, options, report_progress
             )
         comparison = comparison.milder(compare(again, baseline, comparison.baseline))
     if comparison is not None and limit is not None:

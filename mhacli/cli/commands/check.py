@@ -207,12 +207,12 @@ def _examined(request: CheckRequest) -> Examination:
     """The examination, made in a child process."""
     from mhacli.compute.check.run import examine_in_child
 
-    with progress() as tell:
+    with progress() as report_progress:
         stages: list[str] = []
 
         def on_stage(stage: str) -> None:
             stages.append(stage)
-            tell(len(stages) / (len(stages) + _USUAL_STAGES), stage)
+            report_progress(len(stages) / (len(stages) + _USUAL_STAGES), stage)
 
         examination = examine_in_child(request, on_stage=on_stage)
     return replace(examination, command=record_command())

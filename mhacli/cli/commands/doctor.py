@@ -136,14 +136,14 @@ def _installation(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -
     leave_deleted_folder()
     with loading_torch():
         from mhacli.compute.doctor.installation import examine_installation
-    with progress() as tell:
+    with progress() as report_progress:
         return examine_installation(
             device=device.device,
             dtype=device.dtype,
             seed=device.seed,
             compiles=device.compile,
             command=record_command(),
-            tell=tell,
+            report_progress=report_progress,
         )
 
 
@@ -170,8 +170,8 @@ def _checkpoint(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> 
     leave_deleted_folder()
     with loading_torch():
         from mhacli.compute.doctor.checkpoint import examine_checkpoint
-    with progress() as tell:
-        return examine_checkpoint(request, tell)
+    with progress() as report_progress:
+        return examine_checkpoint(request, report_progress)
 
 
 def _texts(examined: ExaminedModelOptions) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
     """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
     `KeyboardInterrupt` is raised."""
     with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
-        study.tell, study.note, study.is_stopped = report.tell, report.note, is_stopped
+        study.report_progress, study.note, study.is_stopped = report.report_progress, report.note, is_stopped
         record = study.run()
     if record is None and is_stopped():
         progress = study.progress

@@ -35,12 +35,12 @@ class ScanReport:
         if as_json:
             yield cls(_as_json, _JSON_EVERY_S)
         elif is_lively():
-            with progress(has_time_left=False) as tell:
-                yield cls(lambda state: tell(_fraction(state), progress_text(state)))
+            with progress(has_time_left=False) as report_progress:
+                yield cls(lambda state: report_progress(_fraction(state), progress_text(state)))
         else:
             yield cls(lambda state: note(progress_text(state)), _NOTE_EVERY_S, monotonic())
 
-    def tell(self, state: ScanProgress) -> None:
+    def report_progress(self, state: ScanProgress) -> None:
         """Shows the progress if it is time."""
         is_end = state.n_documents == state.of_documents and state.seconds > 0
         if not self._is_over and (is_end or monotonic() - self._last >= self.every_s):

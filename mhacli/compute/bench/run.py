@@ -78,7 +78,7 @@ def bench(
     sweep: Sweep,
     device_name: str,
     options: BenchOptions,
-    tell: Progress = no_progress,
+    report_progress: Progress = no_progress,
     announce: Callable[[float, int], None] = lambda seconds, n_sizes: None,
 ) -> Benchmark:
     """The benchmark of every backend at every size of the sweep. A backend that cannot run has a row with the reason.
@@ -91,7 +91,7 @@ def bench(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     where = _environment(device, device_name)
-    tell(0.0, "a matrix product and a copy")
+    report_progress(0.0, "a matrix product and a copy")
     with _on(device), _from_scratch():
         clock = clock_for(device)
         ceilings = _peaks(workloads, device, clock, options.seed)
@@ -110,9 +110,9 @@ def bench(
                 benchmark = SizeBenchmark(
                     workload, device, clock, seed=options.seed, most_flops=most_flops, fresh=fresh
                 )
-                report_size = partial(_report_size, tell, place, len(workloads))
+                report_size = partial(_report_size, report_progress, place, len(workloads))
                 results.append(_measured_size(benchmark, full.backends, options, report_size))
-        tell(1.0, "a matrix product and a copy again")
+        report_progress(1.0, "a matrix product and a copy again")
         with suppress(RuntimeError, MemoryError):  # a failing device must not lose the rows
             for dtype, peak in _peaks(workloads, device, clock, options.seed).items():
                 ceilings[dtype] = ceilings[dtype].or_higher(peak)
@@ -137,8 +137,8 @@ def expected_s(workload: Workload, backends: Sequence[str], ceiling: MachinePeak
     return sum(_PREPARING_S + _CALLS_BEFORE * seconds for seconds in calls) + rounds
 
 
-def _report_size(tell: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
-    tell((place + fraction) / n_places, doing)
+def _report_size(report_progress: Progress, place: int, n_places: int, fraction: float, doing: str) -> None:
+    report_progress((place + fraction) / n_places, doing)
 
 
 def _best_rate(timed: Sequence[BenchRow], ceiling: MachinePeak) -> float:
@@ -148,13 +148,13 @@ def _best_rate(timed: Sequence[BenchRow], ceiling: MachinePeak) -> float:
 
 
 def _measured_size(
-    benchmark: SizeBenchmark, backends: Sequence[str], options: BenchOptions, tell: Progress
+    benchmark: SizeBenchmark, backends: Sequence[str], options: BenchOptions, report_progress: Progress
 ) -> tuple[list[BenchRow], NoiseBaseline | None]:
     """The rows of one size: every backend is prepared, and those that can run are timed in turns."""
     for step, backend in enumerate(backends):
-        tell(step / len(backends) / 2, f"{benchmark.workload.k_len} tokens: {backend}")
+        report_progress(step / len(backends) / 2, f"{benchmark.workload.k_len} tokens: {backend}")
         benchmark.enter(backend)
-    tell(0.5, f"{benchmark.workload.k_len} tokens: rounds")
+    report_progress(0.5, f"{benchmark.workload.k_len} tokens: rounds")
     control = benchmark.run(repeat=options.repeat, budget_s=options.budget_s)
     benchmark.close()
     return benchmark.rows, control

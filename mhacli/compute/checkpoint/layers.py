@@ -106,7 +106,7 @@ class PassInspection:
     dtype: str
     n_layers: int
     on_layer: Callable[[Call, AttentionResult], None] | None = None
-    tell: Progress = no_progress
+    report_progress: Progress = no_progress
     peak_bytes: int = 0
     shards: Shards | None = None
     results: list[LayerResults] = field(default_factory=list)
@@ -129,7 +129,7 @@ class PassInspection:
         if not self.wanted.is_wanted(call.layer, call.kind):
             return
         self.results.append(self._inspect(call, axes))
-        self.tell(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
+        self.report_progress(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
 
     def release(self) -> None:
         """Lets go of the masks, which layers share: no tensor of the model is held after its pass."""

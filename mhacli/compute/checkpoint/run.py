@@ -69,14 +69,14 @@ class CheckpointRun:
         """Nothing is finished yet."""
         self.layers = self._inspection(no_progress)
 
-    def _inspection(self, tell: Progress) -> PassInspection:
+    def _inspection(self, report_progress: Progress) -> PassInspection:
         return PassInspection(
             self.inputs,
             self.wanted,
             self.loaded.dtype,
             self.n_layers,
             on_layer=self.on_layer,
-            tell=tell,
+            report_progress=report_progress,
             peak_bytes=self.peak_bytes,
             shards=None if self.loaded.ranks is None else Shards(self.loaded.ranks, self.loaded.model),
         )
@@ -125,20 +125,20 @@ class CheckpointRun:
         self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
-    def run(self, tell: Progress = no_progress) -> None:
+    def run(self, report_progress: Progress = no_progress) -> None:
         """One pass with every layer looked at, and the passes that show that looking changes nothing."""
-        outputs = self.inspect(tell)
+        outputs = self.inspect(report_progress)
         began = perf_counter()
         self._compare(outputs)
         self.seconds["comparison"] = perf_counter() - began
 
     @torch.no_grad()
-    def inspect(self, tell: Progress = no_progress) -> Mapping[str, Any]:
+    def inspect(self, report_progress: Progress = no_progress) -> Mapping[str, Any]:
         """One pass with every layer looked at, and the outputs of the model."""
         self.foresee()  # what is kept cell by cell may have been asked for since
         began = perf_counter()
-        self.layers = self._inspection(tell)
-        tell(0.0, "the first layer")
+        self.layers = self._inspection(report_progress)
+        report_progress(0.0, "the first layer")
         outputs = self._pass(self.inputs.keywords, self.layers.take)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:

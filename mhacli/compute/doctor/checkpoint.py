@@ -102,11 +102,11 @@ class _ModelToExamine:
 
 
 @torch.no_grad()
-def examine_checkpoint(request: DoctorRequest, tell: Progress = no_progress) -> Report:
+def examine_checkpoint(request: DoctorRequest, report_progress: Progress = no_progress) -> Report:
     """The report on a checkpoint. Raises `MhaError` if it cannot be loaded, or if the model reads no text."""
     began = perf_counter()
-    tell(0.0, "loading")
-    return _report(_admit(request), request, tell, began)
+    report_progress(0.0, "loading")
+    return _report(_admit(request), request, report_progress, began)
 
 
 @torch.no_grad()
@@ -128,11 +128,11 @@ def examine_model(model: nn.Module, tokenizer: Any, request: DoctorRequest) -> R
 _NO_TOKENIZER = "{} tokenizer: the texts are random token ids"
 
 
-def _report(admitted: _ModelToExamine, request: DoctorRequest, tell: Progress, began: float) -> Report:
+def _report(admitted: _ModelToExamine, request: DoctorRequest, report_progress: Progress, began: float) -> Report:
     loaded = admitted.loaded
     dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     passes = Passes(loaded, admitted.pad_id)
-    checks = _run_checks(admitted, passes, request, tell)
+    checks = _run_checks(admitted, passes, request, report_progress)
     check_named = {check.name: check for check in checks}
     model = ExaminedModel(
         path=request.source,
@@ -240,7 +240,9 @@ def _rows(
 # --------------------------------------------------------------------------------------------------------------- examining
 
 
-def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, tell: Progress) -> list[HealthCheck]:
+def _run_checks(
+    admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, report_progress: Progress
+) -> list[HealthCheck]:
     """The results of every check in the model's dtype. Comparisons in 16 bits are repeated in float32 if memory allows."""
     loaded, rows, path = admitted.loaded, admitted.rows, request.source
     reason = why_not_causal(loaded)
@@ -250,21 +252,21 @@ def _run_checks(admitted: _ModelToExamine, passes: Passes, request: DoctorReques
         return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=request.seed)
 
     dtype = loaded.dtype
-    tell(0.1, "each text alone")
+    report_progress(0.1, "each text alone")
     first = guarded("the model", path, make_checks)
-    checks = first.checks(lambda part, doing: tell(0.1 + 0.4 * part, doing))
+    checks = first.checks(lambda part, doing: report_progress(0.1 + 0.4 * part, doing))
     checks.append(check_finite(loaded.model, first.reference.alone))
-    tell(0.55, "row-sums")
+    report_progress(0.55, "row-sums")
     padded: Any = "right" if loaded.config.is_encoder_decoder or reason is not None else "left"
     checks.append(guarded("the model", path, lambda: check_row_sums(loaded, rows, padded, admitted.pad_id)))
     checks.append(check_begin(admitted.tokenizer))
     if dtype in ("float16", "bfloat16") and first.reference.alone.is_finite and _has_room(loaded, request.device):
-        tell(0.6, "float32")
+        report_progress(0.6, "float32")
         loaded.model.float()
         in_float32 = {check.name: check for check in guarded("the model", path, make_checks).checks(
-            lambda part, doing: tell(0.6 + 0.4 * part, doing))}  # fmt: skip
+            lambda part, doing: report_progress(0.6 + 0.4 * part, doing))}  # fmt: skip
         checks = [widened(check, in_float32.get(check.name), dtype) for check in checks]
-    tell(1.0, "done")
+    report_progress(1.0, "done")
     return _without_consequences(checks)
 
 

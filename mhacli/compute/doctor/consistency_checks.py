@@ -74,7 +74,7 @@ class ConsistencyChecks:
                 shaken.append(passes.alone(rows))
         self.reference = Reference(tuple(rows), alone, tolerance_of(alone, shaken, self.dtype))
 
-    def checks(self, tell: Progress) -> list[HealthCheck]:
+    def checks(self, report_progress: Progress) -> list[HealthCheck]:
         """The results of all checks. A check reports an error of the model's code, and is skipped if an earlier failure
         implies its own."""
         questions: dict[str, Callable[[], HealthCheck]] = {
@@ -88,7 +88,7 @@ class ConsistencyChecks:
         }
         answers: dict[str, HealthCheck] = {}
         for place, (name, ask) in enumerate(questions.items()):
-            tell(place / len(questions), name)
+            report_progress(place / len(questions), name)
             reason = self._reason_to_skip(name, answers)
             answers[name] = _answer(name, ask) if reason is None else HealthCheck(name, None, reason)
         return list(answers.values())

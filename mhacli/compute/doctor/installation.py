@@ -25,7 +25,7 @@ def examine_installation(
     seed: int = 0,
     compiles: bool = False,
     command: tuple[str, ...] = (),
-    tell: Progress = no_progress,
+    report_progress: Progress = no_progress,
 ) -> Report:
     """The report on every device or one, in every dtype or one.
 
@@ -49,7 +49,7 @@ def examine_installation(
         devices = machine.devices(device, cpu())
         checks += [check_threads(machine.n_threads()), *machine.check_settings(devices)]
         kernels, numerics = machine.measure(
-            [device.name for device in devices], dtype, seed=seed, compiles=compiles, tell=tell
+            [device.name for device in devices], dtype, seed=seed, compiles=compiles, report_progress=report_progress
         )
         checks += [*_of_kernels(kernels), *_of_numerics(numerics)]
     return Report(

@@ -46,7 +46,7 @@ _LOUD = 1000.0
 
 
 def measure(
-    devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, tell: Progress
+    devices: Sequence[str], dtype: Dtype | None, *, seed: int, compiles: bool, report_progress: Progress
 ) -> tuple[tuple[Kernel, ...], tuple[Numerics, ...]]:
     """Both tables, with rows by device and dtype."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler writes to stderr
@@ -55,7 +55,7 @@ def measure(
     kernels: list[Kernel] = []
     numerics: list[Numerics] = []
     for place, (device, kind) in enumerate(places):
-        tell(place / len(places), f"{device} {kind}")
+        report_progress(place / len(places), f"{device} {kind}")
         if device == "mps" and kind == "float64":  # MPS lacks float64
             continue
         with nullcontext() if kind == _WITH_ALL_THREADS else one_thread():

@@ -133,9 +133,9 @@ class EffectRun:
         return "d_output" if self.target is None else "d_logit"
 
     @torch.no_grad()
-    def run(self, tell: Progress = no_progress) -> None:
+    def run(self, report_progress: Progress = no_progress) -> None:
         """All removals, and the proof of some. Raises `MhaError` for an attention that removals cannot reach."""
-        tell(0.0, "the untouched pass")
+        report_progress(0.0, "the untouched pass")
         parts = self.parts
         stand_ins = StandIns(parts.attention.z, self.resampled)
         self._follow_direct_paths(parts, stand_ins)
@@ -143,7 +143,7 @@ class EffectRun:
         items = range(len(self.plan)) if self.n_screened is None else self._screened(stand_ins, gradients)
         for batch in self._batches(items):
             self._run_batch(batch, stand_ins)
-            tell(min(1.0, len(self.results) / len(items)), "removing")
+            report_progress(min(1.0, len(self.results) / len(items)), "removing")
         self._verify(parts)
         if self.is_judged:
             alone = [

@@ -91,9 +91,9 @@ class EffectStudy:
         self.effects.target = self._target()
         return cost
 
-    def run(self, tell: Progress = no_progress) -> None:
+    def run(self, report_progress: Progress = no_progress) -> None:
         """The removals, after `inspect`."""
-        self.effects.run(tell)
+        self.effects.run(report_progress)
 
     def _facts(self) -> EffectFacts:
         model, facts = self.checkpoint.loaded.model, self.inspected.facts()

@@ -28,8 +28,9 @@ class ScanStudy:
     """A scan of `sources` into the folder `out`, computed by `run`.
 
     `share` is (rank, world size): this process computes the units whose number modulo the world size is the rank; other processes
-    compute the others in the same folder. `strict` refuses bad documents; `mixed` accepts units of other devices. `tell` receives
-    the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit is started.
+    compute the others in the same folder. `strict` refuses bad documents; `mixed` accepts units of other devices.
+    `report_progress` receives the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit
+    is started.
     """
 
     request: ScanRequest
@@ -41,7 +42,7 @@ class ScanStudy:
     share: tuple[int, int] = (0, 1)
     strict: bool = False
     mixed: bool = False
-    tell: Callable[[ScanProgress], None] = lambda progress: None
+    report_progress: Callable[[ScanProgress], None] = lambda progress: None
     note: Callable[[str], None] = lambda message: None
     is_stopped: Callable[[], bool] = lambda: False
     progress: ScanProgress = field(default_factory=ScanProgress)
@@ -64,17 +65,17 @@ class ScanStudy:
         def on_done(unit: Unit, files: UnitFiles, worker: str) -> None:
             folder.write(unit, files)
             self.progress.add(worker, files.n_documents, files.n_bad, files.n_tokens, seconds=perf_counter() - began)
-            self.tell(self.progress)
+            self.report_progress(self.progress)
             if self.strict and files.n_bad:
                 self._refuse(read_sums(folder.sums_path(unit.name)).facts.bad[0])
 
-        self.tell(self.progress)
+        self.report_progress(self.progress)
         self.engine.run(self._unfinished(folder, settings.digest), WorkerStart(self.request, settings), on_done)
         if self.is_stopped():
             return None
         if self.progress.of_documents is None:  # only the end of a stream shows its length
             self.progress.of_documents = self.progress.n_documents
-        self.tell(self.progress)  # the last documents may have been finished by an earlier run
+        self.report_progress(self.progress)  # the last documents may have been finished by an earlier run
         if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
             return None
         return merge(folder, self._names, self.command)

@@ -86,8 +86,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = COLUMNS) -> Iterato
 @pytest.mark.parametrize("stream", [Paper(terminal=False), None], ids=["a pipe", "closed"])
 def test_nothing_is_said_where_stderr_is_no_terminal(monkeypatch: pytest.MonkeyPatch, stream: Paper | None) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    with progress() as tell:
-        tell(0.5, "8 tokens: sdpa")
+    with progress() as report_progress:
+        report_progress(0.5, "8 tokens: sdpa")
     assert stream is None or stream.getvalue() == ""
 
 
@@ -100,19 +100,19 @@ def test_nothing_is_said_on_a_terminal_that_cannot_take_it_back(
     else:
         monkeypatch.setenv("TERM", name)
     monkeypatch.setattr(sys, "stderr", stream := Paper(terminal=True))
-    with progress() as tell:
-        tell(0.5, "8 tokens: sdpa")
+    with progress() as report_progress:
+        report_progress(0.5, "8 tokens: sdpa")
     assert stream.getvalue() == ""
 
 
 def test_a_bar_a_share_and_the_words_are_drawn_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as shown:
-        with progress() as tell:
-            tell(0.25, "8 tokens: sdpa")
+        with progress() as report_progress:
+            report_progress(0.25, "8 tokens: sdpa")
             (line,) = shown.read()
             assert line.endswith(" 8 tokens: sdpa")
             assert line.startswith("━" * 6 + "╺━"), "a quarter of 24"
-            tell(1.0, "16 tokens: rounds")
+            report_progress(1.0, "16 tokens: rounds")
             (line,) = shown.read()
             assert line.startswith("━" * 24 + " ")
             assert line.endswith(" 16 tokens: rounds")
@@ -127,8 +127,8 @@ def test_the_bar_is_taken_back_whatever_ends_the_run(monkeypatch: pytest.MonkeyP
         seen = []
 
         def broken() -> None:
-            with progress() as tell:
-                tell(0.5, "rounds")
+            with progress() as report_progress:
+                report_progress(0.5, "rounds")
                 seen.extend(shown.read())
                 raise fault
 
@@ -141,8 +141,8 @@ def test_the_bar_is_taken_back_whatever_ends_the_run(monkeypatch: pytest.MonkeyP
 
 def test_between_two_words_nothing_is_drawn_and_no_thread_waits_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
-    with terminal(monkeypatch) as shown, progress() as tell:
-        tell(0.5, "rounds")
+    with terminal(monkeypatch) as shown, progress() as report_progress:
+        report_progress(0.5, "rounds")
         assert threading.active_count() == before
         shown.read()
         drawn = len(shown.bytes)
@@ -152,8 +152,8 @@ def test_between_two_words_nothing_is_drawn_and_no_thread_waits_to_draw(monkeypa
 
 
 def test_words_from_outside_are_harmless_and_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch) as shown, progress() as tell:
-        tell(0.5, "[red]a\x1b]52;c;eA==\x07\u202e :bug:")
+    with terminal(monkeypatch) as shown, progress() as report_progress:
+        report_progress(0.5, "[red]a\x1b]52;c;eA==\x07\u202e :bug:")
         (line,) = shown.read()
         assert line.endswith("[red]a\\x1b]52;c;eA==\\x07\\u202e :bug:")
         assert b"\x1b]" not in shown.bytes
@@ -168,8 +168,8 @@ def test_the_bar_has_colour_where_it_is_wanted(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with terminal(monkeypatch) as shown:
-        with progress() as tell:
-            tell(0.5, "rounds")
+        with progress() as report_progress:
+            report_progress(0.5, "rounds")
             shown.read()
         assert bool(re.search(rb"\x1b\[[0-9;]*3[0-9]", shown.bytes)) is is_coloured
 
@@ -177,9 +177,9 @@ def test_the_bar_has_colour_where_it_is_wanted(
 @pytest.mark.parametrize("columns", [20, 30, 40, 63, 64])
 def test_on_a_narrow_terminal_it_is_taken_back_as_well(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     with terminal(monkeypatch, columns) as shown:
-        with progress() as tell:
-            tell(0.5, "16384 tokens: torch-mha-weights")
+        with progress() as report_progress:
+            report_progress(0.5, "16384 tokens: torch-mha-weights")
             assert shown.read()
-            tell(0.6, "16384 tokens: rounds")
+            report_progress(0.6, "16384 tokens: rounds")
             assert "rounds" in shown.read()[-1]
         assert shown.read() == []

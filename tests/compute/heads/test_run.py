@@ -557,12 +557,12 @@ def test_what_is_finished_when_it_is_interrupted_is_told_whole(monkeypatch, tmp_
     encoded, config = small(causal=True)
     run = prepare_heads(layer_request(encoded, config), HeadsRequest(kept=Kept((1,), 2, Corner(0, 2, 0, 2))))
 
-    def tell(share, doing):
+    def report_progress(share, doing):
         if share > 0.55:  # the first two of four heads are finished
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.run(tell)
+        run.run(report_progress)
     record, every = run.record(), looked(encoded, config, kept=Kept((1,), 2, Corner(0, 2, 0, 2)))
     assert run.n_finished == 2
     assert [head.head for head in record.heads] == [0, 1]

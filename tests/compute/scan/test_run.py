@@ -207,7 +207,7 @@ def test_the_size_of_a_stream_is_told_at_its_end(model: str, corpus: str, tmp_pa
     writer = subprocess.Popen(["cp", corpus, str(tmp_path / "pipe")])
     told: list[int | None] = []
     streamed = study(model, str(tmp_path / "pipe"), tmp_path / "out", form=CorpusFormat(field="text"))
-    streamed.tell = lambda progress: told.append(progress.of_documents)
+    streamed.report_progress = lambda progress: told.append(progress.of_documents)
     streamed.run()
     assert writer.wait() == 0
     assert (told[0], told[-1]) == (None, len(TEXTS))
