@@ -1,1 +1,1 @@
-"""How much attention matters: what is removed, what it changes, and the proof that it was removed."""
+"""The effect of attention on the output: removals, their effects, and the verification of both."""

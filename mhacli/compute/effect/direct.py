@@ -1,7 +1,7 @@
-"""What the parts of a model add to the target's logit by themselves: through the final norm with its scale frozen, and the
+"""The direct contributions of a model's parts to the target's logit, through the final norm with its scale frozen and the
 language head (direct logit attribution).
 
-Every part is read where it is made, and none is what the others leave, so that their sum is a proof.
+Every part is measured separately, none as a remainder, so that comparing their sum with the logit is a test.
 Source: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "virtual weights and the residual stream".
 """
 
@@ -28,13 +28,13 @@ from mhacli.spec.tolerances import TOLERANCES
 
 @dataclass(frozen=True)
 class DirectPaths:
-    """What a unit of each head's z at the position adds to the metric, and the proof: what all parts add together."""
+    """The contribution to the metric per unit of each head's z at the position, and the sum over all parts."""
 
     heads: dict[LayerKey, Float[Tensor, "head d_v"]]
     sum: DirectSum
 
     def change(self, removals: Sequence[Removal], stand_ins: StandIns, position: int) -> float | None:
-        """How far removed heads move the metric if nothing later reacts. None for edges, and where a path is not known."""
+        """The change of the metric by removing heads if no later layer reacts. None for edges and unknown paths."""
         total = 0.0
         for removal in removals:
             if removal.keys is not None:
@@ -84,7 +84,7 @@ class _Head(NamedTuple):
 
 
 def _language_head(model: Any, parts: ModelParts, untouched: Reading, target: Target) -> _Head:
-    """The language head as a linear map to the metric. Some models divide their logits: the factor is measured."""
+    """The language head as a linear map to the metric. Its factor is measured, because some models divide their logits."""
     head, logits = model.get_output_embeddings(), untouched.logits
     assert logits is not None
     raw = parts.vectors.leaving[next(name for name, module in model.named_modules() if module is head)]
@@ -96,15 +96,15 @@ def _language_head(model: Any, parts: ModelParts, untouched: Reading, target: Ta
 
 
 class FrozenNorm(NamedTuple):
-    """What a norm does to one vector, as the same map of all: x ↦ gain · x + bias, with the mean of x taken away before where
-    it is centred."""
+    """A norm with the scale that it has for one vector, as a linear map: x ↦ gain · x + bias; if `is_centred`, the mean of x is
+    subtracted first."""
 
     gain: Float[Tensor, " d_model"]
     bias: Float[Tensor, " d_model"]
     is_centred: bool
 
     def before(self, direction: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
-        """The direction before the norm that adds what `direction` adds behind it."""
+        """The direction before the norm that corresponds to `direction` after it."""
         scaled = direction * self.gain
         return scaled - scaled.mean() if self.is_centred else scaled
 
@@ -112,10 +112,10 @@ class FrozenNorm(NamedTuple):
 def frozen_norm(
     norm: nn.Module, x: Float[Tensor, " d_model"], y: Float[Tensor, " d_model"], like: Tensor
 ) -> FrozenNorm:
-    """The map of a norm that made `y` of `x`, by asking it.
+    """The linear map of a norm that computed `y` from `x`, found by running the norm on test vectors.
 
-    Its bias is what it makes of 0. Alternating signs, of which none is near 0, show its weights up to a factor, which `x` and `y`
-    give. It is centred if a constant that is added changes nothing.
+    Its bias is its output for 0. Its output for alternating signs, far from 0, is proportional to its weights; the factor follows
+    from `x` and `y`. It is centred if adding a constant changes nothing.
     """
 
     def ask(vector: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def frozen_norm(
 
 
 class _Stream:
-    """The residual stream at the position: which modules write to it, and which norms are on the way."""
+    """The residual stream at the position: the modules that write to it, and the norms after them."""
 
     def __init__(self, model: Any, parts: ModelParts) -> None:
         self.names = {id(module): name for name, module in model.named_modules()}
@@ -146,7 +146,7 @@ class _Stream:
         self._blocks = [name for name in blocks_of(model) if kind_of(name, is_pair=is_pair) != "encoder"]
 
     def embedding(self, like: Tensor) -> Tensor:
-        """What the first block gets, zeros where that is not seen, or not as wide as the stream."""
+        """The input of the first block; zeros if it is unknown or has another width than the stream."""
         first = next((vector for name, vector in self._vectors.entering.items() if name in self._blocks), None)
         return torch.zeros_like(like) if first is None or first.shape != like.shape else first
 
@@ -167,8 +167,8 @@ class _Stream:
         return None if norm is None else self._frozen(norm)
 
     def other_parts(self, d_model: int) -> Iterator[Tensor]:
-        """What the blocks write besides the output projections of attention: the largest modules with matrices and without
-        attention in them, through the norm behind each."""
+        """The contributions of blocks other than the output projections of attention: of the largest modules that have matrices
+        and no attention, each through the norm after it."""
         for block in self._blocks:
             for name in self._writers(block):
                 written = self._vectors.leaving[self._reader(name) or name]
@@ -190,7 +190,7 @@ class _Stream:
 
     @cached_property
     def _norms(self) -> list[str]:
-        """The modules without matrices that change what they get, and give as many numbers."""
+        """The modules without matrices that change their input and keep its size."""
         entering, leaving = self._vectors.entering, self._vectors.leaving
         return [
             name

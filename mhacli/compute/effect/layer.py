@@ -1,4 +1,4 @@
-"""How much the output of our own attention layer changes when heads or single weights are removed from it."""
+"""The change of the output of a layer of mha when heads or single weights are removed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from mhacli.results.record.tables import EffectTable
 from mhacli.spec.tolerances import TOLERANCES
 
 _ROWS_AT_ONCE = 1024
-"""How many removals go through the output projection together."""
+"""The number of removals that go through the output projection together."""
 
 
 @torch.no_grad()
 def layer_effects(request: LayerEffectRequest) -> Record:
-    """The record of a run of the layer, with what removals change of its output at one position.
+    """The record of a run of the layer, with the effects of removals on its output at one position.
 
-    Raises `UsageError` for positions that do not exist, and for a layer whose dropout makes each run another.
+    Raises `UsageError` for positions that do not exist, and for a layer with dropout, whose runs differ.
     """
     return _LayerStudy(request).record()
 
@@ -61,7 +61,7 @@ class _LayerStudy:
         self.position = facts.q_len - 1 if position is None else position % facts.q_len
 
     def record(self) -> Record:
-        """All removals, and the proof of some."""
+        """The record with the effects of all removals, some of them verified."""
         record, observed = record_run(self.setup, self.request.layer, also=("z", "pattern", "v"))
         plan = [*self._plan()]
         untouched = self._reading(self.setup)
@@ -99,7 +99,7 @@ class _LayerStudy:
     # ------------------------------------------------------------------------------------------------- the removals
 
     def _measured(self, plan: list[tuple[Removal, ...]], observed: Observed, untouched: Reading) -> _Measured:
-        """The output with each removal. As in a checkpoint every batch begins and ends with an untouched row."""
+        """The output with each removal. As for a checkpoint, the first and last row of every batch are without removals."""
         measured, z = _Measured([], [], []), observed.tensors["z"][0].to(self.setup.device)
         for begin in range(0, len(plan), _ROWS_AT_ONCE):
             rows = [self._z_without(item, z, observed) for item in [(), *plan[begin : begin + _ROWS_AT_ONCE], ()]]
@@ -124,7 +124,7 @@ class _LayerStudy:
         return here
 
     def _z_of_rest(self, removal: Removal, head: int, observed: Observed) -> Float[Tensor, " d_v"]:
-        """z of a head whose weights to some keys go to the others."""
+        """z of a head without its weights on some keys, the others renormalised."""
         row, values = observed.tensors["pattern"][0, head, self.position], observed.tensors["v"][0]
         is_cut = torch.zeros(len(row), dtype=torch.bool)
         is_cut[list(removal.keys or ())] = True
@@ -145,7 +145,7 @@ class _LayerStudy:
         observed: Observed,
         untouched: Reading,
     ) -> Verification:
-        """Computes some removals again, from the text to the output, by a layer with other weights or another mask."""
+        """Repeats some removals, from the text to the output, by a layer with other weights or another mask."""
         sizes = {item: float(change.d_output) for item, change in enumerate(measured.changes)}
         errors = []
         for item in largest_and_others(sizes, self.request.n_verified):
@@ -159,7 +159,7 @@ class _LayerStudy:
         return Verification(len(errors), worst, tolerance, is_same, is_same and worst <= tolerance)
 
     def _other_setup(self, item: tuple[Removal, ...], observed: Observed) -> Setup | None:
-        """The same run without what a removal takes away, by other weights or another mask. None where neither can say that."""
+        """The run without the removed part, by other weights or another mask. None if neither can express that."""
         first, facts = item[0], self.setup.facts
         has_projection = self.setup.layer.attention.o_proj is not None
         if first.keys is None and has_projection and first.at is None:
@@ -176,7 +176,7 @@ class _LayerStudy:
         return replace(self.setup, allowed=mask if self.setup.allowed is None else masks.both(self.setup.allowed, mask))
 
     def _edited(self, item: tuple[Removal, ...], observed: Observed) -> MultiHeadAttention:
-        """The layer with zeros for the heads in the output projection, and their mean in its bias."""
+        """The layer with zeros for the removed heads in the output projection, and with their mean in its bias."""
         attention = copy.deepcopy(self.setup.layer.attention)
         projection, width = attention.o_proj, attention.d_v
         assert projection is not None

@@ -1,4 +1,4 @@
-"""What is read of a pass: the last hidden state at one position, and the logits there where the model has a language head."""
+"""The measured output of a pass: the last hidden state at one position, and the logits there if the model has a language head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mhacli.adapters.hf.inputs import outputs_of
 
 
 class Target(NamedTuple):
-    """The tokens whose logits are compared: `id` alone, or less that of `versus`."""
+    """The measured token `id`; with `versus`, the measure is the difference of both logits."""
 
     id: int
     versus: int | None = None
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """How far rows are from an untouched one. Those of tokens are None without a language head."""
+    """The changes of rows from one without removals. Those of logits are None without a language head."""
 
     d_output: Float[Tensor, " row"]
     d_logit: Float[Tensor, " row"] | None = None
@@ -39,7 +39,7 @@ class Changes(NamedTuple):
 
 
 def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> Reading:
-    """What one pass gives at a position. Logits are made there alone where the model's family can do so."""
+    """The output of one pass at a position. If the model can, it computes logits only there."""
     head = language_head(model)
     if head is None:
         outputs = outputs_of(model, keywords)
@@ -58,17 +58,17 @@ def read_position(model: Any, keywords: Mapping[str, Tensor], position: int) -> 
 
 
 def language_head(model: Any) -> nn.Module | None:
-    """The module that makes logits, None for a model without."""
+    """The module that computes logits, None for a model without."""
     return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def makes_single_logits(model: Any) -> bool:
-    """Whether a model can make the logits of one position alone."""
+    """Whether a model can compute the logits of a single position."""
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes:
-    """The rows minus an untouched one."""
+    """The changes of rows from one without removals."""
     d_output = (rows.hidden - untouched.hidden).norm(dim=-1) / untouched.hidden.norm(dim=-1)
     if rows.logits is None or untouched.logits is None or target is None:
         return Changes(d_output)
@@ -83,17 +83,17 @@ def changes(rows: Reading, untouched: Reading, target: Target | None) -> Changes
 
 
 def compared(logits: Float[Tensor, "row token"], target: Target) -> Float[Tensor, " row"]:
-    """The logit of the target, less that of the token that it is compared with."""
+    """The logit of the target, minus that of `versus` if there is one."""
     return logits[:, target.id] - (0.0 if target.versus is None else logits[:, target.versus])
 
 
 def rank_of(logits: Float[Tensor, "row token"], target: int) -> Float[Tensor, " row"]:
-    """How many tokens are likelier than the target."""
+    """The number of tokens that are likelier than the target."""
     return (logits > logits[:, target, None]).sum(dim=-1)
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's correlation: that of the ranks, equal numbers having the mean of theirs. None where one side has a single rank.
+    """Spearman's rank correlation; equal numbers have the mean of their ranks. None if one side has only one rank.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
     0.8

@@ -1,5 +1,5 @@
-"""What one watched pass tells of a model: where a pass may begin, the parts of each attention, and what goes into and comes
-out of every module at one position."""
+"""The parts of a model, found in one pass: blocks at which a pass may begin, the parts of each attention, and the input and
+output of every module at one position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mhacli.compute.effect.metric import language_head, read_position
 
 
 class TokenWise(NamedTuple):
-    """A module that made a row for each token of the text, and how many attentions were finished before."""
+    """A module with one output row per token, and the number of attentions that finished before it."""
 
     module: nn.Module
     n_before: int
@@ -29,7 +29,7 @@ class TokenWise(NamedTuple):
 
 @dataclass
 class Entries:
-    """The blocks of a model in the order in which they run, what each gave for one text, and how many are finished before
+    """The blocks of a model in the order in which they run, their outputs for one text, and the number of blocks finished before
     each attention. `between` are the largest modules that run between attentions, once in a pass."""
 
     blocks: list[nn.Module] = field(default_factory=list)
@@ -39,8 +39,8 @@ class Entries:
 
     @contextmanager
     def entered(self, layer: LayerKey, n_rows: int) -> Iterator[None]:
-        """Within it the blocks before an attention do not run, and give `n_rows` copies of what they gave. What else runs before
-        it does so for the first row, and gives copies of that."""
+        """A context in which the blocks before an attention do not run and return `n_rows` copies of their outputs. Other modules
+        before it run for the first row and return copies of its output."""
         n_skipped, attentions = self.before.get(layer, 0), [*self.before]
         n_before = attentions.index(layer) if layer in attentions else -1
         with ExitStack() as stack:
@@ -52,13 +52,13 @@ class Entries:
 
     @property
     def behind_attention(self) -> list[nn.Module]:
-        """The modules that run when every attention is finished."""
+        """The modules that run after all attentions."""
         return [each.module for each in self.between if each.n_before == len(self.before)]
 
 
 @contextmanager
 def run_at(modules: Sequence[nn.Module], position: int) -> Iterator[None]:
-    """Within it modules run at one position alone, and give at all positions what they give there."""
+    """A context in which modules run at one position only and return its output at all positions."""
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(_runs_as(module, partial(_one_position, module.forward, position)))
@@ -67,8 +67,8 @@ def run_at(modules: Sequence[nn.Module], position: int) -> Iterator[None]:
 
 @dataclass
 class AttentionParts:
-    """Of each attention its module's name, its output projection, the outputs z of its heads, and the cells that a query sees
-    where no mask says so."""
+    """For each attention, the name of its module, its output projection, the outputs z of its heads, and the visible cells if no
+    mask shows them."""
 
     names: dict[LayerKey, str] = field(default_factory=dict)
     projections: dict[LayerKey, nn.Module] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class AttentionParts:
 
 @dataclass
 class ModuleVectors:
-    """By the name of a module, the row of one position that went into it and that came out, in its first run."""
+    """The input and output of modules at one position in their first run, by the names of the modules."""
 
     entering: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
     leaving: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class ModuleVectors:
 
 @dataclass
 class ModelParts:
-    """All that `find_parts` finds. `hidden` is what the pass gives, in which every z is replaced by its own numbers."""
+    """The result of `find_parts`. `hidden` is the output of the pass, in which every z was replaced by itself."""
 
     hidden: Float[Tensor, "1 d_model"]
     entries: Entries = field(default_factory=Entries)
@@ -95,13 +95,13 @@ class ModelParts:
 
 
 def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) -> ModelParts:
-    """The parts of a model, by one pass. One that runs a block twice has no entry but the first."""
+    """The parts of a model, found in one pass. A model that runs a block twice can be entered only at its first block."""
     model_parts = ModelParts(torch.empty(1, 0))
     with ExitStack() as stack:
-        stack.enter_context(_see_attention(model, model_parts))
+        stack.enter_context(_finding_attention(model, model_parts))
         stack.enter_context(blocks_seen(model, model_parts.entries))
-        stack.enter_context(_see_between(model, model_parts.entries, position))
-        stack.enter_context(_see_vectors(model, model_parts.vectors, position, device_of(model)))
+        stack.enter_context(_finding_between(model, model_parts.entries, position))
+        stack.enter_context(_finding_vectors(model, model_parts.vectors, position, device_of(model)))
         model_parts.hidden = read_position(model, keywords, position).hidden
     if len({id(block) for block in model_parts.entries.blocks}) < len(model_parts.entries.blocks):
         model_parts.entries.before.clear()
@@ -110,20 +110,20 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
 
 
 def by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """The weights of a projection, a row per input."""
+    """The weights of a projection, with a row per input."""
     weight: Tensor = fetched(projection)
     return weight if type(projection).__name__ == "Conv1D" else weight.T
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The names of the modules of lists that are in no other."""
+    """The names of the modules in lists, without those inside another one."""
     names = [name for name, _ in model.named_modules() if is_numbered(name)]
     return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
 
 @contextmanager
 def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
-    """Within it the blocks that run, and what they give, are added to `entries`."""
+    """A context in which blocks that run, and their outputs, are added to `entries`."""
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         entries.blocks.append(module)
@@ -136,8 +136,8 @@ def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
 
 
 @contextmanager
-def _see_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[None]:
-    """Each attention. Its output projection is the matrix whose input has the bits of z."""
+def _finding_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[None]:
+    """A context that finds each attention. Its output projection is the module whose input equals z bit for bit."""
     parts, last = model_parts.attention, dict[LayerKey, Tensor]()
 
     def take(call: Call) -> Tensor | None:
@@ -167,9 +167,9 @@ def _see_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[None]:
 
 
 @contextmanager
-def _see_between(model: Any, entries: Entries, position: int) -> Iterator[None]:
-    """The modules that take one tensor and give one, with a row for each token up to the position at least, and in which no
-    attention runs. What holds the language head is left out: the input of that is read."""
+def _finding_between(model: Any, entries: Entries, position: int) -> Iterator[None]:
+    """A context that finds modules without attention that map one tensor to one, with a row for each token up to the position
+    at least. Modules that contain the language head are left out, because its input is measured."""
     head = language_head(model)
     began, runs = dict[str, int](), dict[str, list[TokenWise | None]]()
 
@@ -196,7 +196,7 @@ def _see_between(model: Any, entries: Entries, position: int) -> Iterator[None]:
 
 
 @contextmanager
-def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device: torch.device) -> Iterator[None]:
+def _finding_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device: torch.device) -> Iterator[None]:
     def keep(kept: dict[str, Tensor], name: str, given: Any) -> None:
         row = _row(given, position, device)
         if row is not None:
@@ -215,8 +215,8 @@ def _see_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device
 
 
 def _row(given: Any, position: int, device: torch.device) -> Tensor | None:
-    """A copy, on the device, of the row of one position, of the first tensor that has rows of numbers. One that has a single row
-    gives that."""
+    """A copy, on the device, of the row at one position of the first tensor with rows of numbers; of a single row, a copy of
+    that."""
     parts = given if isinstance(given, (tuple, list)) else [given]
     first = next((part for part in parts if isinstance(part, Tensor)), None)
     if first is None or first.ndim < 2 or not first.is_floating_point():
@@ -227,7 +227,7 @@ def _row(given: Any, position: int, device: torch.device) -> Tensor | None:
 
 
 def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
-    """An output of one row for several rows, whatever a block is called with."""
+    """An output of one row repeated for several rows, whatever the arguments of the block."""
     if isinstance(output, Tensor):
         is_of_row = output.ndim > 1 and output.shape[0] == 1
         return output.repeat(n_rows, *[1] * (output.ndim - 1)) if is_of_row else output
@@ -238,8 +238,8 @@ def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:
 
 @contextmanager
 def _runs_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within it a module runs something else."""
-    before = module.__dict__.get("forward")  # accelerate puts one into its place, which fetches the weights
+    """A context in which a module runs `forward` instead of its method."""
+    before = module.__dict__.get("forward")  # accelerate sets one that fetches the weights
     module.forward = forward
     try:
         yield
@@ -251,10 +251,10 @@ def _runs_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def _first_row(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What a module gives for rows that are all the same."""
+    """The output of a module for equal rows, computed for one of them."""
     return forward(x[:1]).repeat(x.shape[0], 1, 1)
 
 
 def _one_position(forward: Callable[[Tensor], Tensor], position: int, x: Tensor) -> Tensor:
-    """What a module gives at one position, at all of them."""
+    """The output of a module at one position, repeated at all positions."""
     return forward(x[:, position : position + 1]).expand(-1, x.shape[1], -1)

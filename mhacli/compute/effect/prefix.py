@@ -18,15 +18,15 @@ from mhacli.compute.effect.parts import Entries, blocks_seen, run_at
 from mhacli.errors import MhaError
 
 _GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-"""The layers of transformers' caches that hold keys and values alone, and add new ones behind them."""
+"""The cache layers of transformers that only hold keys and values and append new ones."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The tokens from `start` on, up to the one that is measured or to the end. `past` has the keys and values of those before.
+    """The tokens from `start` to the measured one or the end. `past` has the keys and values of earlier tokens.
 
-    `position` counts from `start`. `alone` are modules that run at it alone. `seconds` is how long one row took, of a text that
-    begins with a cache.
+    `position` counts from `start`. `alone` are modules that run only at this position. `seconds` is the measured time of one row
+    for a segment that begins with a cache.
     """
 
     keywords: Mapping[str, Tensor]
@@ -39,11 +39,11 @@ class Segment:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens each row runs, of the longer text of a pair."""
+        """The number of tokens of each row; in a pair, of the longer text."""
         return max(tensor.shape[1] for tensor in self.keywords.values())
 
     def read(self, model: nn.Module, n_rows: int = 1) -> Reading:
-        """What one pass over `n_rows` copies gives."""
+        """The output of one pass over `n_rows` copies."""
         cached = {} if self.past is None else {"past_key_values": self.past}
         rows = {name: tensor.repeat(n_rows, 1) for name, tensor in self.keywords.items()}
         with run_at(self.alone, self.position):
@@ -51,8 +51,8 @@ class Segment:
 
 
 def one_token_behind(model: Any, whole: Segment) -> tuple[Segment, Reading] | None:
-    """The same text, of which modules run at the measured position alone when every attention is finished, and what it gives
-    untouched. None where there are none, or where they need more."""
+    """The same text, with the modules after all attentions running only at the measured position, and its output without
+    removals. None if there are no such modules, or if they need other positions."""
     segment = replace(whole, alone=whole.entries.behind_attention)
     try:
         return (segment, segment.read(model)) if segment.alone else None
@@ -61,9 +61,9 @@ def one_token_behind(model: Any, whole: Segment) -> tuple[Segment, Reading] | No
 
 
 def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Reading] | None:
-    """The segment of a text from `start` to the position that is measured, and what it gives untouched.
+    """The segment of a text from `start` to the measured position, and its output without removals.
 
-    None where the model has no cache, or one of another kind than keys and values of each token.
+    None if the model has no cache, or one that holds other things than keys and values of each token.
     """
     if start == 0 or set(whole.keywords) != {"input_ids"} or not getattr(model.config, "use_cache", False):
         return None
@@ -82,14 +82,14 @@ def later_segment(model: Any, whole: Segment, start: int) -> tuple[Segment, Read
         began = perf_counter()
         with blocks_seen(model, entries):
             reading = segment.read(model)
-            reading.hidden.cpu()  # on a GPU the pass is over only then
+            reading.hidden.cpu()  # a GPU has finished the pass only now
         return replace(segment, seconds=perf_counter() - began), reading
-    except MhaError:  # the model cannot go on from its own cache
+    except MhaError:  # the model cannot continue from its own cache
         return None
 
 
 def _joined(layers: Any, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """The keys and values of the text before and of new tokens, in every row. The cache stays as it is, and of one row."""
+    """The cached keys and values followed by those of new tokens, in every row. The cache of one row is not changed."""
     cached = copy.copy(layers[layer])
     cached.keys, cached.values = (kept.expand(len(keys), -1, -1, -1) for kept in (cached.keys, cached.values))
     joined: tuple[Tensor, Tensor] = cached.update(keys, values, *args, **kwargs)

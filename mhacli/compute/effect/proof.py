@@ -1,6 +1,6 @@
-"""Removes the same heads and edges in other ways: by edited weights, and by a mask that the model itself reads.
+"""Removes the same heads and edges by other methods: edited weights, or a mask that the model itself reads.
 
-Neither goes through the capture that the effects are computed with, so an error there shows as a difference.
+Neither uses the capture with which the effects are computed, so an error there shows as a difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mhacli.compute.effect.removal import Removal
 def removed_otherwise(
     model: nn.Module, removals: Sequence[Removal], parts: AttentionParts, resampled: Mapping[LayerKey, Tensor]
 ) -> Iterator[bool]:
-    """Within it the model computes without what the removals name. False where there is no second way to remove one."""
+    """A context in which the model runs with the removals; yields False if one of them has no second method."""
     with ExitStack() as stack:
         contexts = [_other_way(model, removal, parts, resampled.get(removal.layer)) for removal in removals]
         for context in contexts:
@@ -45,7 +45,9 @@ def _other_way(
     if projection is None or z is None:
         return None
     z = z if resampled is None else resampled
-    is_fetched = isinstance(projection.weight, Tensor) and projection.weight.is_meta  # each time anew: edits are lost
+    is_fetched = (
+        isinstance(projection.weight, Tensor) and projection.weight.is_meta
+    )  # the weights are fetched for each run, so edits are lost
     is_shared = list(parts.projections.values()).count(projection) > 1
     if removal.at is None and not is_fetched and not is_shared:
         return _edited(projection, removal, z)
@@ -53,8 +55,8 @@ def _other_way(
 
 
 def _turn_of(layer: LayerKey, modules: Mapping[LayerKey, Any]) -> Callable[[], bool]:
-    """Whether the module of a layer is running for that layer, asked once for each run. Layers may share
-    a module, which then runs once for each."""
+    """A function, called once per run of a layer's module, that tells whether the run is for this layer. Layers may share a
+    module, which then runs once for each."""
     sharing = [key for key, module in modules.items() if module == modules[layer]]
     runs = count()
     return lambda: len(sharing) == 1 or next(runs) == sharing.index(layer)
@@ -62,7 +64,7 @@ def _turn_of(layer: LayerKey, modules: Mapping[LayerKey, Any]) -> Callable[[], b
 
 @contextmanager
 def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None]:
-    """The columns of the heads are zeros. Their mean, or what they give in another text, is added behind them."""
+    """A context in which the columns of the heads are zeros and the output of their replacement is added."""
     weight, width = projection.weight, z.shape[3]
     assert isinstance(weight, Tensor)
     saved = weight.detach().clone()
@@ -84,7 +86,7 @@ def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None
 
 @contextmanager
 def _edited_input(projection: nn.Module, removal: Removal, z: Tensor, is_turn: Callable[[], bool]) -> Iterator[None]:
-    """The part of the projection's input that comes from the heads is replaced, at one position or at all."""
+    """A context in which the heads' part of the projection's input is replaced, at one position or at all."""
     width, places = z.shape[3], slice(None) if removal.at is None else removal.at
 
     def edit(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -104,14 +106,14 @@ def _edited_input(projection: nn.Module, removal: Removal, z: Tensor, is_turn: C
 
 
 _MASKS = ("attention_mask", "mask")
-"""What attention modules call the mask of their scores."""
+"""The names of the mask parameter in attention modules."""
 
 
 @contextmanager
 def _masked(
     module: nn.Module, name: str, removal: Removal, parts: AttentionParts, is_turn: Callable[[], bool]
 ) -> Iterator[None]:
-    """The mask that an attention module is given forbids the edges."""
+    """A context in which the mask of an attention module forbids the edges."""
     z, signature = parts.z[removal.layer], inspect.signature(module.forward)
 
     def forbid(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -136,8 +138,8 @@ def _masked(
 
 
 def _forbidding(mask: Tensor, removal: Removal) -> float | bool:
-    """What forbids a cell of a mask. Most are added to scores. Others are 1 where a key is visible, or 1 where it is hidden: a
-    token sees itself, and keys of another text are taken to be visible by 1."""
+    """The value of a mask that forbids a cell. Most masks are added to scores; others are 1 for visible keys, or 1 for hidden
+    ones. Which one is seen on the diagonal, where keys are visible; with keys of another text, 1 is assumed to mean visible."""
     if bool(((mask != 0) & (mask != 1)).any()):
         return torch.finfo(mask.dtype).min
     is_shown = removal.layer[0] == "cross" or bool(mask[0, 0, -1, -1])

@@ -17,11 +17,11 @@ from mhacli.results.record.effect import Replacement
 
 @dataclass(frozen=True)
 class Removal:
-    """What one row of a batch lacks, in the attention `layer`.
+    """A removal in the attention `layer`, for one row of a batch.
 
-    Without `keys` whole `heads` are removed: their output becomes zero, its mean over the text, or that in another text, at
-    position `at` alone, or everywhere where that is None. With `keys` the weights from `queries` to `keys` are removed of these
-    heads, and the rest of each row grows until it sums to what it did.
+    Without `keys`, whole `heads` are removed: their output becomes zero, its mean over the text, or that for another text,
+    only at position `at`, or at all positions for None. With `keys`, the weights of these heads from `queries` to `keys` are
+    removed, and the rest of each row is scaled to keep its sum.
     """
 
     layer: LayerKey
@@ -38,11 +38,11 @@ class Removal:
 
 
 class Remover:
-    """Takes the calls of a batch, and removes from row i what `rows[i]` says. `stand_ins` are over the whole text. What
-    runs begins at position `start`: the keys and values before it come from a cache.
+    """Applies the removals `rows[i]` to row i in the attention calls of a batch. `stand_ins` cover the whole text; the rows
+    begin at position `start`, and the keys and values before it come from a cache.
 
-    `n_removed` counts the removals that took place, so that one whose attention was never called is noticed. `emptied` are the
-    rows in which some query has no key left: its head output is zeros; `seen` those that are not masked already.
+    `n_removed` counts the applied removals, to notice attentions that were never called. `emptied` are the rows with a query
+    without any key left, whose head output is zeros; `seen` are the rows whose removed weights were not masked already.
     """
 
     def __init__(self, rows: Sequence[Sequence[Removal]], stand_ins: StandIns, *, start: int = 0) -> None:
@@ -54,7 +54,7 @@ class Remover:
                 self._here.setdefault(removal.layer, []).append((row, removal))
 
     def __call__(self, call: Call) -> Tensor | None:
-        """z with the removals of this attention, None where there are none."""
+        """z after the removals in this attention, None if there are none."""
         here = self._here.get((call.kind, call.layer), []) if call.part == 0 else []
         if not here or call.z is None:
             return None
@@ -77,10 +77,10 @@ class Remover:
         assert removal.keys is not None
         assert call.v is not None
         n_queries, n_keys = call.shape[2:]
-        # a cache with a window has lost the keys before; one of a fixed size has keys that are not there yet
+        # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
         first_key = 0 if call.kind == "cross" else max(0, self._start + n_queries - n_keys)
         running = [query - self._start for query in removal.queries if 0 <= query - self._start < n_queries]
-        if not running:  # nothing is measured behind these
+        if not running:  # nothing is measured after these
             self.seen.add(row)
             return
         heads, queries = torch.tensor(removal.heads), torch.tensor(running)
@@ -99,14 +99,14 @@ class Remover:
 
 @dataclass(frozen=True)
 class StandIns:
-    """What removed heads give instead, from the outputs z of all heads over the text: `untouched`, and `resampled` those that
-    another text has at the positions that correspond."""
+    """The replacements of removed heads, from the outputs z of all heads: `untouched` for the text, `resampled` for another text
+    at the corresponding positions."""
 
     untouched: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]]
     resampled: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]] = field(default_factory=dict)
 
     def of(self, removal: Removal, head: int) -> Float[Tensor, "query d_v"]:
-        """The rows of one head at all positions."""
+        """The replacement of one head at all positions."""
         z = self.untouched[removal.layer][0, head]
         if removal.replace == "resample":
             return self.resampled[removal.layer][0, head]
@@ -116,7 +116,7 @@ class StandIns:
 def softmax_without(
     scores: Float[Tensor, "head query key"], is_cut: Bool[Tensor, " key"], sinks: Float[Tensor, "head query"] | None
 ) -> Float[Tensor, "head query key"]:
-    """The weights of rows without some keys; each row sums to what it did. One of which nothing is left is zeros."""
+    """The weights of rows without some keys, each with its former sum; rows without any key left are zeros."""
     left = scores.masked_fill(is_cut, -torch.inf)
     lse = left.logsumexp(dim=-1)
     lse = lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype))
@@ -124,7 +124,7 @@ def softmax_without(
 
 
 def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
-    """The scores of a call of one sequence in float32 at least, −∞ where the mask forbids, and those of its sinks."""
+    """The scores of a call of one sequence in at least float32, −∞ at masked cells, and those of its sinks."""
     n_heads, n_queries = call.shape[1:3]
     real = torch.ones(1, n_queries, dtype=torch.bool, device=call.z.device)  # type: ignore[union-attr]
     attention = as_attention(call, real, KnownMasks())
@@ -133,7 +133,7 @@ def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, 
 
 
 def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
-    """The call of one sequence of a batch, and of some of its queries."""
+    """The part of a call for one sequence of a batch and some of its queries."""
 
     def rows(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or tensor.ndim < 4 or tensor.shape[0] == 1 else tensor[row : row + 1]

@@ -1,6 +1,6 @@
-"""How much the output of a checkpoint changes when parts of its attention are removed: many removals in a batch, each checked.
+"""The change of a checkpoint's output when parts of its attention are removed: many removals in a batch, each checked.
 
-Every batch begins and ends with an untouched row. What these rows differ by is the noise floor.
+The first and last row of every batch are without removals. Their difference is the noise floor.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from mhacli.results.record.effect import Judgement, Verification
 from mhacli.spec.tolerances import TOLERANCES
 
 TOKENS_AT_ONCE = 4096
-"""How many tokens a batch has at most, all rows together."""
+"""The largest number of tokens in a batch, all rows together."""
 N_UNTOUCHED = 2
-"""How many rows of a batch are without a removal."""
+"""The number of rows of a batch without a removal."""
 _SEED = 0
 _N_SHAKEN = 2
-"""In how many passes rounding is measured."""
+"""The number of passes that measure rounding."""
 _PART_OF_CHANGE = 0.5
-"""Rounding that moves outputs by more than this part of what removals do hides what was removed."""
+"""The fraction of the effect of removals above which rounding hides them."""
 _PASSES_OF_GRADIENT = 3
-"""A forward and a backward pass take about as long as so many forward passes."""
+"""The approximate time of a forward and a backward pass, in forward passes."""
 _Pass = TypeVar("_Pass", Reading, ModelParts)
 _NOTHING_VERIFIED = Verification(0, 0.0, 0.0, True, True)
 
 
 def rows_at_once(keywords: Mapping[str, Tensor]) -> int:
-    """How many rows a batch has at most, whatever the memory."""
+    """The largest number of rows in a batch, not considering memory."""
     return TOKENS_AT_ONCE // max(tensor.shape[1] for tensor in keywords.values())
 
 
 class Cost(NamedTuple):
-    """What removals will take: how many there are, about how long, and at most how much memory beside the weights."""
+    """The predicted cost of removals: their number, the time, and the largest memory in addition to the weights."""
 
     n_removals: int
     seconds: float
@@ -65,8 +65,8 @@ class Cost(NamedTuple):
 @dataclass
 class EffectRun:
     """Removals from one text: each item of `plan` is a set of parts that are removed together. `run` computes `results`, the
-    changes that each item makes at `position`, and `direct`, what heads of it change by themselves. `masked` are
-    edges that are masked already. `resampled` are the outputs z that take the place of others."""
+    changes by each item at `position`, and `direct`, the direct effects of heads. `masked` are items whose edges were masked
+    already. `resampled` are outputs z for another text that replace those of removed heads."""
 
     loaded: Loaded
     keywords: Mapping[str, Tensor]
@@ -94,18 +94,18 @@ class EffectRun:
 
     @cached_property
     def untouched(self) -> Reading:
-        """The plain pass, that nobody watches."""
+        """The output of a plain pass without capture."""
         return self._timed(lambda: read_position(self.loaded.model, self.keywords, self.position))
 
     @cached_property
     def parts(self) -> ModelParts:
-        """What one watched pass tells of the model. Raises `MhaError` for an attention that removals cannot reach."""
+        """The parts of the model, found in one pass. Raises `MhaError` for an attention that removals cannot reach."""
         return self._timed(lambda: find_parts(self.loaded.model, self.keywords, self.position))
 
     @cached_property
     @torch.no_grad()
     def segment(self) -> Segment:
-        """What has to run of the text: the least that gives what the plain pass gives."""
+        """The smallest segment of the text that reproduces the plain pass."""
         model, whole = self.loaded.model, Segment(self.keywords, self.position, self.parts.entries)
         for find in (partial(later_segment, start=self._first_changed), one_token_behind):
             found = find(model, whole)
@@ -115,12 +115,12 @@ class EffectRun:
 
     @property
     def _first_changed(self) -> int:
-        """The first position at which a removal changes what the measured one may read."""
+        """The first position at which a removal changes anything that the measured position may read."""
         return min([removal.first for item in self.plan for removal in item] + [self.position])
 
     @torch.no_grad()
     def _timed(self, run: Callable[[], _Pass]) -> _Pass:
-        """What a pass over the whole text gives. The quickest of them says how long one takes, for other load only delays."""
+        """The output of a pass over the whole text. The fastest pass is taken as its time, because other load only slows."""
         began = perf_counter()
         given = run()
         given.hidden.cpu()  # on a GPU the pass is over only then
@@ -134,7 +134,7 @@ class EffectRun:
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> None:
-        """All removals, and the proof of some. Raises `MhaError` for an attention that removals cannot reach."""
+        """Computes all removals and verifies some. Raises `MhaError` for an attention that removals cannot reach."""
         report_progress(0.0, "the untouched pass")
         parts = self.parts
         stand_ins = StandIns(parts.attention.z, self.resampled)
@@ -152,7 +152,7 @@ class EffectRun:
             self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, alone, gradients)
 
     def foresee(self, facts: EffectFacts, available: int) -> Cost:
-        """How many rows a batch may have, and what the removals take. Raises `MhaError` where not one fits in memory."""
+        """Sets the number of rows of a batch and returns the cost. Raises `MhaError` if not even one row fits in memory."""
         most = rows_at_once(self.keywords)
         rows_that_fit(replace(facts, n_run=facts.one_pass.length - self._first_changed), most, available)  # at best
         _ = self.untouched
@@ -167,15 +167,15 @@ class EffectRun:
         return Cost(n_removals, seconds, facts.peak_bytes(max(rows, default=0)))
 
     def _part_of_pass(self, batch: Sequence[int]) -> float:
-        """How much of a pass over the whole text each row of a batch runs: what lies behind the blocks and the tokens that are
-        not computed again."""
+        """The fraction of a full pass that each row of a batch runs: without the blocks and tokens that are not computed
+        again."""
         before, n_blocks = self.segment.entries.before, len(self.parts.entries.blocks)
         skipped = min(before.get(removal.layer, 0) for item in batch for removal in self.plan[item])
         n_tokens = max(tensor.shape[1] for tensor in self.keywords.values())
         return self.segment.n_tokens / n_tokens * (1 - skipped / max(1, n_blocks))
 
     def size(self, item: int) -> float:
-        """The change by which removals are ranked, 0 where it is noise."""
+        """The size of the change by which removals are ranked, 0 if it is noise."""
         change = float(getattr(self.results[item], self.metric))
         return change if abs(change) > self.floor(self.metric) else 0.0
 
@@ -189,7 +189,7 @@ class EffectRun:
         return z_gradients(self.loaded.model, parts.attention, self.keywords, self.position, self.target)
 
     def _screened(self, stand_ins: StandIns, gradients: Mapping[LayerKey, Tensor]) -> list[int]:
-        """The removals to compute, of all that are estimated."""
+        """The removals to compute, chosen by their estimates."""
         assert self.n_screened is not None
         estimates = {item: first_order(removals, gradients, stand_ins) for item, removals in enumerate(self.plan)}
         self.estimates = {item: estimate for item, estimate in estimates.items() if estimate is not None}
@@ -210,8 +210,8 @@ class EffectRun:
         self.direct_paths = paths if self.direct else None
 
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
-        """The items of the plan that run together: those that begin at the same layer. Where few tokens run, it costs more to
-        read the weights than to compute a layer again, and items of several layers fill a batch."""
+        """The batches of items: those that begin at the same layer. With few tokens, reading the weights costs more than
+        computing a layer again, so items of several layers share a batch."""
         n_items = max(1, min(self.most_rows, rows_at_once(self.keywords)) - N_UNTOUCHED)
         for _, alike in groupby(items, key=lambda item: self.segment.start > 0 or self.plan[item][0].layer):
             while batch := list(islice(alike, n_items)):
@@ -244,16 +244,16 @@ class EffectRun:
         self._departed = max(self._departed, float((first.hidden - self.untouched.hidden).abs().max()))
         self.n_batches += 1
         self._hidden |= {item: reading.hidden[row].to(model.dtype) for row, item in enumerate(items, 1)}
-        # the results come last: where a run is interrupted, they are read in another thread
+        # the results are set last, because another thread reads them if the run is interrupted
         self.results |= {item: row_of(all_rows, row) for row, item in enumerate(items, 1)}
 
     @property
     def floor(self) -> Floor:
-        """The changes below which there is none."""
+        """The noise floor of each change."""
         return floor_of(self._floors, self.untouched, self.loaded.model.dtype)
 
     def _verify(self, parts: ModelParts) -> None:
-        """Computes the items with the largest changes, and as many others, a second time, and alone."""
+        """Repeats the items with the largest changes, and as many others, one by one with a second method."""
         model = self.loaded.model
         errors, moved = [], [0.0]
         is_same = torch.equal(parts.hidden, self.untouched.hidden)
@@ -263,21 +263,21 @@ class EffectRun:
                     again = read_position(model, self.keywords, self.position).hidden[0]
                     errors.append(float((again - self._hidden[item]).abs().max()))
                     moved.append(float((again - self.untouched.hidden[0]).abs().max()))
-        worst = max([self._departed, *errors])  # a row that should be untouched is one more that must be right
+        worst = max([self._departed, *errors])  # rows without removals must be right too
         tolerance = self._tolerance
         if worst > tolerance and worst <= max(moved) * _PART_OF_CHANGE:
             tolerance = max(tolerance, min(self._moved_by_rounding, max(moved) * _PART_OF_CHANGE))
         self.verified = Verification(len(errors), worst, tolerance, is_same, is_same and worst <= tolerance)
 
     def _is_rounding(self, difference: float) -> bool:
-        """Whether two computations of the same may be so far apart."""
+        """Whether rounding explains a difference between two computations."""
         return difference <= self._tolerance or difference <= self._moved_by_rounding
 
     @cached_property
     @torch.no_grad()
     def _moved_by_rounding(self) -> float:
-        """How far outputs may be apart in this model: rounding adds up over its layers. 0 in float64, in which models compute
-        no more than parts of them."""
+        """The difference of outputs that rounding makes in this model, added up over its layers. 0 in float64, in which models
+        compute only some parts."""
         model = self.loaded.model
         if model.dtype == torch.float64:
             return 0.0
@@ -290,25 +290,25 @@ class EffectRun:
 
     @property
     def _tolerance(self) -> float:
-        """How far outputs of two computations of the same may be apart in any model. For edges the softmax is computed again,
-        which models outside of fused kernels compute in float32, whatever their dtype."""
+        """The permitted difference of outputs in any model. Edges need a new softmax, which models without fused kernels
+        compute in float32, whatever their dtype."""
         has_edges = any(removal.keys is not None for item in self.plan for removal in item)
         is_single = has_edges and getattr(self.loaded.model.config, "_attn_implementation", None) == "eager"
         runs = max(TOLERANCES[name].runs for name in (self.loaded.dtype, *["float32"] * is_single))
         return float(self.untouched.hidden.abs().max()) * runs
 
     def _sizes(self) -> dict[int, float]:
-        """How large the changes are that can be computed a second time."""
+        """The sizes of the changes that can be verified."""
         able = (item for item in self.results if item not in self._emptied)
         return {item: float(getattr(self.results[item], self.metric)) for item in able}
 
 
 Floor = Callable[[str], float]
-"""For a change by its name the size below which it is none."""
+"""Maps the name of a change to its noise floor."""
 
 
 def floor_of(spreads: Sequence[Changes], untouched: Reading, dtype: torch.dtype) -> Floor:
-    """Twice the largest change that an untouched row showed, and no less than one rounding."""
+    """Twice the largest change of a row without removals, and at least one rounding step."""
 
     def floor(name: str) -> float:
         spread = max(abs(float(getattr(each, name))) for each in spreads)
@@ -319,7 +319,7 @@ def floor_of(spreads: Sequence[Changes], untouched: Reading, dtype: torch.dtype)
 
 
 def largest_and_others(sizes: Mapping[int, float], n: int) -> list[int]:
-    """`n` items: half of them those with the largest sizes, the others chosen at random."""
+    """`n` items: half of them with the largest sizes, the others at random."""
     ranked = sorted(sizes, key=lambda item: -abs(sizes[item]))
     n_top = min(len(ranked), -(-n // 2))
     rest = random.Random(_SEED).sample(ranked[n_top:], min(len(ranked) - n_top, n - n_top))

@@ -1,4 +1,4 @@
-"""From what is asked of an effect to its record: the removals, the target, and the statistics of the same heads."""
+"""The study of effects: from a request to the record, with the removals, the target, and the statistics of the heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 @torch.no_grad()
 def prepare_effect(request: EffectRequest) -> tuple[EffectStudy, tuple[str, ...]]:
-    """The study, and what to tell a reader of it. Raises `MhaError` for what cannot work."""
+    """The study, and notes for the user. Raises `MhaError` for a request that cannot work."""
     began = perf_counter()
     checkpoint = read(request.model, "predict")
     loaded, texts = checkpoint.loaded, checkpoint.texts
@@ -64,7 +64,7 @@ def _other_inputs(request: EffectRequest, checkpoint: ReadCheckpoint) -> ModelIn
 
 @dataclass
 class EffectStudy:
-    """Statistics of all heads, and what removing parts of them changes: `inspect`, then `run`. `record` is what they come to."""
+    """The statistics of all heads and the effects of removals: call `inspect`, then `run`; `record` has the results."""
 
     request: EffectRequest
     checkpoint: ReadCheckpoint
@@ -73,8 +73,8 @@ class EffectStudy:
     effects: EffectRun = field(init=False)
 
     def inspect(self) -> Cost:
-        """The pass that is inspected, and what the removals will take. Raises `MhaError` for heads and tokens that do not exist,
-        and for removals that do not fit in memory."""
+        """Runs the inspected pass and returns the cost of the removals. Raises `MhaError` for heads and tokens that do not
+        exist, and for removals that do not fit in memory."""
         self.inspected.run()
         position = self._position()
         self.effects = EffectRun(
@@ -92,7 +92,7 @@ class EffectStudy:
         return cost
 
     def run(self, report_progress: Progress = no_progress) -> None:
-        """The removals, after `inspect`."""
+        """Computes the removals, after `inspect`."""
         self.effects.run(report_progress)
 
     def _facts(self) -> EffectFacts:
@@ -104,7 +104,7 @@ class EffectStudy:
     # ------------------------------------------------------------------------------------------------ what is removed
 
     def _resampled(self, other: ModelInputs) -> dict[LayerKey, Tensor]:
-        """The outputs z of all heads in the other text, at the positions that correspond to those of this one."""
+        """The outputs z of all heads for the other text, at the corresponding positions."""
         mine = self.checkpoint.inputs
         places = {"decoder": self._places(mine.sequences[0], other.sequences[0])}
         if mine.context and other.context:
@@ -113,7 +113,7 @@ class EffectStudy:
         return {key: rows[:, :, places["encoder" if key[0] == "encoder" else "decoder"]] for key, rows in z.items()}
 
     def _places(self, mine: TokenSequence, other: TokenSequence) -> list[int]:
-        """For each token the position of the one that corresponds, at least where one is needed. Raises `UsageError`."""
+        """The position of the corresponding token for each token. Raises `UsageError` if a needed one is missing."""
         places = corresponding(mine.tokens, other.tokens)
         wanted = places if self.request.at is None else places[self.request.at : self.request.at + 1]
         if -1 in wanted:
@@ -145,7 +145,7 @@ class EffectStudy:
     def _edges(
         self, layers: dict[LayerKey, InspectedLayer], heads: list[tuple[LayerKey, int]], query: int
     ) -> list[tuple[Removal, ...]]:
-        """The weights from one query to each key, of each head that is named, or of all heads of a layer together."""
+        """The removals of the weights from one query to each key, in each named head or in all heads of a layer together."""
         named: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
         if self.request.heads is None:
             named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
@@ -174,7 +174,7 @@ class EffectStudy:
         )
 
     def _layers(self) -> dict[LayerKey, InspectedLayer]:
-        """The layers in which something is removed, in the order in which they run."""
+        """The layers with removals, in the order in which they run."""
         layers = {(done.layer.kind, done.layer.layer): done.layer for done in self.inspected.results}
         asked = self.request.model.layers
         wanted = replace(self.inspected.wanted, layers=asked)
@@ -264,13 +264,13 @@ class EffectStudy:
         return sequence.ids[0]
 
     def _named(self, parameter: str) -> str:
-        """A parameter in the words of the user."""
+        """A parameter as the user names it: an option or an argument."""
         return self.request.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------------- the record
 
     def table(self) -> EffectTable:
-        """What each removal that is done changes."""
+        """The effects of all finished removals."""
         done = self.effects
         return EffectTable(
             effect_of(
@@ -286,7 +286,7 @@ class EffectStudy:
         )
 
     def record(self) -> Record:
-        """The record of the inspected pass, with the effects."""
+        """The record of the inspected pass with the effects."""
         record, summary = self.inspected.record(), self._summary()
         check = replace(record.self_check, ok=record.self_check.ok and summary.verified.ok)
         return replace(record, self_check=check, effects=self.table(), effect=summary)
@@ -318,7 +318,7 @@ class EffectStudy:
         )
 
     def _screening(self) -> Screening | None:
-        """How well the estimates rank the removals that were computed."""
+        """The rank correlation of the estimates with the computed effects."""
         done, n = self.effects, self.request.n_screened
         if n is None:
             return None
@@ -336,8 +336,8 @@ class EffectStudy:
 
 
 def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
-    """For each token the position of the one that corresponds among the others, −1 where none does: in a text of as many tokens
-    the same position, else that of the same token, or of one in as long a part between two that are the same.
+    """The position of the corresponding token among `others` for each token, −1 if there is none. In a text of equal length
+    this is the same position; otherwise the same token, or one in an equally long part between two matching tokens.
 
     >>> corresponding("John and Mary".split(), "Mary and John".split())
     [0, 1, 2]
@@ -372,7 +372,7 @@ def effect_of(
     spans: tuple[str, ...] = (),
     is_masked: bool = False,
 ) -> Effect:
-    """What a record says of removals that were made together."""
+    """The effect of removals that were made together, for the record."""
     first = removals[0]
     is_edge, is_alone = first.keys is not None, len(removals) == 1
     kinds = tuple(removal.layer[0] for removal in removals)

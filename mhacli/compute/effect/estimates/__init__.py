@@ -1,1 +1,1 @@
-"""What is said of removals without making them: first-order estimates, and usual pictures of attention."""
+"""Estimates of effects without removals: first-order estimates, and common pictures of attention."""

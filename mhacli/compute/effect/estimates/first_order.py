@@ -1,4 +1,4 @@
-"""What removals would change if the model were linear: the gradient of the metric at each z, from one backward pass."""
+"""First-order estimates of removals, from the gradient of the metric at each z in one backward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mhacli.compute.effect.removal import Removal, StandIns
 def z_gradients(
     model: nn.Module, attention: AttentionParts, keywords: Mapping[str, Tensor], position: int, target: Target
 ) -> dict[LayerKey, Float[Tensor, "head query d_v"]]:
-    """How the metric at `position` changes with each number of z, by the attentions whose output projection is known.
+    """The gradient of the metric at `position` by z, for attentions whose output projection is known.
 
     Source: Nanda 2023, Attribution Patching.
     """
@@ -51,12 +51,12 @@ def z_gradients(
 
 
 def _by_head(gradient: Tensor, z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "head query d_v"]:
-    """What is of the projection's input in the axes of z."""
+    """The gradient of the projection's input, with the axes of z."""
     return gradient.reshape(z.shape[2], z.shape[1], z.shape[3]).transpose(0, 1).double()
 
 
 def first_order(removals: Sequence[Removal], gradients: Mapping[LayerKey, Tensor], stand_ins: StandIns) -> float | None:
-    """How far removed heads would move the metric along its gradient. None where the gradient is not known."""
+    """The estimated change of the metric by removing heads, None if the gradient is not known."""
     total = 0.0
     for removal in removals:
         if removal.layer not in gradients:

@@ -1,4 +1,4 @@
-"""What usual pictures of attention say of heads and of single weights, to be compared with what their removal changes."""
+"""Common pictures of attention as ratings of heads and single weights, for comparison with the effects of removing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURES = ("attention weight", "value-weighted attention", "attention rollout",
 
 @dataclass
 class _Layer:
-    """Of one query: its weights, the values that they weigh, and its row of the rollout, None where that is not defined."""
+    """The weights of one query, the values, and its row of the rollout, None if that is not defined."""
 
     weights: Float[Tensor, "head key"]
     v: Float[Tensor, "head key d_v"]
@@ -32,12 +32,12 @@ class _Layer:
 
 
 _Ratings = tuple[float | None, ...]
-"""What each of `PICTURES` says of a removal, None where it is not defined."""
+"""The rating of a removal by each of `PICTURES`, None if not defined."""
 
 
 @dataclass
 class Pictures:
-    """What pictures of attention say of removals: of edges from `query`, or where that is None of heads."""
+    """The ratings of removals by pictures of attention: of edges from `query`, or of heads if that is None."""
 
     query: int | None
     attention: AttentionParts
@@ -47,7 +47,7 @@ class Pictures:
     _rollout: Float[Tensor, "query key"] | None = None
 
     def take(self, call: Call) -> None:
-        """Keeps of one attention of a pass what the pictures need."""
+        """Stores the numbers of one attention that the pictures need."""
         key = (call.kind, call.layer)
         if call.part != 0 or call.v is None or key not in self.attention.z:
             return
@@ -69,7 +69,7 @@ class Pictures:
         return self._rollout
 
     def of_edge(self, removal: Removal) -> _Ratings | None:
-        """What they say of an edge. None for one that has no weight."""
+        """The ratings of an edge, None for one without weight."""
         layer, key, heads = self.layers[removal.layer], (removal.keys or (0,))[0], list(removal.heads)
         weights, v = layer.weights[heads, key], layer.v[heads, key]
         if not bool(weights.any()):
@@ -84,7 +84,7 @@ class Pictures:
         )
 
     def of_head(self, removal: Removal) -> _Ratings:
-        """What they say of a head at the positions where it is removed. Rollout takes the mean over the heads, and says nothing.
+        """The ratings of a head at the positions where it is removed. Rollout averages over heads and has no rating for one.
 
         Source: Voita et al. 2019 for the largest weight of each query, Michel et al. 2019 for the gradient."""
         places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
@@ -99,7 +99,7 @@ class Pictures:
         )
 
     def _projection(self, layer: LayerKey) -> Float[Tensor, "head d_v d_model"] | None:
-        """The rows of the output projection by head, None where it is not known."""
+        """The rows of the output projection by head, None if it is not known."""
         projection = self.attention.projections.get(layer)
         if projection is None:
             return None
@@ -114,7 +114,7 @@ def judgements(
     removals: Sequence[tuple[Removal, float]],
     gradients: Mapping[LayerKey, Tensor],
 ) -> tuple[Judgement, ...]:
-    """How well each picture ranks heads, or edges of one query, of which the size of the change by their removal is known."""
+    """The rank correlation of each picture with the known effects of heads, or of edges of one query."""
     are_heads = removals[0][0].keys is None
     pictures = Pictures(None if are_heads else removals[0][0].queries[0], attention, gradients)
     with torch.no_grad(), captured(model, pictures.take, batch=1):

@@ -1,1 +1,1 @@
-"""What Python offers of effects: on a model that is in memory."""
+"""The Python functions for effects in a model that is in memory."""

@@ -1,4 +1,4 @@
-"""`mhacli.effects`: what `mha effect` measures, on a model of transformers that is in memory."""
+"""`mhacli.effects`: the measurements of `mha effect` on a transformers model in memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _model_request(model: Any, layers: tuple[LayerChoice, ...] | None) -> ModelR
 
 
 def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, other: Any) -> Record:
-    """The record of effects in a model that is open."""
+    """The record of effects in a model whose parts can be followed."""
     names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
     text_inputs = _inputs(model, inputs, names)
     other_inputs = None if other is None else _inputs(model, other, names)
@@ -124,7 +124,7 @@ def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, oth
 
 
 class _IdNames(ModelTokenizer):
-    """Names tokens by their ids, where no tokenizer is given."""
+    """Names tokens by their ids if no tokenizer is given."""
 
     def __init__(self) -> None:
         super().__init__("ids", SimpleNamespace(token_to_id=lambda name: None), Spelling(), "right", None, None)
@@ -198,16 +198,16 @@ def _require_replacement(replace: str) -> None:
         raise UsageError(f"replace {replace!r} is not known", hint=", ".join(REPLACEMENTS))
 
 
-def _whole(name: str, number: Any, least: int | None = None) -> int | None:
-    """A number as an integer. Raises `UsageError` for what is none, or below the least."""
+def _whole(name: str, number: Any, minimum: int | None = None) -> int | None:
+    """A number as an integer. Raises `UsageError` for a value that is not an integer, or is below `minimum`."""
     if number is None:
         return None
     try:
         whole = index(number)
     except TypeError:
         raise noted(UsageError(f"{name} {number!r} is not a whole number")) from None
-    if least is not None and whole < least:
-        raise noted(UsageError(f"{name} {whole} is below {least}"))
+    if minimum is not None and whole < minimum:
+        raise noted(UsageError(f"{name} {whole} is below {minimum}"))
     return whole
 
 
@@ -233,7 +233,7 @@ def _layers(layers: Any) -> tuple[LayerChoice, ...] | None:
 
 
 def _some(name: str, given: Any) -> Sequence[Any]:
-    """A list that names something."""
+    """A non-empty list. Raises `UsageError` for anything else."""
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise noted(UsageError(f"{name} {given!r} is not a list of {name}", hint=f"leave {name} out to take all"))
     return given

@@ -1,4 +1,4 @@
-"""`mhacli.removed`: heads and single attention weights taken out of a model in memory, while its user runs it."""
+"""`mhacli.removed`: removes heads and single attention weights from a model in memory while its user runs it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def removed(
 
 
 class _Place(NamedTuple):
-    """A head, or an edge of one; `head` None are all heads."""
+    """A head, or an edge of it; with `head` None, all heads."""
 
     kind: AttentionKind | None
     layer: int
@@ -71,13 +71,14 @@ class _Place(NamedTuple):
     key: int | None = None
 
     def is_in(self, call: Call) -> bool:
-        """Whether it lies in an attention. Without a kind it is the only one of its layer, or the decoder's own."""
+        """Whether it is part of an attention. Without a kind, this is the only attention of the layer, or the decoder's
+        self-attention."""
         return self.layer == call.layer and call.kind in ((self.kind,) if self.kind else ("self", "decoder"))
 
 
 @dataclass(eq=False)
 class _Request:
-    """What one context asks for, and what of it took place."""
+    """The removals that one context requests, and those that took place."""
 
     heads: tuple[_Place, ...]
     edges: tuple[_Place, ...]
@@ -87,7 +88,7 @@ class _Request:
     done: set[_Place] = field(default_factory=set)
 
     def require_possible(self, *, has_other: bool) -> None:
-        """Raises `UsageError` for what stands for nothing."""
+        """Raises `UsageError` for removals that are empty or contradictory."""
         if not self.heads + self.edges:
             raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
         if self.replace not in REPLACEMENTS:
@@ -100,7 +101,7 @@ class _Request:
             )
 
     def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
-        """Raises `MhaError` for what was not removed."""
+        """Raises `MhaError` for heads and edges that were not removed."""
         if not self.n_passes:
             raise noted(
                 MhaError(
@@ -126,12 +127,12 @@ class _Request:
 
 
 _OPEN: dict[tuple[int, int], _Removing] = {}
-"""By the id of a model and of a thread, what is being removed."""
+"""The current removals, by the ids of model and thread."""
 
 
 @contextmanager
 def _opened(model: nn.Module) -> Iterator[_Removing]:
-    """What is removed from a model in this thread: contexts that are open at the same time add to it, whichever ends first."""
+    """The removals from a model in this thread, shared by all contexts that are open at the same time, whichever ends first."""
     place = id(model), threading.get_ident()
     removing = _OPEN.get(place)
     if removing is None:
@@ -150,7 +151,7 @@ def _opened(model: nn.Module) -> Iterator[_Removing]:
 
 
 def _require_alone(model: nn.Module, own_thread: int) -> None:
-    """Raises `MhaError` where another model is open in this thread that has modules of this one."""
+    """Raises `MhaError` if another model with modules of this one is open in this thread."""
     modules = set(model.modules())
     for (_, thread), other in _OPEN.items():
         if thread == own_thread and modules & set(other.model.modules()):
@@ -164,7 +165,7 @@ def _require_alone(model: nn.Module, own_thread: int) -> None:
 
 
 class _Removing:
-    """Takes the attentions of a model and removes what all open contexts ask for."""
+    """Removes, in the attentions of a model, the heads and edges of all open contexts."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -176,7 +177,7 @@ class _Removing:
 
     @torch.no_grad()
     def outputs_in(self, other: Any) -> dict[LayerKey, Tensor]:
-        """The outputs z of all heads of the whole model in another input."""
+        """The outputs z of all heads for another input, without removals."""
         self._kept = {}
         try:
             self.model(**other) if isinstance(other, Mapping) else self.model(other)
@@ -194,7 +195,7 @@ class _Removing:
         """A pass is over."""
 
     def stray(self, name: str) -> None:
-        """A part of the model was called by itself, and nothing says where in a text its tokens stand."""
+        """Handles a part of the model that was called by itself, so that the positions of its tokens are unknown."""
         raise noted(
             MhaError(
                 f"{name} was called by itself within {_NAME}, outside of a call of the model",
@@ -204,7 +205,7 @@ class _Removing:
         )
 
     def take(self, call: Call) -> Tensor | None:
-        """`z` with the removals of this attention."""
+        """`z` after the removals in this attention."""
         if call.part != 0:
             return None
         key: LayerKey = (call.kind, call.layer)
@@ -237,7 +238,7 @@ class _Removing:
         return z
 
     def _stand_in(self, head: int, request: _Request, call: Call, z: Tensor) -> Tensor:
-        """What a head gives instead of z [batch, query, d_v]."""
+        """The replacement of z [batch, query, d_v] of a head."""
         if request.replace == "mean":
             return self._mean(call, z).expand_as(z)
         if request.replace == "zero":
@@ -253,8 +254,8 @@ class _Removing:
         return given[:, head, first : first + n_queries].expand_as(z)
 
     def _mean(self, call: Call, z: Tensor) -> Tensor:
-        """The mean over the positions of each sequence. Raises `MhaError` where the call has not all of them, or hides which
-        are padding."""
+        """The mean over the positions of each sequence. Raises `MhaError` if the call does not have all of them, or if it does
+        not show which are padding."""
         read = self._pass.halves.get("encoder" if call.kind == "encoder" else "decoder")
         if self._pass.n_past and call.kind != "encoder":
             raise _refused(
@@ -280,7 +281,7 @@ class _Removing:
         return set(range(call.shape[1])) if place.head is None else {place.head}
 
     def _runs(self, query: int, key: int, call: Call) -> bool:
-        """Whether an edge is among what this call computes: its query, and a key before its end."""
+        """Whether this call computes an edge: it has the query, and its keys reach the key."""
         first, n_queries, n_keys = self._pass.n_past, *call.shape[2:]
         last_key = n_keys if call.kind == "cross" else max(n_keys, first + n_queries)
         return first <= query < first + n_queries and key < last_key
@@ -303,7 +304,7 @@ def _refused(message: str, hint: str) -> MhaError:
 
 
 def head_place(given: Any) -> _Place:
-    """A head as users name it. Raises `UsageError` with the form."""
+    """The head that a user named. Raises `UsageError` with the form."""
     kind, numbers = _kind(given)
     if len(numbers) != 2 or not all(map(_is_index, numbers)):
         raise noted(UsageError(f"heads: {given!r} is not (layer, head)", hint='(5, 1), or ("cross", 5, 1)'))
