@@ -1,1 +1,1 @@
-"""The layers of a real checkpoint: `--model`."""
+"""The computations of `--model`: the attention layers of a checkpoint."""

@@ -1,4 +1,4 @@
-"""The attentions of a text that grows pass by pass behind a cache, put together: queries of all passes, keys of all tokens."""
+"""Joins the attentions of a text that grows pass by pass with a cache: the queries of all passes, the keys of all tokens."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _REORDERED = (
 
 
 class _Rows(NamedTuple):
-    """What one pass adds to an attention: a copy of its call, with the keys and values of its own tokens alone, and the columns
-    of the whole that its queries read."""
+    """The part of one pass in an attention: a copy of its call with only the keys and values of its new tokens, and the
+    columns of the joined matrix that its queries read."""
 
     call: Call
     columns: slice
 
     @property
     def n_bytes(self) -> int:
-        """What the copy takes."""
+        """The size of the copy."""
         return sum(own.numel() * own.element_size() for own in vars(self.call).values() if isinstance(own, Tensor))
 
 
 @dataclass
 class CachedPasses:
-    """What each attention adds, copied pass by pass, within `limit_bytes` in all. `unfit` says why an attention is given up."""
+    """The parts of each attention, copied pass by pass, within `limit_bytes` in all. `unfit` has the reasons for dropped
+    attentions."""
 
     limit_bytes: int
     n_tokens: int = 0
@@ -43,7 +44,7 @@ class CachedPasses:
     _n_bytes: int = 0
 
     def add(self, call: Call, n_past: int) -> None:
-        """One more pass of an attention, behind `n_past` tokens."""
+        """Adds a pass of an attention after `n_past` cached tokens."""
         place, name = (call.kind, call.layer), (call.title, call.layer)
         if call.kind != "cross":
             self.n_tokens = n_past + call.shape[2]
@@ -51,7 +52,7 @@ class CachedPasses:
             return
         before = self._rows.setdefault(name, [])
         if call.kind != "cross":
-            call = _without_room(call, n_past + call.shape[2])
+            call = _without_unfilled(call, n_past + call.shape[2])
         reason = _misfit(call, before, n_past)
         if reason is None:
             before.append(_copied(call, n_past, is_first=not before))
@@ -63,20 +64,20 @@ class CachedPasses:
             self.unfit[place] = reason
 
     def whole(self) -> Iterator[Call]:
-        """Each attention over the whole text, one after the other; what they were made of is given up on the way."""
+        """Yields each attention over the whole text, freeing its parts."""
         while self._rows:
             yield _joined(self._rows.pop(next(iter(self._rows))))
 
 
-def _without_room(call: Call, n_tokens: int) -> Call:
-    """The call without the keys of a cache of a fixed length that no token has filled, where they are masked."""
+def _without_unfilled(call: Call, n_tokens: int) -> Call:
+    """The call without masked keys in unfilled places of a cache of fixed length."""
     if call.shape[3] > n_tokens and _is_masked_from(call, n_tokens):
         return call.cropped(slice(None), slice(n_tokens))
     return call
 
 
 def _is_masked_from(call: Call, key: int) -> bool:
-    """Whether no query reads a key from here on."""
+    """Whether all keys from `key` on are masked for all queries."""
     if isinstance(call, SoftmaxCall):
         return not call.pattern[..., key:].any()
     assert isinstance(call, ScoredCall)
@@ -89,7 +90,7 @@ def _is_masked_from(call: Call, key: int) -> bool:
 
 
 def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
-    """Why a pass cannot be joined to those before it. None where it can."""
+    """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
     if isinstance(call, ScoredCall) and not isinstance(call.mask, Tensor | None):
         return f"attention whose mask is of type {type(call.mask).__name__}, not a tensor"
@@ -110,7 +111,7 @@ def _keys(call: Call) -> Tensor | None:
 
 
 def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
-    """What a pass adds. The keys of a cross-attention are those of its first pass."""
+    """The copied part of a pass. The keys of cross-attention are copied in its first pass only."""
     q_len, k_len = call.shape[2:]
     end = k_len if call.kind == "cross" else n_past + q_len
     new = slice(-q_len, None) if call.kind != "cross" else slice(None) if is_first else slice(0)
@@ -140,7 +141,7 @@ def _joined(rows: Sequence[_Rows]) -> Call:
 
 
 def _has(rows: Sequence[_Rows], name: str) -> bool:
-    """Whether every pass of an attention has a tensor."""
+    """Whether every pass of an attention has the tensor `name`."""
     return all(getattr(own.call, name, None) is not None for own in rows)
 
 
@@ -153,7 +154,7 @@ def _all(rows: Sequence[_Rows], name: str) -> list[Tensor]:
 
 
 def _stacked(blocks: Sequence[Tensor], rows: Sequence[_Rows], fill: float) -> Tensor:
-    """The cells of all passes in one matrix, and `fill` where a pass has none."""
+    """The cells of all passes in one matrix, `fill` where a pass has none."""
     batch, heads = (max(block.shape[axis] for block in blocks) for axis in (0, 1))
     n_queries, n_keys = sum(own.call.shape[2] for own in rows), rows[-1].columns.stop
     whole, begin = blocks[0].new_full((batch, heads, n_queries, n_keys), fill), 0
@@ -164,7 +165,7 @@ def _stacked(blocks: Sequence[Tensor], rows: Sequence[_Rows], fill: float) -> Te
 
 
 def _mask_of(rows: _Rows) -> Tensor:
-    """What is added to the scores of a pass: −∞ where a cell is masked."""
+    """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
     call, n_keys = rows.call, rows.columns.stop - rows.columns.start
     assert isinstance(call, ScoredCall)
     added = torch.zeros(1, 1, call.shape[2], n_keys, device=call.device)

@@ -36,10 +36,10 @@ from mhacli.spec.tolerances import TOLERANCES
 
 @torch.no_grad()
 def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
-    """A record of one layer, the first that is asked for, whose trace has one entry per step and whose pattern is that of
-    the steps: a prefill of `prompt_len` tokens if any, then one token at a time, through the cache that the model makes.
+    """The record of one layer, the first requested, with one trace entry per step and the pattern of the steps.
 
-    Its self-check is the distance of the steps' outputs from those of one pass over the whole text, after the last layer.
+    The steps are a prefill of `prompt_len` tokens, if any, then one token at a time, with the model's own cache. The self-check
+    compares the steps' outputs after the last layer with those of one pass over the whole text.
     Raises `UsageError` for texts of different lengths, and `MhaError` for a model that does not decode.
     """
     n = _length(run, prompt_len)
@@ -71,7 +71,7 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
 
 
 def _length(run: CheckpointRun, prompt_len: int) -> int:
-    """How many tokens every text has. Raises `UsageError` for what cannot be decoded step by step."""
+    """The number of tokens of every text. Raises `UsageError` for texts that cannot be decoded step by step."""
     n = len(run.inputs.sequences[0].ids)
     if any(len(text.ids) != n for text in run.inputs.sequences):
         raise UsageError("mha decode --model needs texts of one length", hint="decode each text in a run of its own")
@@ -85,7 +85,7 @@ def _length(run: CheckpointRun, prompt_len: int) -> int:
 
 
 def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
-    """Raises `MhaError` where the pattern was too large to keep, or where queries see later tokens."""
+    """Raises `MhaError` if the pattern was too large to keep, or if queries see later tokens."""
     layer = record.layers[0]
     if record.not_kept:
         raise MhaError(
@@ -108,7 +108,7 @@ def _require_decodable(record: Record, n: int, keep_limit: int) -> None:
 
 @dataclass
 class _Decoder:
-    """The steps of a decoding, and what one layer's pattern comes to."""
+    """The steps of decoding, and the pattern of one layer."""
 
     run: CheckpointRun
     layer: InspectedLayer
@@ -122,12 +122,12 @@ class _Decoder:
 
     @property
     def _ids(self) -> tuple[str, Tensor]:
-        """The keyword for the tokens, and the tokens."""
+        """The keyword of the token ids, and the ids."""
         name = "decoder_input_ids" if "decoder_input_ids" in self.run.inputs.keywords else "input_ids"
         return name, self.run.inputs.keywords[name]
 
     def full(self) -> Tensor:
-        """The last layer's output of one pass over the whole text, and of an encoder once for all."""
+        """The last layer's output of one pass over the whole text. The output of an encoder is kept for the steps."""
         name, _ = self._ids
         others = {key: tensor for key, tensor in self.run.inputs.keywords.items() if key != name}
         if name != "input_ids":
@@ -139,7 +139,7 @@ class _Decoder:
         return _last(run_model(model, lambda: model(**keywords, use_cache=False)))
 
     def decode(self, full: Tensor) -> None:
-        """All steps: the prompt at once, then one token after the other."""
+        """Runs all steps: the prompt at once, then one token at a time."""
         for number, span in enumerate(spans_of(self.prompt_len, self.pattern.shape[2])):
             self._step(number, span, full)
 
@@ -160,20 +160,20 @@ class _Decoder:
         assert self._call is not None, "the layer was there in the full pass"
         self._keep_row(self._call, span)
         difference = finite(largest_difference(out, full[:, start:end]))
-        self.steps.append(self._told(number, span, self._call, out, seconds, difference))
+        self.steps.append(self._step_entry(number, span, self._call, out, seconds, difference))
 
     def _take(self, call: Call) -> None:
         if (call.layer, call.kind, call.title) == (self.layer.layer, self.layer.kind, self.layer.name):
             self._call = call
 
     def _keep_row(self, call: Call, span: tuple[int, int]) -> None:
-        """The rows of a step: its keys are the last ones, where a window has let go of the first."""
+        """Stores the rows of a step. Its keys are the last ones; a cache with a window has dropped earlier ones."""
         q_len = span[1] - span[0]
         real = torch.ones(self.pattern.shape[0], q_len, dtype=torch.bool, device=self.run.loaded.device)
         rows = full_matrices(as_attention(call, real, KnownMasks()))["pattern"].float().cpu()
         self.pattern[:, :, span[0] : span[1], span[1] - rows.shape[3] : span[1]] = rows
 
-    def _told(
+    def _step_entry(
         self, number: int, span: tuple[int, int], call: Call, out: Tensor, seconds: float, difference: float | None
     ) -> Step:
         (start, end), layer = span, self.layer
@@ -206,13 +206,14 @@ class _Decoder:
         )
 
     def check(self, full: Tensor) -> SelfCheck:
-        """The steps' outputs against those of the full pass. Every layer rounds anew: the tolerance counts them."""
+        """The difference of the steps' outputs from the full pass. The tolerance grows with the layers, because each rounds
+        again."""
         tolerance = TOLERANCES[self.run.loaded.dtype].output * max(1, self.n_layers) * full.abs().amax().item()
         worst = largest_of(self.steps)
         return SelfCheck(finite(worst), tolerance, worst <= tolerance)
 
     def summary(self) -> DecodeSummary:
-        """What the cache of all layers takes, as the model itself keeps it."""
+        """The size of the model's cache over all layers."""
         model, layer = self.run.loaded.model, self.layer
         item = next(model.parameters()).element_size()
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -223,7 +224,7 @@ class _Decoder:
 
 
 def _last(outputs: Mapping[str, Any]) -> Tensor:
-    """The output of the last layer: of the decoder, where there are two halves."""
+    """The output of the last layer; in an encoder-decoder, of the decoder."""
     hidden = outputs.get("last_hidden_state")
     if isinstance(hidden, Tensor):
         return hidden

@@ -1,4 +1,4 @@
-"""The statistics of heads over many passes: the means over the queries of all of them."""
+"""The statistics of heads over many passes: means over the queries of all passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Sums:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, means: Averages, counts: Mapping[str, int]) -> None:
-        """One pass more."""
+        """Adds a pass."""
         for name, n in counts.items():
             value = getattr(means, name)
             if value is not None and n:
@@ -42,13 +42,13 @@ class _Sums:
 
 @dataclass
 class HeadSums:
-    """The heads of many records, each known by layer, module and number."""
+    """The sums of the heads of many records, by layer, module and number."""
 
     _heads: dict[tuple[int, str, int], tuple[_Sums, _Sums]] = field(default_factory=dict)
     _largest: dict[tuple[int, str, int], float] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """One record more."""
+        """Adds a record."""
         for index, layer in enumerate(record.layers):
             visible = np.asarray(record.arrays[f"{layer_prefix(index)}visible"])
             heads = [head for head in record.heads if (head.layer, head.attention) == (layer.layer, layer.name)]

@@ -1,4 +1,4 @@
-"""`mhacli.inspecting`: the attention of a model that is in memory, while its user runs it."""
+"""`mhacli.inspecting`: inspects the attention of a model in memory while its user runs it."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def inspecting(
 
 
 class Seen:
-    """What was seen in a context of `inspecting`: a record for each pass, and `notes` on what a reader must know of them.
+    """The results of a context of `inspecting`: a record for each pass, and `notes` about them.
 
-    `silent` are modules, with their classes, that are attentions by their names, and in which none was seen.
+    `silent` are modules, with their classes, that are named like attentions but in which no attention was captured.
     """
 
     def __init__(
@@ -94,36 +94,36 @@ class Seen:
         self._strays: dict[str, None] = {}
         self.silent: Mapping[str, str] = {}
         self._n_passes = 0
-        self._chain: _Chain | None = None
+        self._chain: _TextPasses | None = None
 
     def __repr__(self) -> str:
-        """How many passes were seen, and the notes."""
+        """The number of passes, and the notes."""
         n, notes = len(self._passes), "".join(f"; {note}" for note in self.notes)
         return f"<Seen: {n} pass{'' if n == 1 else 'es'} of {self._name}{notes}>"
 
     @property
     def passes(self) -> tuple[Record, ...]:
-        """The records of all passes that are over and had an attention that was asked for, in their order."""
+        """The records, in order, of all finished passes with at least one requested attention."""
         return tuple(self._passes)
 
     @property
     def record(self) -> Record:
-        """The record of the last pass. Raises `MhaError` where there is none, with what was called instead."""
+        """The record of the last pass. Raises `MhaError`, with the calls that were made, if there is none."""
         if not self._passes:
             raise noted(self._nothing())
         return self._passes[-1]
 
     def statistics(self) -> HeadTable:
-        """The heads with their means over the queries of all passes that are over, as `Record.heads` has them of one.
+        """The heads with means over the queries of all finished passes, like `Record.heads` for one pass.
 
-        `max_score` is the largest of all. What is no mean over queries has no value: distances within which a part lies, the
-        strongest distance, sinks and strong cells.
+        `max_score` is the largest of all passes. Statistics that are no means over queries have no value: quantiles of the
+        distance, the strongest distance, sinks and strong cells.
         """
         return self._sums.table()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What stands in place of tokens that are not known, and which calls and layers are in no record."""
+        """Notes on unknown tokens, and on calls and layers without a record."""
         strays = [
             f"{name} was called by itself, outside of a call of the model, and is in no record" for name in self._strays
         ]
@@ -135,7 +135,7 @@ class Seen:
         unseen = [
             f"no attention was seen in {name} ({kind}), which is in no record"
             for name, kind in self.silent.items()
-            if self._passes and self._facts.config is None  # else the record lists the layers that have none
+            if self._passes and self._facts.config is None  # otherwise the record lists the layers without attention
         ]
         return (*self._notes, *strays, *missing, *unseen)
 
@@ -149,12 +149,12 @@ class Seen:
         else:
             self.finish()
             inspection = PassInspection(_NO_INPUTS, self._wanted, self._facts.model.dtype, 1)
-            self._chain = _Chain(
+            self._chain = _TextPasses(
                 PassTexts(began, self._tokenizer), inspection, CachedPasses(self._wanted.keep_limit), began
             )
 
     def take(self, call: Call) -> None:
-        """An attention of the pass."""
+        """Inspects an attention of the pass."""
         chain, place = self._chain, (call.kind, call.layer)
         assert chain is not None
         largest = max(self._wanted.heads.heads or (0,))
@@ -171,7 +171,7 @@ class Seen:
             chain.inspection.found.append(place)
 
     def end(self, *, is_whole: bool) -> None:
-        """A pass is over. Behind a cache another may go on with its text, and behind an encoder a decoder."""
+        """A pass is over. With a cache, another pass may continue its text; after an encoder, a decoder may follow."""
         if not is_whole:
             self._chain = None
             self._notes["a pass that raised is in no record"] = None
@@ -179,7 +179,7 @@ class Seen:
             self.finish()
 
     def finish(self) -> None:
-        """Makes the record of what is over for good."""
+        """Makes the record of a pass, or of several with a cache, that no other pass can continue."""
         chain, self._chain = self._chain, None
         if chain is None:
             return
@@ -200,7 +200,7 @@ class Seen:
             self._notes[f"a pass is in no record: {_unfit_words(chain.inspection.unfit)}"] = None
 
     def stray(self, name: str) -> None:
-        """An attention outside of any pass."""
+        """Notes an attention outside any pass."""
         self._strays[name] = None
 
     # ----------------------------------------------------------------------------------------- where there is no record
@@ -222,7 +222,7 @@ class Seen:
         if self._unfit:
             return MhaError(
                 f"no attention of {name} could be shown: {_unfit_words(self._unfit)}",
-                hint=self._way_out(),
+                hint=self._remedy(),
                 code="not-tokens",
             )
         if self._wanted.layers is not None and self._met:
@@ -233,7 +233,7 @@ class Seen:
             )
         return self._no_attention(name)
 
-    def _way_out(self) -> str | None:
+    def _remedy(self) -> str | None:
         if any("mask is of type" in reason for reason in self._unfit.values()):
             return 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
         return "use_cache=False makes a pass of each step, which needs no cache" if self._has_cache else None
@@ -258,8 +258,8 @@ _NO_INPUTS = ModelInputs((), None, "right", {})
 
 
 @dataclass
-class _Chain:
-    """The passes over one text: one, or those that fill a cache one after the other, an encoder's among them."""
+class _TextPasses:
+    """The passes over one text: a single one, or those that fill a cache, including the encoder's."""
 
     texts: PassTexts
     inspection: PassInspection
@@ -273,18 +273,18 @@ class _Chain:
         return self.last.is_cached or self.last.halves.keys() == {"encoder"}
 
     def goes_on(self, began: ModelPass) -> bool:
-        """Whether a pass that begins does: it reads the cache as far as this has filled it, or what the encoder has made."""
+        """Whether a new pass continues this text: it reads the cache as filled so far, or the output of the encoder."""
         is_answer = self.last.halves.keys() == {"encoder"} and "encoder" not in began.halves
         is_next = began.n_past > 0 and began.n_past == self.cached.n_tokens
         return began.batch == self.last.batch and (is_answer or is_next)
 
     def go_on(self, began: ModelPass) -> None:
-        """A pass more, which reads the next tokens."""
+        """Adds a pass that reads the next tokens."""
         self.texts.go_on(began)
         self.last = began
 
     def inspect(self, call: Call) -> None:
-        """Reduces an attention; what goes wrong there is said of it, for the pass is the caller's, and goes on."""
+        """Reduces an attention. Errors are recorded, not raised, because the pass belongs to the caller and continues."""
         self.inspection.inputs = self.texts.inputs(call)
         try:
             self.inspection.take(self.texts.without_padding(call))
@@ -362,7 +362,7 @@ def _heads(heads: Sequence[int] | None) -> HeadsRequest:
 
 
 def _facts_of(model: Any) -> ModelFacts:
-    """What a record says of a model in memory, whoever wrote it."""
+    """The facts of a model in memory, of transformers or not, for the record."""
     name = type(model).__name__
     if hasattr(model, "main_input_name") and hasattr(getattr(model, "config", None), "get_text_config"):
         return facts_of(model, path=getattr(model, "name_or_path", "") or name)

@@ -1,6 +1,6 @@
-"""The attentions of one pass of a model, each reduced to statistics, or its matrices kept, while the model waits for it.
+"""Inspects the attentions of one pass of a model: each is reduced to statistics, or its matrices are kept, while the model waits.
 
-Memory holds one layer at a time. Who runs the model, and how, is the caller's affair.
+Memory holds one layer at a time. The caller runs the model.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
 from mhacli.spec.tokens import AttentionKind
 
 KEPT = ("pattern", "z", "scores", "qk")
-"""The matrices of a layer, the most wanted first."""
+"""The matrices of a layer that can be kept, the most important first."""
 
 
 @dataclass(frozen=True)
 class CheckpointRunRequest:
-    """What to find out of a checkpoint: what to ask of the heads, and of which `layers` (None: all).
+    """The request for a run of a checkpoint: the statistics of heads, and the `layers` to inspect (None: all).
 
-    `keep` are matrices of each layer (None: as many as fit) within `keep_limit` bytes in all; `spans` the tokens of named
-    parts.
+    `keep` are the matrices to keep of each layer (None: as many as fit), within `keep_limit` bytes in all; `spans` are the
+    tokens of named spans.
     """
 
     heads: HeadsRequest
@@ -63,12 +63,12 @@ class CheckpointRunRequest:
     spans: tuple[SpanTokens, ...] = ()
 
     def is_wanted(self, layer: int, kind: AttentionKind) -> bool:
-        """Whether a layer is asked for."""
+        """Whether a layer is to be inspected."""
         return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
 
 
 class LayerResults(NamedTuple):
-    """A layer that is done: what a record says of it, and the statistics and arrays of its heads."""
+    """A finished layer: its entry in the record, and the statistics and arrays of its heads."""
 
     layer: InspectedLayer
     heads: tuple[HeadStatistics, ...]
@@ -77,10 +77,10 @@ class LayerResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a record says of a model besides its attentions.
+    """The facts of a model for the record, besides its attentions.
 
-    `config` is transformers' own, None for a module without one; `d_model` is 0 where nothing says it. `weights` is the path
-    of the checkpoint, `tokenizer` the word for its tokenizer in a record's config, `device_asked` the user's for the device.
+    `config` is that of transformers, None for a module without one; `d_model` is 0 if unknown. `weights` is the path of the
+    checkpoint, `tokenizer` the name of its tokenizer in the record's config, `device_asked` the device as the user named it.
     """
 
     model: Model
@@ -94,11 +94,11 @@ class ModelFacts:
 
 @dataclass
 class PassInspection:
-    """The attentions of one pass over the texts of `inputs`. `take` is told of each; `record` has those that are finished.
+    """The attentions of one pass over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
 
-    `n_layers` are as many as will be told, `dtype` is that of the model. `on_layer` hears of every attention that is asked for
-    before it is reduced. `shards` says which heads are here where the model is split over processes; rank 0 has the arrays of
-    all.
+    `n_layers` is the expected number of attentions, `dtype` that of the model. `on_layer` is called with every requested
+    attention before it is reduced. `shards` has the heads of this process if the model is split over several; rank 0 has the
+    arrays of all.
     """
 
     inputs: ModelInputs
@@ -118,7 +118,7 @@ class PassInspection:
     _kept_bytes: int = 0
 
     def take(self, call: Call) -> None:
-        """Reduces one attention, if it is asked for, while the model waits."""
+        """Reduces one attention, if it is requested, while the model waits."""
         dtype, place = coarser(self.dtype, call), (call.kind, call.layer)
         axes = axes_of(self.inputs, call.kind, dtype=dtype, device=call.device)
         reason = misfit(call, axes)
@@ -132,14 +132,14 @@ class PassInspection:
         self.report_progress(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
 
     def release(self) -> None:
-        """Lets go of the masks, which layers share: no tensor of the model is held after its pass."""
+        """Frees the masks that layers share, so that no tensor of the model is held after its pass."""
         self._masks, self._baselines = KnownMasks(), {}
 
     def _inspect(self, call: Call, axes: Axes) -> LayerResults:
-        """Statistics of all heads that are asked for, the matrices that are kept, and the checks."""
+        """The statistics of all requested heads, the kept matrices, and the checks."""
         wanted = self.wanted.heads
         attention = as_attention(call, axes.real_queries(), self._masks)
-        if call.has_dropout:  # z is of other weights
+        if call.has_dropout:  # z belongs to other weights
             attention = replace(attention, v=None)
         if self.on_layer is not None:
             self.on_layer(call, attention)
@@ -184,11 +184,11 @@ class PassInspection:
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
         return shared_out(
-            [partial(of_heads, heads) for heads in head_ranges(attention, shard.heads_here(wanted.heads), n_parts)]
+            [partial(of_heads, heads) for heads in head_ranges(attention, shard.local_heads(wanted.heads), n_parts)]
         )
 
     def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
-        """Uniform attention under the mask of a call: asked once for neighbouring layers that share it."""
+        """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
         if not isinstance(call, ScoredCall):
             return make_baseline(attention.pattern, asked, self.wanted.heads.reducer)
         allowed = attention.pattern.allowed
@@ -199,12 +199,12 @@ class PassInspection:
             self._baselines[key] = (
                 make_baseline(attention.pattern, asked, self.wanted.heads.reducer),
                 allowed,
-            )  # alive, so that its id names it
+            )  # kept alive, so that its id stays unique
         return self._baselines[key][0]
 
     def _matrices(self, call: Call, attention: AttentionResult, shard: Shard) -> dict[str, Tensor]:
-        """The matrices of the heads that are here that are to be kept, as far as the limit goes for all."""
-        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.heads_here(self.wanted.heads.heads)
+        """The matrices to keep of the heads in this process, within the limit for all layers."""
+        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.local_heads(self.wanted.heads.heads)
         keep = self._keep(matrix_bytes)
         if not keep:
             return {}
@@ -229,7 +229,7 @@ class PassInspection:
         return {name: array.cpu() for name, array in arrays.items()}
 
     def _keep(self, matrix_bytes: int) -> tuple[str, ...]:
-        """Which matrices to keep of a layer: those that were asked for, or as many as fit for all layers."""
+        """The names of the matrices to keep of a layer: the requested ones, or as many as fit for all layers."""
         if self.wanted.keep is not None:
             return self.wanted.keep
         room = self.wanted.keep_limit // max(1, matrix_bytes * self.n_layers)
@@ -264,7 +264,7 @@ class PassInspection:
         )
 
     def _model(self, facts: ModelFacts) -> Model:
-        """What the record says of the model: what was inspected of it, and which layers have no attention."""
+        """The model for the record, with the inspected layers and those without attention."""
         levels = dict.fromkeys(done.layer.captured_by for done in self.results)
         inspected = " and ".join(
             dict.fromkeys("hand-written" if level == "softmax" else facts.model.implementation for level in levels)
@@ -279,7 +279,7 @@ class PassInspection:
 
 
 def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: ModelInputs) -> Config:
-    """The sizes and choices in the house's words; those of each layer stand in `layers`."""
+    """The sizes and choices as a `Config`; those of each layer are in `layers`."""
     known = ("rope", "rope-interleaved", "alibi", "learned")
     theta = Config.rope_theta if facts.config is None else rope_theta_of(facts.config, first.layer)
     return Config(
@@ -302,7 +302,7 @@ def _config(facts: ModelFacts, first: InspectedLayer, model: Model, inputs: Mode
 
 
 def coarser(dtype: str, call: Call) -> str:
-    """The less exact of the model's dtype and that of the call's values, which autocast makes: what its tolerances are for."""
+    """The coarser of the model's dtype and that of the call's values, which autocast may change. It decides the tolerances."""
     found = None if call.v is None else call.v.dtype
     own: torch.dtype = getattr(torch, dtype)
     is_coarser = found in ROUNDED and (own not in ROUNDED or torch.finfo(found).eps > torch.finfo(own).eps)
@@ -310,14 +310,14 @@ def coarser(dtype: str, call: Call) -> str:
 
 
 ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes that tolerances are known for."""
+"""The dtypes with known tolerances."""
 
 
 # ----------------------------------------------------------------------------------------------------------- whose tokens
 
 
 def axes_of(inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: torch.device) -> Axes:
-    """Whose tokens stand on the axes of an attention of this kind."""
+    """The texts on the query and key axes of an attention of this kind."""
     queries, keys = texts_of(kind, inputs.sequences, inputs.context)
     ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
     return Axes(
@@ -337,7 +337,7 @@ def axes_of(inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: tor
 
 
 def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
-    """What a record says of a layer besides its heads."""
+    """The entry of a layer in the record, without its heads."""
     checks, scores = survey.checks, attention.scores
     reasons = [
         f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
@@ -382,7 +382,7 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
 
 
 def misfit(call: Call, axes: Axes) -> str | None:
-    """Why nothing can be said of an attention: its axes are not the tokens of the text. None where they are."""
+    """The reason why an attention cannot be shown: its axes are not the tokens of the text. None if they are."""
     batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
     if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
         return _unread_mask(call) if isinstance(call, ScoredCall) else None
@@ -392,13 +392,13 @@ def misfit(call: Call, axes: Axes) -> str | None:
 
 
 def _unread_mask(call: ScoredCall) -> str | None:
-    """Why the mask of an attention cannot be read. None where it can, or where there is none."""
+    """The reason why the mask of an attention cannot be read, None if it can or there is none."""
     mask: Any = call.mask
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
         return f"attention whose mask is of type {type(mask).__name__}, not a tensor"
-    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # of flash-attention: padding alone
+    is_of_keys = call.level != "sdpa" and mask.ndim == 2  # flash-attention has a mask for padding only
     sizes = zip(reversed(mask.shape), reversed(call.shape), strict=False)
     if is_of_keys or mask.ndim > len(call.shape) or any(n not in (1, of) for n, of in sizes):
         return f"attention whose mask {list(mask.shape)} has other axes than batch, head, query and key"
@@ -415,7 +415,7 @@ def head_ranges(attention: AttentionResult, asked: tuple[int, ...] | None, n_par
 
 
 def mask_words(baseline: Baseline, axes: Axes) -> str:
-    """What queries see, in words, by how many keys each of the first text's sees."""
+    """The mask in words, judged by the number of keys that each query of the first text sees."""
     n, first = len(axes.queries[0].ids), axes.first_query(0)
     counts = baseline.visible[0, 0, first : first + n].long().tolist()
     most, n_keys = max(counts), len(axes.keys[0].ids)

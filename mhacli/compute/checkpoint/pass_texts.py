@@ -1,4 +1,4 @@
-"""Whose tokens the attentions of a pass read, where only the ids are known, or only how many there are."""
+"""The texts that the attentions of a pass read, of which only ids or lengths are known."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ READERS: Mapping[AttentionKind, tuple[Half, Half]] = {
     "decoder": ("decoder", "decoder"),
     "cross": ("decoder", "encoder"),
 }
-"""Of each kind of attention the half that queries come from, and that of the keys."""
+"""For each kind of attention, the half of the model that queries come from, and that of the keys."""
 
 
 @dataclass
 class PassTexts:
-    """The texts of a pass, as they become known. `notes` says what stands in place of tokens."""
+    """The texts of a pass, as they become known. `notes` explains the substitutes for unknown tokens."""
 
     read: ModelPass
     tokenizer: ModelTokenizer | None
@@ -33,7 +33,7 @@ class PassTexts:
     _padded_to: dict[Half, int] = field(default_factory=dict)
 
     def go_on(self, more: ModelPass) -> None:
-        """A pass more, whose ids stand behind those that are known."""
+        """Appends the ids of a further pass."""
         for half, new in more.halves.items():
             old = self.read.halves.get(half)
             self.read.halves[half] = new if old is None else old.followed_by(new)
@@ -49,7 +49,7 @@ class PassTexts:
         return ModelInputs(sequences, context, self.side, {})
 
     def without_padding(self, call: Call) -> Call:
-        """The part of an attention that texts reach: a batch may be padded further than its longest text."""
+        """The attention without columns that no text reaches: a batch may be padded further than its longest text."""
         parts = []
         for half, n in zip(READERS[call.kind], call.shape[2:], strict=True):
             longest = max(len(text.ids) for text in self._known[half])
@@ -65,7 +65,7 @@ class PassTexts:
 
     @property
     def side(self) -> PaddingSide:
-        """Where the padding stands; that of the tokenizer where there is none."""
+        """The side of the padding; that of the tokenizer if there is none."""
         masks = [read.real for read in self.read.halves.values() if read.real is not None]
         rows = [row for mask in masks for row in mask if not all(row)]
         if not rows:
@@ -94,7 +94,7 @@ class PassTexts:
         return tuple(self._text(row) for row in self._rows(read))
 
     def _rows(self, read: ReadIds) -> Sequence[Sequence[int]]:
-        """The ids without padding, which must stand on one side."""
+        """The ids without padding, which must be on one side."""
         if read.real is None:
             return read.ids
         n, counts = len(read.ids[0]), [sum(row) for row in read.real]

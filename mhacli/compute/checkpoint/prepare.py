@@ -28,7 +28,7 @@ from mhacli.text.spans import Turn, find_spans, tokens_of, turns_of
 
 
 class Texts(NamedTuple):
-    """The texts as tokens, those of an encoder, the tokens of named spans, and what to tell of them."""
+    """The texts as tokens, those of an encoder, the tokens of named spans, and notes."""
 
     sequences: tuple[TokenSequence, ...]
     context: tuple[TokenSequence, ...] | None
@@ -37,7 +37,7 @@ class Texts(NamedTuple):
 
 
 class ReadCheckpoint(NamedTuple):
-    """A checkpoint that is loaded, with the texts and the inputs of a pass."""
+    """A loaded checkpoint with the texts and the inputs of a pass."""
 
     loaded: Loaded
     inputs: ModelInputs
@@ -47,8 +47,7 @@ class ReadCheckpoint(NamedTuple):
 
 @torch.no_grad()
 def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run, and what to tell a reader of it. Raises `MhaError` as `read` does, and where the reducer that was asked for
-    cannot run."""
+    """The run, and notes for the user. Raises `MhaError` as `read` does, and if the requested reducer cannot run."""
     began = perf_counter()
     loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
     generated = None
@@ -64,8 +63,8 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
 
 
 def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
-    """The model, with a language `head` if one is asked for, and the texts as its inputs. Raises `MhaError` for what cannot
-    work, before the weights are loaded where that can be known."""
+    """The model, with a language `head` if requested, and the texts as its inputs. Raises `MhaError` for requests that cannot
+    work, if possible before the weights are loaded."""
     unloaded = find(request)
     texts = make_texts(request, unloaded.tokenizer, unloaded.config)
     loaded = unloaded.load(request, head)
@@ -73,8 +72,7 @@ def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
 
 
 class UnloadedCheckpoint(NamedTuple):
-    """A checkpoint whose weights are not loaded: its folder with the revision, config and tokenizer, and the device that it is
-    for."""
+    """A checkpoint whose weights are not loaded: folder, revision, config, tokenizer and device."""
 
     checkpoint: Checkpoint
     revision: str | None
@@ -83,7 +81,7 @@ class UnloadedCheckpoint(NamedTuple):
     device: torch.device
 
     def load(self, request: ModelRequest, head: LanguageHead | None) -> Loaded:
-        """The model, with a language `head` if one is asked for."""
+        """The loaded model, with a language `head` if requested."""
         return load_model(
             request.source,
             self.checkpoint,
@@ -98,7 +96,7 @@ class UnloadedCheckpoint(NamedTuple):
 
 
 def find(request: ModelRequest) -> UnloadedCheckpoint:
-    """The checkpoint of a request, on a torch with as many threads as it asks for. Raises `MhaError`."""
+    """The checkpoint of a request, after setting the number of torch threads. Raises `MhaError`."""
     device = _device_of(request)
     if request.threads is not None:
         torch.set_num_threads(request.threads)
@@ -111,8 +109,8 @@ def find(request: ModelRequest) -> UnloadedCheckpoint:
 
 
 def _device_of(request: ModelRequest) -> torch.device:
-    """The device that computes: of a map the first that is neither the CPU nor the disk, which fetches what lies there. Raises
-    `MhaError` for one that is not there."""
+    """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
+    for a missing device."""
     if not isinstance(request.device_map, Mapping):
         return choose_device(request.device)
     found = {name: choose_device(name, "--device-map") for name in request.device_map.values() if name != "disk"}
@@ -142,7 +140,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     limit = request.max_tokens
     is_answer = is_pair and bool(
         request.context
-    )  # what a decoder has said so far begins with its own token, and has no end
+    )  # the text of a decoder begins with its start token and has no end token
     sequences = [tokenizer.sequence(text, special=special and not is_answer) for text in given]
     sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
     notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
@@ -155,7 +153,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     context = [tokenizer.sequence(text) for text in request.context]
     context = require_texts(context, limit, most, path) if context else []
     notes += _start_notes(config) if is_pair else []
-    if is_pair and not context:  # the text is what the encoder reads; the decoder has said nothing yet
+    if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
     if len(context) not in (0, 1, len(sequences)):
         raise UsageError(
@@ -168,7 +166,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
 
 
 def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
-    """A decoder's text behind the token that it begins with, unless it begins so already."""
+    """A decoder's text after its start token, which is added unless it is there."""
     name = _start_name(config)
     if name is None:
         raise UsageError(
@@ -182,8 +180,8 @@ def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None 
 
 
 _STARTS = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-"""What a decoder begins with: the first of these that its config has, as transformers' `generate` takes the first two, and as T5
-was trained with the third."""
+"""The settings for the start token of a decoder, of which the first in its config counts. transformers' `generate` uses the
+first two; T5 was trained with the third."""
 
 
 def _start_name(config: Any) -> str | None:
@@ -191,7 +189,7 @@ def _start_name(config: Any) -> str | None:
 
 
 def _start_notes(config: Any) -> list[str]:
-    """What to tell of a decoder whose config does not name the token that it begins with."""
+    """Notes about a decoder whose config does not name its start token."""
     name = _start_name(config)
     if name is None or name == _STARTS[0]:
         return []
@@ -211,7 +209,7 @@ def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
 def _spans(
     request: ModelRequest, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
 ) -> tuple[SpanTokens, ...]:
-    """The tokens of each named part, in every text."""
+    """The tokens of each named span in every text."""
     if not request.spans:
         return ()
     if context:
@@ -234,16 +232,16 @@ def spans_of_pair() -> UsageError:
 
 
 def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
-    """The inputs of the model; padding is on the side that the tokenizer says, unless another is asked for."""
+    """The inputs of the model; padding is on the side of the tokenizer, unless the request names another."""
     if request.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
     side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
-    n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked: any id that has a row will do
+    n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked, so any valid id will do
     return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
 
 
 def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n: int) -> tuple[ModelInputs, Generated]:
-    """What the model makes of a text, token by token with its cache, and whether one pass over it all says the same."""
+    """The inputs with the generated tokens, and whether one pass over the whole text reproduces them."""
     if len(inputs.sequences) != 1:
         raise UsageError(
             f"--generate continues one text, and {len(inputs.sequences)} are given",
@@ -275,8 +273,8 @@ def _generate(loaded: Loaded, inputs: ModelInputs, tokenizer: ModelTokenizer, n:
 
 
 def _go_on(model: Any, keywords: dict[str, Any], n: int, pad_id: int, first: int | None) -> list[int]:
-    """The ids of a text and of what the model makes of it, at each step the likeliest token: the checkpoint's own settings for
-    generation, such as penalties and forced tokens, are left out. `first` is what a decoder begins with."""
+    """The ids of a text and of its greedy continuation. The checkpoint's settings for generation, such as penalties and forced
+    tokens, are ignored. `first` is the start token of a decoder."""
     original = model.generation_config
     model.generation_config = type(original)(
         max_new_tokens=n,

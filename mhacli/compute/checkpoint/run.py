@@ -1,4 +1,4 @@
-"""The attention of a real checkpoint: one unchanged pass of the model, in which every layer is inspected as it is computed.
+"""Inspects the attention of a checkpoint in one unchanged pass, each layer as it is computed.
 
 Each layer is reduced to statistics, or its matrices are kept, before the next one runs: memory holds one layer at a time.
 """
@@ -46,12 +46,13 @@ from mhacli.results.record.record import Generated, LayerChoice, Model, Record
 from mhacli.spec.tokens import AttentionKind
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 128
-"""Texts up to this length are run a second time without inspection, whole; of longer ones so many first tokens, twice."""
+"""Texts up to the first length are run a second time without inspection; of longer ones, the second number of tokens is run
+twice."""
 
 
 @dataclass
 class CheckpointRun:
-    """A look at a checkpoint. `run` does it; `record` tells the layers that are finished."""
+    """A run of a checkpoint with inspection, started by `run`. `record` has the finished layers."""
 
     loaded: Loaded
     inputs: ModelInputs
@@ -66,7 +67,7 @@ class CheckpointRun:
     layers: PassInspection = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing is finished yet."""
+        """Sets `layers`, without any finished one."""
         self.layers = self._inspection(no_progress)
 
     def _inspection(self, report_progress: Progress) -> PassInspection:
@@ -83,12 +84,12 @@ class CheckpointRun:
 
     @property
     def results(self) -> list[LayerResults]:
-        """The layers that are done."""
+        """The finished layers."""
         return self.layers.results
 
     @property
     def n_layers(self) -> int:
-        """How many attentions will be told, as far as the config says."""
+        """The expected number of attentions, according to the config."""
         config = self.loaded.config
         if self.wanted.layers is None:
             return max(1, n_attentions_of(config))
@@ -96,11 +97,11 @@ class CheckpointRun:
 
     @property
     def n_finished(self) -> int:
-        """How many layers are done."""
+        """The number of finished layers."""
         return len(self.results)
 
     def facts(self) -> CheckpointFacts:
-        """What the memory of a pass depends on."""
+        """The sizes that determine the memory of a pass."""
         config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
         name = getattr(self.loaded.config, "_attn_implementation", None)
         d_model = size_of(config, "hidden_size") or 1
@@ -121,12 +122,12 @@ class CheckpointRun:
         )
 
     def foresee(self) -> None:
-        """Predicts the memory of the pass. Raises `MhaError` where it does not fit."""
+        """Predicts the memory of the pass. Raises `MhaError` if it does not fit."""
         self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> None:
-        """One pass with every layer looked at, and the passes that show that looking changes nothing."""
+        """Runs an inspected pass, and passes that show that inspection changes nothing."""
         outputs = self.inspect(report_progress)
         began = perf_counter()
         self._compare(outputs)
@@ -134,8 +135,8 @@ class CheckpointRun:
 
     @torch.no_grad()
     def inspect(self, report_progress: Progress = no_progress) -> Mapping[str, Any]:
-        """One pass with every layer looked at, and the outputs of the model."""
-        self.foresee()  # what is kept cell by cell may have been asked for since
+        """Runs an inspected pass and returns the outputs of the model."""
+        self.foresee()  # the cells to keep may have changed since the last prediction
         began = perf_counter()
         self.layers = self._inspection(report_progress)
         report_progress(0.0, "the first layer")
@@ -146,7 +147,7 @@ class CheckpointRun:
         return outputs
 
     def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
-        """The outputs of the model, watched by `take` or by nobody."""
+        """The outputs of the model, captured by `take` if given."""
         model, ranks = self.loaded.model, self.loaded.ranks
         with ExitStack() as stack:
             if ranks is not None:
@@ -156,7 +157,8 @@ class CheckpointRun:
             return outputs_of(model, keywords)
 
     def _compare(self, outputs: Mapping[str, Any]) -> None:
-        """Whether the same bits come out without inspection: of the whole text, or where it is long of its first tokens."""
+        """Compares the outputs with those without inspection, bit for bit: of the whole text, or of the first tokens of a long
+        one."""
         longest = max(tensor.shape[1] for tensor in self.inputs.keywords.values())
         self.compared_len = longest if longest <= COMPARED_WHOLE else COMPARED_LEN
         keywords = self.inputs.beginning(self.compared_len)
@@ -169,11 +171,11 @@ class CheckpointRun:
         return nothing_seen(self.loaded.config.model_type, self.wanted.layers, layers.found, unfit)
 
     def axes(self, kind: AttentionKind) -> Axes:
-        """Whose tokens stand on the axes of an attention of this kind."""
+        """The texts on the query and key axes of an attention of this kind."""
         return axes_of(self.inputs, kind, dtype=self.loaded.dtype, device=self.loaded.device)
 
     def record(self) -> Record:
-        """The record of the layers that are finished, of which there must be one at least."""
+        """The record of the finished layers, at least one."""
         return self.layers.record(self._facts(), self.seconds)
 
     def _facts(self) -> ModelFacts:
@@ -193,7 +195,7 @@ class CheckpointRun:
 
 
 def facts_of(model: Any, *, path: str, revision: str | None = None) -> ModelFacts:
-    """What a record says of a model of transformers that came from `path`."""
+    """The facts of a transformers model from `path` for the record."""
     config = model.config
     text = config.get_text_config(decoder=True)
     return ModelFacts(
@@ -223,7 +225,7 @@ def facts_of(model: Any, *, path: str, revision: str | None = None) -> ModelFact
 def nothing_seen(
     family: str, asked: tuple[LayerChoice, ...] | None, found: Sequence[LayerKey], unfit: Sequence[str]
 ) -> MhaError:
-    """What to say where no attention that is asked for could be shown: some were `found`, others `unfit`."""
+    """The error if no requested attention can be shown: some were `found` but not requested, others `unfit`."""
     if unfit:
         return MhaError(
             f"the attention of {family} is not laid out by tokens: {unfit[0]}",

@@ -1,4 +1,4 @@
-"""Which heads of a layer are in this process, where a model is split over several, and what all of them found, put together."""
+"""The heads of a layer in this process if a model is split over several, and the combined results of all processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mhacli.errors import MhaError
 
 
 class Shard(NamedTuple):
-    """The heads of one layer that this process reduces, by their numbers in the layer: None for all. Together `n` processes have
-    `n` times as many heads as this one computes."""
+    """The heads of one layer that this process reduces, by their numbers in the layer, None for all. `n` is the number of
+    processes among which the heads are divided."""
 
     heads: range | None = None
     n: int = 1
 
-    def heads_here(self, wanted: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """Those of the heads that are asked for (None: all) that are here, as this process numbers them."""
+    def local_heads(self, wanted: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The requested heads (None: all) in this process, by its own numbers."""
         if self.heads is None or (wanted is None and self.heads):
             return wanted
         return tuple(head - self.heads.start for head in wanted or () if head in self.heads)
 
     def numbered(self, part: HeadResults) -> HeadResults:
-        """Results of heads that this process numbers, with their numbers in the layer."""
+        """The results of heads with their numbers in the layer instead of those of this process."""
         first = 0 if self.heads is None else self.heads.start
         return (
             part._replace(heads=tuple(replace(head, head=head.head + first) for head in part.heads)) if first else part
@@ -38,20 +38,20 @@ class Shard(NamedTuple):
 
 
 ShardResults = tuple[list[HeadResults], dict[str, Tensor]]
-"""The results of heads, group by group, and the matrices that are kept of them."""
+"""The results of heads, group by group, and their kept matrices."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The processes of a `model` that is split over them."""
+    """The processes that a `model` is split over."""
 
     ranks: Ranks
     model: Any
 
     def of(self, call: Call) -> Shard:
-        """The heads of an attention that are here. One that every process computes whole is reduced by the first.
+        """The heads of an attention in this process. An attention that every process computes in full is reduced by the first.
 
-        Raises `MhaError` where the processes together have another number of heads than the config says.
+        Raises `MhaError` if the processes together have another number of heads than the config says.
         """
         n_here, n = call.shape[1], self.ranks.n
         is_part = has_part_of_heads(self.model, call.name)
@@ -66,7 +66,7 @@ class Shards:
         return shard if is_part or self.ranks.rank == 0 else Shard(range(0))
 
     def require_same_masks(self, call: Call, n_masks: int) -> None:
-        """Raises `MhaError` where heads that are apart have masks of their own, which this process does not know."""
+        """Raises `MhaError` if heads have different masks, because this process does not know those of other processes."""
         if n_masks > 1 and has_part_of_heads(self.model, call.name):
             raise MhaError(
                 f"--device-map tp: the heads of {call.name} have masks of their own",
@@ -75,14 +75,14 @@ class Shards:
             )
 
     def gathered(self, make: Callable[[], ShardResults]) -> ShardResults:
-        """What `make` finds on all ranks: the heads of the layer in their order."""
+        """The results of `make` on all ranks, with the heads of the layer in order."""
         of_ranks = self.ranks.gathered(make)
         matrices = [kept for _, kept in of_ranks if kept]
         return [part for parts, _ in of_ranks for part in parts], _side_by_side(matrices)
 
 
 def _side_by_side(matrices: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Matrices `[batch, head, …]` of several groups of heads as one; what is allowed is the same for all heads."""
+    """The matrices `[batch, head, …]` of several groups of heads, concatenated; `allowed` is the same for all heads."""
     first: Mapping[str, Tensor] = matrices[0] if matrices else {}
     return {
         name: array if name == "allowed" else torch.cat([group[name] for group in matrices], dim=1)

@@ -1,4 +1,4 @@
-"""The walkthrough of one attention of a checkpoint: every tensor that its modules make, in the order of execution."""
+"""The trace of one attention of a checkpoint: every tensor that its modules compute, in order of execution."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from mhacli.results.record.tables import HeadTable
 from mhacli.spec.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
-"""The kernels that make matrices of queries × keys; the others never do."""
+"""The kernels that compute matrices of queries × keys; others never do."""
 _SILENT = ("Dropout", "Identity")
 """Modules that change nothing in evaluation."""
 
 
 class TracedTensor(NamedTuple):
-    """A tensor and how it was made: by a `module` from a `source`, where there is one."""
+    """A tensor and how it was computed, by a `module` if there is one."""
 
     name: str
     tensor: Tensor
@@ -44,8 +44,8 @@ class TracedTensor(NamedTuple):
 
 
 @dataclass
-class _Seen:
-    """What the wanted attention made on its way, before and after the call itself; `is_done` behind its last module."""
+class _Collected:
+    """The tensors of the traced attention before and after its call; `is_done` after its last module."""
 
     before: list[TracedTensor] = field(default_factory=list)
     after: list[TracedTensor] = field(default_factory=list)
@@ -55,11 +55,11 @@ class _Seen:
 
 
 def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
-    """The record of a pass whose trace is that of one attention, the first that is asked for; with `values`, each tensor's
-    numbers; with a `place`, the story of its cell. Raises `MhaError` where there is no such layer."""
+    """The record of a pass with the trace of one attention, the first requested; with `values`, the numbers of each tensor; with
+    `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
     kind, layer = (run.wanted.layers or ((None, 0),))[0]
     run.wanted = replace(run.wanted, layers=((kind, layer),))
-    seen = _Seen()
+    seen = _Collected()
     with _watched(run, kind, seen):
         run.run()
     if seen.call is None or seen.attention is None:
@@ -78,15 +78,17 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
     made = (*seen.before, *_inside(seen.call, seen.attention, record.layers[0], derivations), *seen.after)
     steps = tuple(_step(one, words, _view_of(one, made), values=values) for one in made)
     cell = None if place is None else follow_call(seen.call, seen.attention, place, record)
-    timings = {name: timing for name, timing in record.timings.items() if name != "total"}  # that of other things too
+    timings = {
+        name: timing for name, timing in record.timings.items() if name != "total"
+    }  # the total includes other work
     return replace(record, trace=steps, cell=cell, timings=timings)
 
 
 def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]:
-    """The outermost modules that are an attention of a kind, with what is around the call too, such as an output projection."""
+    """The outermost attention modules of a kind, which include the output projection."""
     is_pair = bool(run.loaded.config.is_encoder_decoder)
     parts = {name: module for name, module in run.loaded.model.named_modules() if name and is_attention(name, module)}
-    names = [  # a norm beside an attention has no parts, and a list never runs
+    names = [  # a norm has no parts, and a list never runs
         name for name, module in parts.items()
         if list(module.children()) and not isinstance(module, nn.ModuleList)
         and kind in (None, kind_of(name, is_pair=is_pair))
@@ -95,8 +97,8 @@ def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]
 
 
 @contextmanager
-def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Iterator[None]:
-    """Hears of what the parts of every attention make, each time anew, until the wanted one has come."""
+def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Collected) -> Iterator[None]:
+    """A context that collects the tensors of each attention, until that of the traced one is complete."""
 
     def enter(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
         given = [t for t in (*inputs, *keywords.values()) if isinstance(t, Tensor) and t.ndim == 3]
@@ -125,7 +127,7 @@ def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Seen) -> Ite
             handle.remove()
 
 
-def _listener(name: str, seen: _Seen) -> Any:
+def _listener(name: str, seen: _Collected) -> Any:
     def hear(module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and not seen.is_done:
             one = TracedTensor(name, output, _formula(name, module), type(module).__name__, module)
@@ -135,7 +137,7 @@ def _listener(name: str, seen: _Seen) -> Any:
 
 
 def _formula(name: str, module: nn.Module) -> str:
-    """How a module makes its tensor, for the kinds that attention is made of."""
+    """The formula of a module's output, for the kinds of modules in attention."""
     kind, short = type(module).__name__, name.rpartition(".")[2]
     added = " + b" if getattr(module, "bias", None) is not None else ""
     if kind == "Conv1D":
@@ -155,7 +157,8 @@ def _formula(name: str, module: nn.Module) -> str:
 def _inside(
     call: Call, attention: AttentionResult, layer: InspectedLayer, derivations: _Derivations
 ) -> Iterator[TracedTensor]:
-    """What the attention reads, and the matrices that follow from it; those that no kernel builds are built here."""
+    """The inputs of the attention and the matrices that follow from them; those that the kernel does not compute are computed
+    here."""
     made, is_built = full_matrices(attention), layer.kernel in _BUILDING
     if isinstance(call, ScoredCall):
         shared = layer.n_heads // layer.n_kv_heads
@@ -189,14 +192,14 @@ def _inside(
 
 
 class _Derivations(NamedTuple):
-    """How queries and keys came to be what attention reads, behind their projections."""
+    """The formulas of queries and keys after their projections."""
 
     of_queries: str
     of_keys: str
 
     @staticmethod
     def of(made: Sequence[TracedTensor], positions: str, theta: float) -> _Derivations:
-        """By the modules that were passed, and by how tokens know their place."""
+        """The formulas that follow from the modules and the position encoding."""
         names = [one.name.rpartition(".")[2] for one in made]
         turned = f", rotated by its position (RoPE, base {theta:g})" if positions.startswith("rope") else ""
 
@@ -222,7 +225,7 @@ def _pattern_meaning(layer: InspectedLayer) -> str:
 
 @dataclass(frozen=True)
 class _AxisSizes:
-    """The sizes of a layer, to name axes by."""
+    """The sizes of a layer, by which axes are named."""
 
     batch: int
     q_len: int
@@ -235,12 +238,13 @@ class _AxisSizes:
 
     @staticmethod
     def of(layer: InspectedLayer, attention: AttentionResult, d_model: int) -> _AxisSizes:
-        """Those of a layer that was seen."""
+        """The sizes of a captured layer."""
         batch, _, q_len, k_len = attention.shape
         return _AxisSizes(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
 
     def axes(self, name: str, shape: tuple[int, ...], *, of_module: bool) -> tuple[str, ...]:
-        """The axes of a tensor by what it is called and how large it is; a module may have the name of a site of ours."""
+        """The axes of a tensor by its name and shape. With `of_module`, the name is that of a module, which may equal that of
+        a site."""
         known = {
             "q": "batch head query d_head", "k": "batch kv_head key d_head", "v": "batch kv_head key d_v",
             "qk": "batch head query key", "scores": "batch head query key", "pattern": "batch head query key",
@@ -259,7 +263,7 @@ class _AxisSizes:
         return tuple(words[place] for place in range(len(shape)))
 
     def _width(self, name: str, size: int) -> str:
-        """The word for the last axis: by its name for projections, else the width of the model where it is that."""
+        """The word for the last axis: by the name of a projection, otherwise d_model if the size matches."""
         own = {
             "q": ("head·d_head", self.n_heads * self.d_head),
             "k": ("kv_head·d_head", self.n_kv_heads * self.d_head),
@@ -275,14 +279,14 @@ class _AxisSizes:
 
 
 def _view_of(made: TracedTensor, others: Sequence[TracedTensor]) -> str | None:
-    """The tensor whose memory this one shares, the first of them; None where it has its own. All are alive meanwhile."""
+    """The first tensor whose memory this one shares, None if there is none. All tensors must be alive."""
     storage = made.tensor.untyped_storage().data_ptr()
     first = next(other for other in others if other.tensor.untyped_storage().data_ptr() == storage)
     return None if first is made else first.name
 
 
 def _step(made: TracedTensor, words: _AxisSizes, view_of: str | None, *, values: bool) -> Step:
-    """A tensor as the walkthrough tells it."""
+    """The trace entry of a tensor."""
     tensor = made.tensor
     weights = [] if made.module is None else list(made.module.named_parameters())
     return step_of(
@@ -301,12 +305,12 @@ def _step(made: TracedTensor, words: _AxisSizes, view_of: str | None, *, values:
 
 
 def _flops(made: TracedTensor, words: _AxisSizes) -> int:
-    """Operations, counted as the walkthrough of our own layer does: 2 per weight and row, 1 for other numbers."""
+    """The operations, counted as in the trace of a layer of mha: 2 per weight and row, 1 for other numbers."""
     cells = words.batch * words.n_heads * words.q_len * words.k_len
     own = {"qk": 2 * cells * words.d_head, "scores": cells, "pattern": 5 * cells, "z": 2 * cells * words.d_v}
     if made.module is None:
-        is_turned = "RoPE" in made.formula  # two products and a sum for each number
-        return own.get(made.name, 3 * made.tensor.numel() if is_turned else 0)
+        is_rotated = "RoPE" in made.formula  # two products and a sum for each number
+        return own.get(made.name, 3 * made.tensor.numel() if is_rotated else 0)
     weights = [p for p in made.module.parameters() if p.ndim == 2]
     if weights:
         rows, n_biases = made.tensor.numel() // made.tensor.shape[-1], len(list(made.module.parameters())) - 1
@@ -318,8 +322,8 @@ def _flops(made: TracedTensor, words: _AxisSizes) -> int:
 
 
 def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record: Record) -> Cell:
-    """The story of one cell of a captured attention. Raises `UsageError` for a place outside, and where no queries and keys
-    were seen."""
+    """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside, and if queries and keys
+    were not captured."""
     if not isinstance(call, ScoredCall):
         raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
     view = record.of_layer(0)
@@ -354,7 +358,7 @@ def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
 
 
 def _parts(attention: AttentionResult, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
-    """What is added to the score besides the product."""
+    """The terms added to the score besides the product."""
     bias, place_idx = None if attention.scores is None else attention.scores.bias, (place.sequence, place.head)
     if bias is None:
         return ()
