@@ -1,1 +1,1 @@
-"""Real checkpoints: what of them is loaded, and what their attention computes, seen while it runs."""
+"""Checkpoints of transformers: loading them, and capturing their attention while it runs."""

@@ -1,4 +1,4 @@
-"""One attention as it was called: by a function of transformers with its arguments, by torch's own, or written out by hand."""
+"""One captured attention: a call of a function of transformers, of torch's own function, or attention written out in code."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from mhacli.adapters.hf.kernels import KernelWatch
 from mhacli.spec.tokens import AttentionKind
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
-"""How a call was seen, the surest way first: by the function that transformers' registry holds for the implementation in use;
-by the modelling file's own `eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
+"""How a call was captured, the most reliable first: by the function in transformers' registry; by the modelling file's own
+`eager_attention_forward`; by torch's `scaled_dot_product_attention`; or only by its softmax."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One attention: the `name` of its module, its place in the pass, and how it was seen.
+    """One attention: the `name` of its module, its place in the pass, and how it was captured.
 
-    `layer` is the number of its layer. A module may compute several attentions in one layer: `part` counts those before.
-    `v` are the values and `z` what it gave, None where the product of the pattern and the values was not found. `unknown`
-    names the keywords that the function got and whose meaning is not known here. `is_token_first` where its module takes inputs
-    whose first axis is that of tokens, and the second that of sequences.
+    `layer` is the number of its layer. A module may compute several attentions in one layer; `part` counts the earlier ones.
+    `v` are the values and `z` the head outputs, None if the product of pattern and values was not found. `unknown` names the
+    keywords whose meaning is not known. `is_token_first` says that the module's inputs have the tokens as first axis and the
+    sequences as second.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        """What tells it from the others of its layer: the name of its module, and which of the module's attentions it is."""
+        """Its name within its layer: the name of its module, and the number of the module's attention."""
         return self.name if self.part == 0 else f"{self.name}, call {self.part + 1}"
 
     @property
@@ -51,31 +51,31 @@ class Call:
 
     @property
     def device(self) -> torch.device:
-        """Where it was computed."""
+        """The device on which it was computed."""
         raise NotImplementedError
 
     def cropped(self, queries: slice, keys: slice) -> Call:
-        """The attention from some queries to some keys."""
+        """The attention of some queries on some keys."""
         raise NotImplementedError
 
     @property
     def has_dropout(self) -> bool:
-        """Whether weights were set to 0 at random behind the softmax: what it gave is then not of the weights that are shown."""
+        """Whether dropout was applied after the softmax. Then z does not follow from the pattern."""
         return any(name in DROPOUT for name in self.unknown)
 
     @property
     def extras(self) -> dict[str, str]:
-        """What changes the scores beside scale, softcap, bias and sinks, by keyword, each in words for a reader."""
+        """The keywords, with descriptions, that change the scores besides scale, softcap, bias and sinks."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredCall(Call):
-    """An attention whose queries, keys and values were seen, after any rotation and from any cache.
+    """An attention whose queries, keys and values were captured, after rotation and with cached ones.
 
-    `mask` is bool (True = may attend) or added to the scores; an implementation may have an object of its own. `causal` hides
-    later keys, query 0 being key 0. `sinks` are scores that take part in the softmax and give nothing, one of each head or of
-    each query. `lse` is the log-sum-exp that the `kernel` told, if any.
+    `mask` is bool (True = may attend), or is added to the scores, or is an object of the implementation. `causal` hides later
+    keys; query 0 is key 0. `sinks` are scores in the softmax that contribute no value, one per head or per query. `lse` is the
+    log-sum-exp returned by the `kernel`, if any.
     """
 
     q: Float[Tensor, "batch head query d_head"]
@@ -98,11 +98,11 @@ class ScoredCall(Call):
 
     @property
     def device(self) -> torch.device:
-        """That of the queries."""
+        """The device of the queries."""
         return self.q.device
 
     def cropped(self, queries: slice, keys: slice) -> ScoredCall:
-        """The attention from some queries to some keys; a mask that is no tensor stays whole."""
+        """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
         q_len, k_len = self.shape[2:]
 
         def cells(added: Tensor | None) -> Tensor | None:
@@ -125,24 +125,24 @@ class ScoredCall(Call):
 
     @property
     def scoring(self) -> dict[str, Any]:
-        """What makes scores of the products of queries and keys, mask and bias aside, by the fields of `Scores`."""
+        """The fields of `Scores` that turn products of queries and keys into scores, except mask and bias."""
         return {"scale": self.scale, "softcap": self.softcap}
 
     @property
     def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
-        """The scores of sinks, with an axis of 1 where batch and query do not matter."""
+        """The scores of sinks, with axes of 1 if batch and query do not matter."""
         return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxCall(Call):
-    """An attention written out by hand, of which softmax was seen: `scores` with everything added, and the `pattern`."""
+    """An attention written out in code, captured at its softmax: the final `scores` and the `pattern`."""
 
     scores: Float[Tensor, "batch head query key"]
     pattern: Float[Tensor, "batch head query key"]
 
     def cropped(self, queries: slice, keys: slice) -> SoftmaxCall:
-        """The attention from some queries to some keys."""
+        """The attention of some queries on some keys."""
         return replace(
             self,
             scores=self.scores[:, :, queries, keys],
@@ -158,7 +158,7 @@ class SoftmaxCall(Call):
 
     @property
     def device(self) -> torch.device:
-        """That of the scores."""
+        """The device of the scores."""
         return self.scores.device
 
 
@@ -171,51 +171,51 @@ NEUTRAL = frozenset((
     "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "query",
     "return_dict", "sliding_window", "training", "use_cache", "value",
 ))  # fmt: skip
-"""What an attention function takes besides what is captured, and that does not change what it computes beside its mask.
-`sliding_window` is in the mask already, where the implementation takes one. Source: transformers 5, integrations/."""
+"""Keywords of attention functions that are not captured and do not change the result, given the mask. `sliding_window` is
+already in the mask. Source: transformers 5, integrations/."""
 DROPOUT = frozenset(("dropout", "dropout_p"))
-"""Those of `Call.unknown` that are known for what they are."""
+"""Keywords in `Call.unknown` that mean dropout."""
 COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
-"""What it takes and that does change it."""
+"""Keywords that change the result and are captured."""
 
 
-def unknown_keywords(given: dict[str, Any]) -> tuple[str, ...]:
-    """The keywords that may carry mathematics that is not known here: neither understood nor None nor False."""
+def unknown_keywords(arguments: dict[str, Any]) -> tuple[str, ...]:
+    """The keywords that may change the result in an unknown way: neither known nor None nor False."""
     return tuple(
         sorted(
             name
-            for name, value in given.items()
+            for name, value in arguments.items()
             if name not in NEUTRAL | COMPUTED and value is not None and value is not False
         )
     )
 
 
 def seen_fields(
-    module: nn.Module, given: dict[str, Any], z: Tensor, kernel: KernelWatch, level: InterceptionLevel
+    module: nn.Module, arguments: dict[str, Any], z: Tensor, kernel: KernelWatch, level: InterceptionLevel
 ) -> dict[str, Any]:
-    """What a call of an attention function holds, by the fields of `ScoredCall`; `given` are its arguments."""
-    q, scaling, mask = given["query"], given.get("scaling"), given.get("attention_mask")
-    is_causal = given.get("is_causal")
+    """The fields of `ScoredCall` for a call of an attention function with these `arguments`."""
+    q, scaling, mask = arguments["query"], arguments.get("scaling"), arguments.get("attention_mask")
+    is_causal = arguments.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    is_training = bool(given.get("dropout")) and (level == "registry" or module.training)
+    is_training = bool(arguments.get("dropout")) and (level == "registry" or module.training)
     return {
         "q": q,
-        "k": given["key"],
-        "v": given["value"],
+        "k": arguments["key"],
+        "v": arguments["value"],
         "z": z,
         "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
         "mask": mask,
         "causal": level == "registry" and mask is None and is_causal and q.shape[2] > 1,
-        "softcap": given.get("softcap"),
-        "bias": given.get("position_bias"),
-        "sinks": _sinks(given),
+        "softcap": arguments.get("softcap"),
+        "bias": arguments.get("position_bias"),
+        "sinks": _sinks(arguments),
         "lse": kernel.lse_of(q),
         "kernel": kernel.kernel or ("math" if level == "registry" else "eager"),
-        "unknown": unknown_keywords(given) + (("dropout",) if is_training else ()),
+        "unknown": unknown_keywords(arguments) + (("dropout",) if is_training else ()),
     }
 
 
-def _sinks(given: Mapping[str, Any]) -> Tensor | None:
-    """The scores of sinks: one of each head, or of each query, in which case they come as one more key."""
-    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
+def _sinks(arguments: Mapping[str, Any]) -> Tensor | None:
+    """The scores of sinks: one per head, or one per query, passed as a further key."""
+    sinks = arguments.get("s_aux") if arguments.get("s_aux") is not None else arguments.get("sinks")
     return sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks

@@ -1,7 +1,7 @@
-"""Seeing what the attention of a checkpoint computes, while it runs the path that it always runs.
+"""Captures the attention of a checkpoint while the model runs its usual code path.
 
-The functions in use are wrapped, never replaced by others: a new name in transformers' registry would have no mask
-function, and padding and causality would be lost without a word. What is wrapped is process-wide, and is put back on any exit.
+The functions in use are wrapped, not replaced under a new name: transformers' registry has no mask function for a new name, so
+padding and causality would be silently lost. Wrapping is process-wide and is undone on any exit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mhacli.adapters.hf.layer_names import LayerNumbers, is_numbered
 from mhacli.errors import MhaError
 
 Take = Callable[[Call], Tensor | None]
-"""Who is told of a call. Its tensors belong to the model: what is to be kept is copied or reduced before the return. What is
-returned takes the place of `z` in the model; with None nothing changes."""
+"""Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A returned tensor replaces `z`
+in the model; None changes nothing."""
 
 _ONE_AT_A_TIME = threading.RLock()
 _ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
@@ -36,10 +36,10 @@ _ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
 
 @contextmanager
 def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
-    """While it is open, every attention of `model` is told to `take`, as it comes.
+    """A context in which `take` receives every attention of `model` as it is computed.
 
-    `batch` sequences tell the axes apart where code lays batch and heads into one. Other models of the process are left
-    alone; a second capture waits for the first. Where `take` returns None, nothing that the model computes is changed.
+    `batch` is the number of sequences, needed where code merges the axes of batch and heads. Other models are not affected; a
+    second capture waits for the first. If `take` returns None, nothing that the model computes is changed.
     """
     with watched(model, Watch(model, take, batch)):
         yield
@@ -47,8 +47,8 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
 
 @contextmanager
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """The same for a `watch` whose batch may change from pass to pass. What is wrapped is put back in the reverse order, also
-    where one that was opened before another is closed before it: until then it sees nothing more."""
+    """A context like `captured` for a `watch` whose batch may change between passes. Functions are unwrapped in reverse order,
+    also if a watch that was opened earlier is closed first; it then captures nothing more."""
     writes_out = _writes_out(model)
     with _ONE_AT_A_TIME, _hooked(model, watch, every_module=writes_out), ExitStack() as stack:
         for wrap in (_wrapped_registry, _wrapped_files):
@@ -65,11 +65,11 @@ def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
-"""What each watch has wrapped, the first one innermost."""
+"""The open watches with the functions that they wrap, the innermost first."""
 
 
 class Watch:
-    """What is known while a model runs: whose attention is being computed, and who wants to hear of it."""
+    """The state of a capture while a model runs: the running modules, and the receiver of calls."""
 
     def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
         self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
@@ -79,35 +79,35 @@ class Watch:
         self.open: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
         self.running: list[tuple[nn.Module, int]] = []
-        self.n_runs = self.n_entered = self.n_told = self.n_told_before = 0
+        self.n_runs = self.n_entered = self.n_captured = self.n_captured_before = 0
         self.silent: dict[str, str] = {}
         self._take, self._is_pair = take, is_pair(model)
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """A new forward pass counts its layers anew."""
+        """Starts a forward pass: layers are counted from 0."""
         self._numbers, self.pending = LayerNumbers(is_pair=self._is_pair), None
 
     def where(self) -> tuple[str | None, int]:
-        """The outermost module of a list that is being run, if any, and which run that is."""
+        """The outermost running module of a list, if any, and the number of this run."""
         if self.blocks:
             return self.names[id(self.blocks[0])], self.n_runs
         return None, self.n_runs if self.open or not self.running else -self.running[-1][1]
 
     @property
     def is_blind(self) -> bool:
-        """Whether what is computed is no attention of the model that anybody asks for."""
+        """Whether the current computation is not to be captured."""
         return self.is_inside or self.is_closed
 
     @property
     def caller(self) -> nn.Module | None:
-        """The module whose code runs: the innermost that is an attention by its name, else the innermost."""
+        """The module whose code runs: the innermost one named like an attention, otherwise the innermost."""
         if self.is_blind:
             return None
         return self.open[-1] if self.open else self.running[-1][0] if self.running else None
 
     def by_head(self, *tensors: Tensor) -> list[Tensor]:
-        """Tensors of an attention with an axis of sequences and one of heads, which code may lay into one or leave out. The first
+        """The tensors of an attention with axes for sequences and heads, which code may merge or leave out. The first tensor
         has a row for each query."""
         first = tensors[0]
         n = first.shape[:-3].numel()
@@ -119,8 +119,8 @@ class Watch:
     def notify(
         self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
     ) -> Tensor | None:
-        """A call that is complete, and was made `where`. Returns what takes the place of its `z`, if anything."""
-        self.n_told += 1
+        """Passes a complete call, made `where`, to the receiver. Returns the replacement of its `z`, if any."""
+        self.n_captured += 1
         name, (block, run) = self.names[id(module)], where
         layer, of, part = self._numbers.next(name, block or name, run)
         is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
@@ -132,14 +132,14 @@ class Watch:
             "is_token_first": is_token_first,
         }
         call = kind(**place, level=level, implementation=_implementation_of(module) or "eager", **seen)
-        self.is_inside = True  # what is computed of a call is no attention of the model
+        self.is_inside = True  # computations on a call are not the model's
         try:
             return self._take(call)
         finally:
             self.is_inside = False
 
-    def tell_pending(self) -> Tensor | None:
-        """Tells of a pattern that waits for its product with the values, if there is one."""
+    def notify_pending(self) -> Tensor | None:
+        """Passes on a pattern that still waits for its product with the values, if there is one."""
         pending, self.pending = self.pending, None
         if pending is None:
             return None
@@ -155,15 +155,15 @@ class Watch:
         )
 
     def note_silence(self, module: nn.Module) -> None:
-        """Notes a module that has run, is an attention by its name and has parts, where nothing was told of it."""
-        if self.n_told == self.n_told_before and any(module.children()):
+        """Notes a module with parts that is named like an attention and ran without a captured call."""
+        if self.n_captured == self.n_captured_before and any(module.children()):
             self.silent[self.names[id(module)]] = type(module).__name__
 
     def watched(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with every call of it by a module of the model told."""
+        """The wrapped function, which captures every call by a module of the model."""
         signature = inspect.signature(original)
 
-        @functools.wraps(original)  # whoever wraps this in turn asks for its signature
+        @functools.wraps(original)  # other wrappers read its signature
         def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self.is_blind or id(module) not in self.names:
                 return original(module, *args, **kwargs)
@@ -182,7 +182,7 @@ class Watch:
 
 
 _COMPILED = "flex_attention"
-"""The implementation that calls torch.compile, which computes otherwise while operators are watched."""
+"""The implementation that calls torch.compile, which computes differently while operators are watched."""
 
 
 def _implementation_of(module: nn.Module) -> str | None:
@@ -190,7 +190,7 @@ def _implementation_of(module: nn.Module) -> str | None:
 
 
 def _by_head(tensor: Tensor, n: int) -> Tensor:
-    """A tensor of `n` sequences with an axis of its own for them. One that all of them share has it too."""
+    """A tensor of `n` sequences with a separate axis for them, also if all of them share it."""
     if tensor.ndim == 4 and tensor.shape[0] == n:
         return tensor
     rows = tensor.reshape(-1, *tensor.shape[-2:])
@@ -199,7 +199,7 @@ def _by_head(tensor: Tensor, n: int) -> Tensor:
 
 
 def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[str, Any]:
-    """All arguments by name, those behind ** among them."""
+    """All arguments by name, including those in `**kwargs`."""
     given = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -211,45 +211,45 @@ def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[s
 
 
 def is_pair(model: nn.Module) -> bool:
-    """Whether a model has an encoder, and a decoder that reads what it makes."""
+    """Whether a model has an encoder, and a decoder that reads its output."""
     says_so = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     return says_so or any(isinstance(module, nn.Transformer) for module in model.modules())
 
 
 class Hook:
-    """What hears of a module's runs. Copies of the module that are made or saved meanwhile have hooks that hear nothing."""
+    """A hook on a module's runs. In copies of the module, and in saved ones, the hook does nothing."""
 
     def __init__(self, hears: Callable[..., None] | None = None) -> None:
         self._hears = hears
 
     def __call__(self, *seen: Any) -> None:
-        """Hands on what torch tells of a run."""
+        """Calls the callback with the arguments from torch."""
         if self._hears is not None:
             self._hears(*seen)
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        """The hook of a copy."""
+        """A hook without callback, for copies."""
         return Hook, ()
 
 
 @contextmanager
 def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[None]:
-    """Hears of the beginning of a pass, and which attention modules and which of lists are being run, innermost last; with
-    `every_module` which of all."""
+    """A context that tracks the beginning of passes and the running attention modules and modules of lists, innermost last; with
+    `every_module`, all running modules."""
 
     def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
         def enter(module: nn.Module, *_: Any) -> None:
-            if not watch.blocks:  # what begins outside of any block is a layer, or holds all
+            if not watch.blocks:  # a module that starts outside any block is a layer or contains all layers
                 watch.n_runs += 1
             if running is watch.open and not running:
-                watch.n_told_before = watch.n_told
+                watch.n_captured_before = watch.n_captured
             running.append(module)
 
         def leave(module: nn.Module, _: Any, output: Any) -> None:
-            if running and running[-1] is module:  # else a hook before ours raised, and it was never entered
+            if running and running[-1] is module:  # otherwise an earlier hook raised, and `enter` was not called
                 running.pop()
-            if not watch.open:  # no product of its pattern and values can follow
-                watch.tell_pending()
+            if not watch.open:  # its product of pattern and values cannot follow any more
+                watch.notify_pending()
                 if running is watch.open and output is not None:
                     watch.note_silence(module)
 
@@ -267,7 +267,7 @@ def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[N
     def begin_model(*_: Any) -> None:
         watch.begin_pass()
         for running in (watch.open, watch.blocks, watch.running):
-            running.clear()  # of a pass that was interrupted, which calls no hook
+            running.clear()  # left by an interrupted pass, which calls no hook
 
     handles = [model.register_forward_pre_hook(Hook(begin_model))]
     for name, module in model.named_modules():
@@ -284,13 +284,14 @@ def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[N
 
 
 def is_attention(name: str, module: nn.Module) -> bool:
-    """Whether a module is an attention, or holds one, by what it is called."""
+    """Whether a module is or contains an attention, judged by its name."""
     return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
 
 
 @contextmanager
 def _wrapped_registry(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """The functions of the registry that the model's modules ask for, watched: those of all models, and of its own files."""
+    """A context in which the functions of the registry that the model uses are wrapped: the common ones and those of its
+    files."""
     if "transformers" not in sys.modules:
         yield
         return
@@ -313,7 +314,7 @@ def _wrapped_registry(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def _wrapped_files(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """`eager_attention_forward` of the modelling files, watched."""
+    """A context in which `eager_attention_forward` of the modelling files is wrapped."""
     changed = [
         (file, file.eager_attention_forward) for file in _files(model) if hasattr(file, "eager_attention_forward")
     ]
@@ -327,17 +328,17 @@ def _wrapped_files(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 
 def _files(model: nn.Module) -> list[Any]:
-    """The Python modules that the classes of the model's parts come from."""
+    """The Python modules that define the classes of the model's parts."""
     names = dict.fromkeys(type(module).__module__ for module in model.modules())
     return [sys.modules[name] for name in names if name in sys.modules and not name.startswith("torch.")]
 
 
 _LIBRARIES = ("torch.", "transformers.pytorch_utils")
-"""Where the layers come from that an attention is made of."""
+"""The modules that define the layers inside an attention."""
 
 
 def _writes_out(model: nn.Module) -> bool:
-    """Whether some attention of the model may go past the registry, and has to be seen by torch's own functions."""
+    """Whether an attention of the model may not use the registry, and must be captured at torch's functions."""
     parts = (
         module
         for name, module in model.named_modules()
@@ -359,7 +360,7 @@ _SAME_SHARES = {
     Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.view, Tensor.reshape, torch.reshape,
     Tensor.contiguous, Tensor.type_as, nn.functional.dropout, torch.dropout,
 }  # fmt: skip
-"""What leaves the shares of a pattern as they are: another dtype or shape, and dropout, which does nothing in evaluation."""
+"""Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does nothing in evaluation."""
 
 
 _DROPPING = {nn.functional.dropout, torch.dropout}
@@ -377,18 +378,18 @@ _SEEN_MULTI_HEAD = FunctionType(
     {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False},
     argdefs=_MULTI_HEAD.__defaults__,
 )
-"""The same code, which does not hand itself over to a mode, so that the mode is handed what it calls."""
+"""Functions without their dispatch to modes, so that the mode receives the functions that they call."""
 
 
 class _FunctionWatch(TorchFunctionMode):
-    """Sees `scaled_dot_product_attention` and softmax where a modelling file calls them itself."""
+    """Captures `scaled_dot_product_attention` and softmax called by a modelling file itself."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Runs the function, and looks at it if it is part of an attention."""
+        """Runs the function, and captures it if it is part of an attention."""
         kwargs = kwargs or {}
         caller = self._watch.caller
         if caller is None:
@@ -436,7 +437,7 @@ class _FunctionWatch(TorchFunctionMode):
         return z if changed is None else changed.reshape(z.shape)
 
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What nn.MultiheadAttention calls, whose operators a mode does not see. The batch is its second axis."""
+        """Runs the function behind nn.MultiheadAttention, whose operators a mode does not see. The batch is its second axis."""
         query = args[0] if args else kwargs["query"]
         watch = self._watch
         before = watch.batch, watch.may_lack_batch
@@ -448,11 +449,11 @@ class _FunctionWatch(TorchFunctionMode):
             watch.batch, watch.may_lack_batch = before
 
     def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
-        """A softmax over the last axis of something with a query and a key axis waits for its product."""
+        """Stores a softmax over the keys until its product with the values."""
         scores = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
-            self._watch.tell_pending()
+            self._watch.notify_pending()
             self._watch.pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
 
     def _follow(self, pending: _Pending, func: Any, args: Any, kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
@@ -462,7 +463,7 @@ class _FunctionWatch(TorchFunctionMode):
             return result
         if func in _PRODUCTS:
             pending.v, pending.z = args[1], result
-            changed = self._watch.tell_pending()
+            changed = self._watch.notify_pending()
             return result if changed is None else changed.reshape(result.shape)
         if func in _SAME_SHARES and result.numel() == pending.pattern.numel():
             pending.hold(result)
@@ -470,7 +471,7 @@ class _FunctionWatch(TorchFunctionMode):
         return result
 
     def _follow_einsum(self, pending: _Pending, args: Any, result: Tensor) -> Tensor:
-        """The product with the values, where it is written as an einsum of two tensors."""
+        """Captures the product with the values if it is an einsum of two tensors."""
         equation, *tensors = args
         at = next((i for i, tensor in enumerate(tensors) if pending.is_held(tensor)), None)
         orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
@@ -479,15 +480,15 @@ class _FunctionWatch(TorchFunctionMode):
         of_values, of_output = orders
         pending.v, pending.z = tensors[1 - at].permute(of_values), result.permute(of_output)
         shape = pending.z.shape
-        changed = self._watch.tell_pending()
+        changed = self._watch.notify_pending()
         if changed is None:
             return result
         return changed.reshape(shape).permute([of_output.index(axis) for axis in range(len(of_output))])
 
 
 def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """The axes of the values and of the output in the order of batch, head, place and width, if an einsum of two tensors, number
-    `at` of which is a pattern, is its product with values. `n_axes` are those of both tensors.
+    """The axes of values and output in the order batch, head, position, width, if an einsum of two tensors is the product of a
+    pattern, tensor number `at`, with values. `n_axes` are the numbers of axes of both tensors.
 
     >>> _product_axes("bhqk,bkhd->bqhd", 0, [4, 4])
     ([0, 2, 1, 3], [0, 2, 1, 3])
@@ -510,7 +511,7 @@ def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[i
 
 
 class _Pending:
-    """A pattern that waits for the product with its values; `storages` are those of the tensors that hold its shares."""
+    """A pattern that waits for its product with the values; `storages` are those of the tensors with its weights."""
 
     def __init__(self, module: nn.Module, where: tuple[str | None, int], scores: Tensor, pattern: Tensor) -> None:
         self.module, self.where, self.scores, self.pattern = module, where, scores, pattern
@@ -522,10 +523,10 @@ class _Pending:
         self.hold(pattern)
 
     def is_held(self, value: Any) -> bool:
-        """Whether something is a tensor with the same shares."""
+        """Whether a value is a tensor with the same weights."""
         return isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.storages
 
     def hold(self, tensor: Tensor) -> None:
-        """Another tensor with the same shares. It stays alive, so that its memory is not used again."""
+        """Adds a tensor with the same weights. It is kept alive, so that its memory is not reused."""
         self._held.append(tensor)
         self.storages.add(tensor.untyped_storage().data_ptr())

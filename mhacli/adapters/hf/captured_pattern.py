@@ -1,4 +1,4 @@
-"""What a captured attention comes to: its mask as a predicate, what is added to its scores, and its pattern to ask for."""
+"""Turns a captured attention call into a mask predicate, an additive bias and a pattern that can be evaluated tile by tile."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from mhacli.attention.tiled.scores import ComputedPattern, Scores, tensor_bias
 from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, pattern_of
 
 FORBIDDING = -9e3
-"""What is added to a score from here down forbids its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
+"""A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
 _MOST_LSE = 1e28
-"""A log-sum-exp beyond this is that of a query without keys, whose scores are all −∞ or the lowest number."""
+"""A log-sum-exp beyond this belongs to a query without keys, whose scores are all −∞ or the lowest number."""
 
 
 KEPT_MASKS = 4
-"""A model has one mask, or one for layers with a window and one for those without; a pair one for each kind of attention."""
+"""The number of masks kept: a model has one, or two with and without a window; an encoder-decoder has one per kind of
+attention."""
 
 
 Added = tuple[Mask | None, Tensor | None]
-"""Which cells may be attended to, and what else is added to the scores."""
+"""The mask, and the bias added to the scores."""
 
 
 class KnownMasks:
-    """The masks of a pass, each made ready once: a model hands the same tensor to many layers. The last few are kept, for
-    others make a tensor for every layer, which is as large as its pattern. The model's own tensors are not held."""
+    """A cache of the prepared masks of a pass, because many models pass the same tensor to all layers. Only the last few are
+    kept, because other models make a tensor as large as the pattern for every layer. The model's own tensors are not kept
+    alive."""
 
     def __init__(self) -> None:
         self._known: dict[object, Added] = {}
 
     def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
-        """The mask of a call."""
-        rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ in their padded queries alone
+        """The mask and bias of a call."""
+        rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ only in their padded queries
         key = (*self.key(call), rows, _place(call.mask), _place(call.bias))
         if key not in self._known:
             while len(self._known) >= KEPT_MASKS:
@@ -49,13 +51,13 @@ class KnownMasks:
 
     @staticmethod
     def key(call: ScoredCall) -> tuple[object, ...]:
-        """What a mask depends on besides its tensors."""
+        """The settings besides tensors that a mask depends on."""
         return (call.causal, call.device, tuple(call.q.shape[:3]), call.k.shape[2])
 
 
 def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
-    """Where a tensor lies, how it is laid out, and how often it was written to in place, which inference mode does not count. The
-    name of its storage is not given to another one while the reference exists, which does not keep the storage alive."""
+    """A key of a tensor: its storage, layout, and number of writes in place, which inference mode does not count. While the weak
+    reference exists, no other storage gets the same identity; it does not keep the storage alive."""
     if tensor is None:
         return None
     version = 0 if tensor.is_inference() else tensor._version
@@ -64,7 +66,7 @@ def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
 
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
-    """A captured attention to ask, all heads of it; `real` are the queries that are tokens."""
+    """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding."""
     if isinstance(call, ScoredCall):
         return _of_scores(call, *known.of(call, real))
     assert isinstance(call, SoftmaxCall)
@@ -86,8 +88,8 @@ def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> A
 
 @dataclass(frozen=True)
 class CapturedPattern(ComputedPattern):
-    """A pattern that a model computed whole from `scores`, asked in float32 at least: float64 would claim what its shares
-    cannot hold."""
+    """A pattern that a model computed in full from `scores`, evaluated in at least float32; float64 would suggest precision that
+    its weights do not have."""
 
     scores: Float[Tensor, "batch head query key"] = field(kw_only=True)
 
@@ -103,15 +105,15 @@ class CapturedPattern(ComputedPattern):
         return CapturedPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
 
     def of_queries(self, queries: Int[Tensor, " query"]) -> CapturedPattern:
-        """The rows of some queries, wherever they stand."""
+        """The rows of some queries, in any order."""
         allowed = None if self.allowed is None else masks.of_queries(self.allowed, queries)
         return CapturedPattern(self.pattern[:, :, queries], allowed, scores=self.scores[:, :, queries])
 
 
 def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> AttentionResult:
-    """A pattern that was seen whole. A cell is forbidden where its share is 0 because its score was put far down.
+    """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
 
-    16-bit shares, of which a row does not add up, are made again from their scores.
+    Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
     """
     hidden = (call.pattern == 0) & (call.scores <= FORBIDDING)
     keep = _alike(~hidden) & real[:, None, :, None]
@@ -125,18 +127,18 @@ def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> Attenti
 
 
 def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
-    """With a head axis of 1 where all heads see the same."""
+    """The mask with a head axis of 1 if it is equal for all heads."""
     return keep[:, :1] if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()) else keep
 
 
 def _copied(keep: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
-    """A copy of what a tensor holds, as often as it is repeated."""
+    """A copy of a tensor's data that keeps expanded axes expanded."""
     once = keep[tuple(slice(0, 1) if step == 0 else slice(None) for step in keep.stride())]
     return once.clone().expand(keep.shape)
 
 
 def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
-    """Which cells may be attended to, and what else is added to the scores."""
+    """The mask of a call, and the bias added to its scores."""
     rules: list[Mask] = [masks.causal()] if call.causal else []
     added: list[Tensor] = []
     for tensor in (call.mask, call.bias):
@@ -157,9 +159,9 @@ def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask |
 
 
 def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
-    """The matrices of an attention, of which nobody made all: `qk`, `scores`, `pattern`, and what was `allowed`.
+    """The matrices of an attention, computed where the model did not: `qk`, `scores`, `pattern` and `allowed`.
 
-    In float32 at least; the weights are those that statistics are made of. `scores` is −∞ where a cell is masked.
+    They are at least float32, and the weights equal those of the statistics. `scores` is −∞ at masked cells.
     """
     pattern, (batch, _, n_queries, n_keys) = attention.pattern, attention.shape
     q_idx, k_idx = (torch.arange(n, device=pattern.like.device) for n in (n_queries, n_keys))

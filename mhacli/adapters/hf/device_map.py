@@ -1,4 +1,4 @@
-"""A model in several places: its layers on GPUs, the CPU and the disk by accelerate, or every layer split over processes.
+"""Models on several devices: layers on GPUs, CPU and disk by accelerate, or every layer split over processes.
 
 Source: transformers 5, integrations/accelerate.py and distributed/; accelerate 1, hooks.py.
 """
@@ -23,11 +23,11 @@ from mhacli.requests.device_map import DeviceMap
 
 EXTRA = "device-map"
 _PART_FOR_WEIGHTS = 0.9
-"""Of free memory: the rest is for what a pass makes."""
+"""The fraction of free memory for weights; the rest is for activations."""
 
 
 def accelerate() -> Any:
-    """The library that spreads models. Raises `MhaError` where it is missing."""
+    """The library accelerate. Raises `MhaError` if it is not installed."""
     try:
         return importlib.import_module("accelerate")
     except ImportError:
@@ -54,7 +54,7 @@ def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap
 
 
 def _free_memory() -> dict[int | str, int]:
-    """What weights may take of each device, and of the CPU what this process may."""
+    """The memory that weights may use on each device, on the CPU within the limit of this process."""
     free: dict[int | str, int] = importlib.import_module("accelerate.utils").get_max_memory()
     if "cpu" in free:
         free["cpu"] = min(free["cpu"], memory.available_bytes())
@@ -62,8 +62,8 @@ def _free_memory() -> dict[int | str, int]:
 
 
 def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint) -> dict[str, str]:
-    """The devices by the names that the model has. A checkpoint may have a language head that this model leaves out, or put a
-    prefix before the names of its layers. Raises `MhaError`."""
+    """The map with the module names of the model. A checkpoint may have a language head that this model leaves out, or a prefix
+    before the names of its layers. Raises `MhaError`."""
     names = {name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())}
     prefix = f"{model.base_model_prefix}."
     devices: dict[str, str] = {}
@@ -89,7 +89,7 @@ def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint)
 
 
 def _parts(model: nn.Module) -> Iterator[str]:
-    """The names of a model's parts, a list of layers as its first and last."""
+    """The names of a model's parts, with the first and last of each list of layers."""
     for name, child in model.named_children():
         yield f"{name}.0 … {name}.{len(child) - 1}" if isinstance(child, nn.ModuleList) and len(child) else name
 
@@ -103,7 +103,7 @@ def _refused(message: str, hint: str) -> MhaError:
 
 
 def where_weights_are(model: nn.Module) -> str | None:
-    """How much of a model lies where, in words; None where all of it is in one place."""
+    """A description of how much of a model is on which device; None if all of it is on one."""
     placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
     if placed is None:
         return None
@@ -119,7 +119,7 @@ def where_weights_are(model: nn.Module) -> str | None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model takes its inputs: by the hooks that fetch weights from the CPU or the disk, else by its weights."""
+    """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise by its weights."""
     for module in model.modules():
         for hook in _hooks(module):
             device = getattr(hook, "execution_device", None)
@@ -129,8 +129,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 class _Copied(Mapping[str, Tensor]):
-    """The weights that a hook fetches, copied out of the file that they are mapped from: where a number lies in memory decides
-    which kernel multiplies it, and so its last bits."""
+    """The weights that a hook fetches, copied from the mapped file: the alignment in memory decides which kernel multiplies them,
+    and so the last bits of the result."""
 
     def __init__(self, mapped: Mapping[str, Tensor]) -> None:
         self._mapped = mapped
@@ -146,15 +146,15 @@ class _Copied(Mapping[str, Tensor]):
 
 
 def copy_when_fetched(model: nn.Module) -> None:
-    """Makes a model fetch copies of its weights, as one that is whole has copies of them."""
+    """Makes a model fetch copies of its weights, like the copies in a model on one device."""
     for hook in (hook for module in model.modules() for hook in _hooks(module)):
         if getattr(hook, "weights_map", None) is not None:
             hook.weights_map = _Copied(hook.weights_map)
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Any:
-    """A parameter of a module, or the None in its place, read from where it waits if it is not there. To write to one that was
-    read changes nothing."""
+    """A parameter of a module, or None in its place, read from CPU or disk if it is not on the device. Writing to one that was
+    read has no effect."""
     tensor = getattr(module, name, None)
     if tensor is None or not tensor.is_meta:
         return tensor
@@ -163,7 +163,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Any:
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """What accelerate has put on a module."""
+    """The hooks of accelerate on a module."""
     hook = getattr(module, "_hf_hook", None)
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
 
@@ -172,8 +172,8 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
 
 
 def split(config: Any, ranks: Ranks) -> dict[str, Any]:
-    """The keywords with which transformers splits every layer over the ranks. Raises `MhaError` for a family that it has no plan
-    for, and for heads that the ranks cannot share."""
+    """The keywords with which transformers splits every layer over the ranks. Raises `MhaError` for a family without a plan, and
+    for a number of heads that the number of ranks does not divide."""
     wanted = importlib.import_module("transformers.distributed").DistributedConfig
     if "tp_plan" not in wanted.__dataclass_fields__:
         raise MhaError(
@@ -201,11 +201,11 @@ def split(config: Any, ranks: Ranks) -> dict[str, Any]:
 
 
 _WITH_PART_OF_HEADS = ("colwise", "packed_colwise")
-"""The styles of a plan after which a rank has the queries, keys or values of its own heads alone. Source: tensor_parallel.py."""
+"""The styles in a plan that give a rank the queries, keys or values of only its heads. Source: tensor_parallel.py."""
 
 
 def has_part_of_heads(model: nn.Module, attention: str) -> bool:
-    """Whether the attention of that name computes this rank's heads alone; else it computes all of them on each rank."""
+    """Whether the attention of this name computes only the heads of this rank; otherwise every rank computes all."""
     return _splits_heads(getattr(model, "_tp_plan", None) or {}, re.sub(r"(?<=\.)\d+(?=\.|$)", "*", attention) + ".")
 
 
@@ -217,11 +217,11 @@ def _splits_heads(plan: Mapping[str, str], within: str) -> bool:
 
 
 def is_split(model: nn.Module) -> bool:
-    """Whether a model is one of several processes, each of which has a part of every layer."""
+    """Whether every layer of a model is split over several processes."""
     return (getattr(model, "_tp_size", None) or 1) > 1
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What of a tensor is in this process."""
+    """The part of a tensor in this process."""
     to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()

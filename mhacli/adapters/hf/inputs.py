@@ -1,4 +1,4 @@
-"""A forward pass of a model: from tokens to what it takes, and whose fault it is where it raises."""
+"""A forward pass of a model: its inputs from tokens, and its errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FROM_PYTHON = "mhacli.adapters.hf.capture watches any model from Python"
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The texts of a pass and the keywords for the model. In a model of two halves `context` is what the encoder reads, and
-    the `sequences` are the decoder's."""
+    """The texts of a pass and the keywords for the model. In an encoder-decoder, the encoder reads `context` and the decoder
+    `sequences`."""
 
     sequences: tuple[TokenSequence, ...]
     context: tuple[TokenSequence, ...] | None
@@ -67,7 +67,7 @@ def make_inputs(
 
 
 def n_vocabulary_of(config: Any) -> int:
-    """How many ids a model has rows for. Raises `UsageError` for one that reads no tokens of a vocabulary."""
+    """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
         raise UsageError(
@@ -77,12 +77,12 @@ def n_vocabulary_of(config: Any) -> int:
 
 
 def _compares_pictures(model: Any) -> bool:
-    """Whether a model compares texts with pictures, by its scale of their likeness; one that only may see pictures has none."""
+    """Whether a model compares texts with images: it has a scale of their similarity, unlike models that only read images."""
     return hasattr(model, "vision_model") and hasattr(model, "logit_scale")
 
 
 def _first_position(model: Any) -> int:
-    """The number of a text's first position: where the table has a row for padding, the one behind it."""
+    """The index of a text's first position, after the row for padding if the table has one."""
     tables = (getattr(module, "position_embeddings", None) for module in model.modules())
     rows = (getattr(table, "padding_idx", None) for table in tables)
     return next((row + 1 for row in rows if row is not None), 0)
@@ -91,7 +91,7 @@ def _first_position(model: Any) -> int:
 def _family(
     prefix: str, sequences: Sequence[TokenSequence], side: PaddingSide, pad_id: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Ids, and the mask for padding where there is any: without one a model takes its quickest path."""
+    """The ids, and a mask if there is padding; without a mask a model takes its fastest path."""
     longest = max(len(sequence.ids) for sequence in sequences)
 
     def filled(row: Sequence[int], fill: int) -> list[int]:
@@ -108,7 +108,7 @@ def _family(
 
 
 def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two outputs hold the same bits, NaN being like NaN."""
+    """Whether two outputs are bit for bit equal, NaN being equal to NaN."""
     pairs = [(one[name], other.get(name)) for name in one if isinstance(one[name], Tensor)]
     return bool(pairs) and all(
         isinstance(b, Tensor) and a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
@@ -122,26 +122,26 @@ def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 T = TypeVar("T")
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _PASSING = ("__torch_function__", "__torch_dispatch__")
-"""Where torch hands over every operator, the model's and ours alike: who asked for it stands further out."""
+"""Functions that torch calls for every operator, those of the model and of mha; the caller is further out in the stack."""
 _NO_MEMORY = ("allocate memory", "out of memory")
 
 
 def called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
-    """What a function that the model calls returns. What it raises is the model's, though this package calls it in its place."""
+    """The result of a function called on behalf of the model. Its exceptions count as the model's."""
     return function(*args, **keywords)
 
 
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What one pass of a model gives, without a cache of keys and values. Raises `MhaError` as `run_model` does."""
+    """The outputs of one pass of a model without a KV cache. Raises `MhaError` as `run_model` does."""
     without = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     return dict(run_model(model, lambda: model(**keywords, **without)))
 
 
 def run_model(model: Any, run: Callable[[], T]) -> T:
-    """What `run`, which calls the model, returns.
+    """The result of `run`, which calls the model.
 
-    Raises `MhaError` for what the model's own code raises, such as for sizes in its config that do not go together: its
-    message, and the part that was running. What this package raises while it looks at a pass stays as it is.
+    Raises `MhaError` for exceptions of the model's code, such as inconsistent sizes in its config, with their message and the
+    running module. Exceptions of mha during a pass are not changed.
     """
     try:
         return run()
@@ -155,7 +155,7 @@ def run_model(model: Any, run: Callable[[], T]) -> T:
 
 
 def _is_of_model(frames: list[FrameType], model: Any, run: Callable[[], Any]) -> bool:
-    """Whether the innermost frame that is neither a library's nor torch's is the model's, or one that calls it or for it."""
+    """Whether the innermost frame outside of torch and other libraries belongs to the model, or calls it or on its behalf."""
     files = {os.path.dirname(path) for path in _files(model)}
     for frame in reversed(frames):
         path = frame.f_code.co_filename
@@ -169,7 +169,7 @@ def _is_of_model(frames: list[FrameType], model: Any, run: Callable[[], Any]) ->
 
 
 def _files(model: nn.Module) -> Iterator[str]:
-    """The modelling files of the classes that the model is made of, torch's aside."""
+    """The files of the classes of the model's parts, except those of torch."""
     for kind in {type(module) for module in model.modules()}:
         forward = getattr(kind.forward, "__code__", None)
         if forward is not None and not kind.__module__.startswith("torch."):

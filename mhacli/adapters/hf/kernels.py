@@ -1,4 +1,4 @@
-"""Which of torch's kernels computes an attention, seen where torch hands operators to its devices."""
+"""Finds which of torch's kernels computes an attention, where torch dispatches operators to devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FUSED = re.compile(r"_scaled_dot_product_(?:fused_)?(\w+?)_?attention(?:_for_cp
 
 
 class KernelWatch(TorchDispatchMode):
-    """Sees which of torch's kernels computed an attention, and takes the log-sum-exp that it gives besides."""
+    """Records which of torch's kernels computed an attention, and the log-sum-exp that it returned."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -22,10 +22,10 @@ class KernelWatch(TorchDispatchMode):
         self.lse: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator, and looks at it if it is an attention."""
+        """Runs the operator, and records it if it is an attention."""
         result = func(*args, **(kwargs or {}))
         found = _FUSED.search(func.overloadpacket.__name__)
-        if found is not None and self.kernel is None:  # what another capture computes of the call comes after it
+        if found is not None and self.kernel is None:  # later kernels are computations of another capture
             self.kernel = found[1]
             lse = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             is_lse = isinstance(lse, Tensor) and lse.ndim == 3 and lse.numel() > 0
@@ -33,7 +33,7 @@ class KernelWatch(TorchDispatchMode):
         return result
 
     def lse_of(self, q: Float[Tensor, "batch head query d_head"]) -> Float[Tensor, "batch head query"] | None:
-        """The log-sum-exp of these queries. None where the kernel gave none, or rounded it as its 16-bit inputs are."""
+        """The log-sum-exp of these queries; None if the kernel returned none, or rounded it to 16 bits like its inputs."""
         if self.lse is None or q.dtype not in (torch.float32, torch.float64):
             return None
         lse = self.lse[..., : q.shape[2]]

@@ -1,4 +1,4 @@
-"""Which layer of a model a module belongs to, and whose tokens its attention reads, by its name."""
+"""The layer and the kind of attention of a module, by its name."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def is_numbered(name: str) -> bool:
 class LayerNumbers:
     """Numbers the attentions of one pass, in the order in which they run.
 
-    A layer is one run of a module of the list of layers. It has the number that it has there; where that was already, since
-    layers share a module or lists follow each other, it is the next one.
+    A layer is one run of a module of the list of layers. It has the number of this module; if that is taken, because layers share
+    a module or one list follows another, it gets the next number.
     """
 
     def __init__(self, *, is_pair: bool) -> None:
@@ -66,12 +66,12 @@ class LayerNumbers:
 
 
 def n_attentions_of(config: Any) -> int:
-    """How many attentions a pass has, as far as the config says: a decoder that reads an encoder has two in each layer."""
+    """The number of attentions in a pass by the config; a decoder that reads an encoder has two in each layer."""
     return sum(n for _, n in _stacks(config))
 
 
 def _stacks(config: Any) -> list[LayerKey]:
-    """The kinds of attention that a pass has, and how many layers of each."""
+    """The kinds of attention in a pass, with the number of layers of each."""
     n = n_layers_of(config)
     if not config.is_encoder_decoder:
         return [("self", n)]
@@ -80,13 +80,13 @@ def _stacks(config: Any) -> list[LayerKey]:
 
 
 def n_layers_of(config: Any) -> int:
-    """How many layers a config has; of a model of two halves those of the decoder; 0 where it does not say one number."""
+    """The number of layers in a config, in an encoder-decoder that of the decoder; 0 if there is no single number."""
     found = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 0)
     return found if isinstance(found, int) else 0
 
 
 def size_of(config: Any, name: str) -> int:
-    """A size that a config names, the largest where it has one for each layer; 0 where it names none."""
+    """A size in a config, the largest if it has one per layer; 0 if it is missing."""
     value = getattr(config, name, None) or 0
     return max((int(one) for one in value if one), default=0) if isinstance(value, (list, tuple)) else int(value)
 
@@ -94,8 +94,8 @@ def size_of(config: Any, name: str) -> int:
 def without_attention(
     config: Any, found: Sequence[LayerKey], unfit: Mapping[LayerKey, str]
 ) -> tuple[NonAttentionLayer, ...]:
-    """The layers in which no attention was seen, with why it is `unfit` to be shown, or else what the config calls their type.
-    Of a model of two halves each kind of attention is told of its own."""
+    """The layers without a captured attention, with the reason if it is `unfit`, otherwise with their type in the config. In an
+    encoder-decoder, each kind of attention is listed separately."""
     types = dict(enumerate(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()))
 
     def instead(kind: AttentionKind, number: int) -> str:
@@ -109,12 +109,12 @@ def without_attention(
 
 
 def positions_of(model: Any) -> str:
-    """How the tokens of a model know their place, by the parts that it is made of."""
+    """The position encoding of a model, by its parts."""
     config = model.config.get_text_config(decoder=True)
     kinds = {type(module).__name__ for module in model.modules()}
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "alibi"  # Falcon makes its rotation all the same, and leaves it unused
+        return "alibi"  # Falcon has a rotation too, but does not use it
     if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
         return "rope-interleaved" if config.model_type in ("gptj", "codegen", "cohere") else "rope"
     if "relative_attention_bias" in names or getattr(config, "relative_attention", False):
@@ -124,7 +124,7 @@ def positions_of(model: Any) -> str:
 
 
 def most_positions(config: Any) -> int | None:
-    """How many positions a model was made for; None where it has no such limit, as with distances that fade or are binned."""
+    """The largest number of positions of a model; None if it has no such limit, as with ALiBi or binned distances."""
     text = config.get_text_config(decoder=True)
     is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(text, "relative_attention", False)
     if is_binned or getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
@@ -137,12 +137,12 @@ def most_positions(config: Any) -> int | None:
                 if text.model_type in ("roberta", "xlm-roberta", "camembert")
                 else None
             )
-            return value - (pad + 1 if isinstance(pad, int) else 0)  # these count from behind the padding's own row
+            return value - (pad + 1 if isinstance(pad, int) else 0)  # these count from after the row for padding
     return None
 
 
 def rope_theta_of(config: Any, layer: int) -> float:
-    """The base of the rotary angles of a layer, by its type where types have different ones; 10000 where a config names none."""
+    """The base of the rotary angles of a layer, by its type if types differ; 10000 if the config has none."""
     text = config.get_text_config(decoder=True)
     types = list(getattr(text, "layer_types", None) or ())
     named = getattr(text, "rope_parameters", None) or {}

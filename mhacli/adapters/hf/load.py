@@ -1,4 +1,4 @@
-"""A checkpoint made ready: from a folder, or by its id from a hub, with weights from safetensors alone and no foreign code."""
+"""Loads a checkpoint from a folder or a hub, with weights only from safetensors files and without code from the checkpoint."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from mhacli.text.tokenizers import silent_stderr
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
-"""Heads on top of the layers, which no attention depends on: a checkpoint of another task has others."""
+"""Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack them."""
 
 
 LanguageHead = Literal["generate", "predict"]
-"""To generate a model must have a head; to predict the next or a masked token it is loaded with the head that it has."""
+"""`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next or a masked token."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation on its devices, with its checked folder. `revision` is that of a hub, None for a folder. `ranks` are
-    the processes that every layer is split over, None where it is whole."""
+    """A model in evaluation mode on its devices, with its checked folder. `revision` is that of a hub, None for a folder.
+    `ranks` are the processes that every layer is split over, None if it is not split."""
 
     model: Any
     checkpoint: Checkpoint
@@ -58,27 +58,27 @@ class Loaded:
 
     @property
     def config(self) -> Any:
-        """transformers' own config."""
+        """The config of transformers."""
         return self.model.config
 
     @property
     def text_config(self) -> Any:
-        """The part of it that is about text."""
+        """The part of the config about text."""
         return self.config.get_text_config(decoder=True)
 
     @property
     def device(self) -> torch.device:
-        """Where it takes its inputs."""
+        """The device of its inputs."""
         return device_of(self.model)
 
     @property
     def dtype(self) -> str:
-        """The dtype of its numbers."""
+        """The dtype of its weights."""
         return str(self.model.dtype).removeprefix("torch.")
 
 
 def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
-    """The checked folder that a path or a hub's id names, and the revision of the latter. Raises `MhaError`."""
+    """The checked folder of a path or of an id on a hub, and the revision of the latter. Raises `MhaError`."""
     if not is_hub_id(source):
         return read_checkpoint(source), None
     transformers()
@@ -97,7 +97,7 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
 
 
 def _what_to_type(source: str, fault: Exception) -> str:
-    """How a checkpoint is named, and in words what the hub said where it did."""
+    """The hint on how to name a checkpoint, with the message of the hub if there is one."""
     named = "give the path of a folder with config.json, such as --model ./MiniLM"
     if "/" not in source:
         return f"there is no folder {source} here; {named}, or an id such as org/name"
@@ -110,18 +110,18 @@ def _what_to_type(source: str, fault: Exception) -> str:
 
 
 def _causes(fault: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from."""
+    """An exception and the chain of its causes."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__
 
 
 def load_config(checkpoint: Checkpoint) -> Any:
-    """transformers' config of a checked folder. Raises `MhaError` for a family that it does not know."""
+    """The config of a checked folder. Raises `MhaError` for a family that transformers does not know."""
     library, path = transformers(), checkpoint.path
     with offline():
         config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
-    config.return_dict = True  # what a pass gives is read by names, whatever the file says
+    config.return_dict = True  # outputs are read by name, whatever the file says
     return config
 
 
@@ -137,10 +137,11 @@ def load_model(
     head: LanguageHead | None = None,
     allow_nonfinite: bool = False,
 ) -> Loaded:
-    """The model of a checked folder, in its own dtype unless another is asked for; with a language `head` if one is asked for.
+    """The model of a checked folder, in `dtype` or its own, with a language `head` if requested, on `device` or by a
+    `device_map`.
 
-    It is on `device`, or where a `device_map` says. Raises `MhaError` for tensors that are missing or do not fit, numbers that
-    are not finite, weights that memory cannot take, and a map that does not fit the model.
+    Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do not fit into memory, and
+    for a map that does not fit the model.
     """
     library = transformers()
     if device_map is not None:
@@ -158,7 +159,7 @@ def load_model(
             placing = spread(kind, config, checkpoint, device_map)
         model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
         notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
-        _own_memory(model)
+        _copy_weights(model)
         copy_when_fetched(model)
         if not allow_nonfinite:
             _require_finite(model, checkpoint.path)
@@ -171,7 +172,7 @@ def load_model(
 
 
 def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placing: dict[str, Any]) -> tuple[Any, Any]:
-    """transformers' model, and what it says of its loading."""
+    """The model, and transformers' report on its loading."""
     with offline():
         loaded: tuple[Any, Any] = guarded(
             "the config and the weights",
@@ -192,7 +193,7 @@ def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placi
 
 
 def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
-    """The class that makes the model. Of heads that predict, the one that the checkpoint was saved with, or none."""
+    """The class of the model; with `predict`, the one with the head that the checkpoint was saved with, if any."""
     saved_as = (config.architectures or [""])[0]
     can_predict = head == "generate" or saved_as.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     if head == "predict" and saved_as.endswith("ForMaskedLM"):
@@ -203,7 +204,7 @@ def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
 
 
 def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
-    """Raises `MhaError` before the first tensor, where the weights do not fit. They are held once, and the largest twice."""
+    """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The largest is held twice."""
     item = None if dtype is None else torch.empty(0, dtype=getattr(torch, dtype)).element_size()
     sizes = [
         t.n_bytes if item is None else t.n_bytes // _DTYPES.get(t.dtype, 1) * item for t in checkpoint.tensors.values()
@@ -220,9 +221,9 @@ def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.devic
 
 
 def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
-    """Raises `MhaError` where weights of the model are not in the files: they would be random. Returns what to tell.
+    """The notes on missing weights. Raises `MhaError` for weights that are not in the files, because they would be random.
 
-    With a language `head` nothing may be missing, for it says what is generated.
+    With a language `head` nothing may be missing, because it decides what is generated.
     """
     missing = sorted(info["missing_keys"])
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
@@ -238,12 +239,12 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
 
-def _own_memory(model: nn.Module) -> None:
-    """Copies the weights out of the files that they are mapped from: a map dies with the process where its file is cut."""
+def _copy_weights(model: nn.Module) -> None:
+    """Copies the weights from the mapped files: if a mapped file is truncated, reading it ends the process."""
     copied: dict[object, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type != "cpu" or own_part(tensor) is not tensor:
-            continue  # on another device, on the disk, or read in parts
+            continue  # on another device or on the disk, or read in parts
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
 
@@ -268,11 +269,11 @@ def _require_finite(model: nn.Module, path: str) -> None:
 
 T = TypeVar("T")
 OLDEST = (5, 3)
-"""Earlier releases of transformers had holes through which a config.json ran code."""
+"""Earlier releases of transformers have vulnerabilities by which a config.json can run code."""
 
 
 def transformers() -> Any:
-    """The library, at a release without known holes, and silent. Raises `MhaError` where it is missing or too old."""
+    """The library transformers, silenced. Raises `MhaError` if it is missing, or too old to be safe."""
     os.environ.setdefault("RUST_BACKTRACE", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -297,7 +298,7 @@ def transformers() -> Any:
 
 
 def guarded(what: str, path: str, call: Callable[[], T]) -> T:
-    """What a call of the libraries gives. A fault in it, a panic of their native code among them, is one line of ours."""
+    """The result of a call of the libraries. Its exceptions, also panics of native code, become an `MhaError` of one line."""
     try:
         with silent_stderr():
             return call()
@@ -305,15 +306,15 @@ def guarded(what: str, path: str, call: Callable[[], T]) -> T:
         raise
     except BaseException as fault:
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
-            raise  # an interrupt is none of the file's faults
-        said = _said_by(fault)
+            raise  # an interrupt is not a fault of the file
+        said = _first_line(fault)
         raise MhaError(
             f"{what} of {path} cannot be used by transformers: {said:.300}", code="bad-file", path=path
         ) from None
 
 
-def _said_by(fault: BaseException) -> str:
-    """The first line of a fault's message, with the next one where it only announces that; a key that is missing, as such."""
+def _first_line(fault: BaseException) -> str:
+    """The first line of an exception's message, with the second if the first only announces it; a `KeyError` as a missing key."""
     lines = [line for line in str(fault).splitlines() if line.strip()]
     if not lines or isinstance(fault, KeyError):
         return ": ".join([type(fault).__name__, *lines[:1]])
@@ -322,7 +323,7 @@ def _said_by(fault: BaseException) -> str:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Within it nothing is asked of a hub."""
+    """A context in which no hub is contacted."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

@@ -1,4 +1,4 @@
-"""The passes of a model that somebody else runs: where each begins and ends, what it reads, and its attentions."""
+"""Follows the passes of a model that its user runs: their beginning and end, their inputs, and their attentions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from mhacli.adapters.hf.device_map import is_split
 from mhacli.errors import MhaError, UsageError
 
 Half = Literal["encoder", "decoder"]
-"""Which text of a model of two halves; other models have a decoder's alone."""
+"""The half of an encoder-decoder; other models have only a decoder."""
 
 
 class ReadIds(NamedTuple):
-    """The ids of a batch, padding included, and which of them a mask shows; None where there is none for each token. They are
-    places where a model was given vectors."""
+    """The ids of a batch with padding, and which of them are not masked; None without a mask per token. With `are_places`, the
+    model was given vectors, and the ids are positions."""
 
     ids: list[list[int]]
     real: list[list[bool]] | None
     are_places: bool = False
 
     @property
-    def turned(self) -> ReadIds:
-        """The same where the first axis is that of tokens."""
+    def transposed(self) -> ReadIds:
+        """The ids with both axes exchanged, for inputs whose first axis is that of tokens."""
         real = None if self.real is None else [*map(list, zip(*self.real, strict=True))]
         return ReadIds([*map(list, zip(*self.ids, strict=True))], real, self.are_places)
 
     def followed_by(self, more: ReadIds) -> ReadIds:
-        """These ids, and more behind each sequence."""
+        """These ids with more after each sequence."""
 
         def shown(own: ReadIds) -> list[list[bool]]:
             return own.real or [[True] * len(row) for row in own.ids]
@@ -52,9 +52,9 @@ class ReadIds(NamedTuple):
 
 @dataclass
 class ModelPass:
-    """What one call of a model reads: so many sequences, and of each half the ids, where it has any.
+    """The inputs of one call of a model: the number of sequences, and the ids of each half, if any.
 
-    `n_past` tokens are in a cache already. `is_cached` where the pass was given a cache, or was asked to make one.
+    `n_past` tokens are already in a cache. `is_cached` says that the pass reads or creates a cache.
     """
 
     batch: int
@@ -64,27 +64,27 @@ class ModelPass:
 
 
 class Listener(Protocol):
-    """Who hears of passes. The tensors of a call are the model's: what is to be kept is copied."""
+    """The receiver of passes. The tensors of a call belong to the model and must be copied to be kept."""
 
     def begin(self, began: ModelPass) -> None:
-        """A pass begins. What a part of the model reads becomes known when the part runs."""
+        """Called when a pass begins. The inputs of a part of the model become known when the part runs."""
 
     def take(self, call: Call) -> Tensor | None:
-        """An attention of the pass. To who only watches it is detached from its graph, and gradients and autocast are off. To who
-        edits it is as the model has it, and what is returned takes the place of `z`."""
+        """Called with each attention of the pass. For listeners that only watch, it is detached from the graph, and gradients and
+        autocast are off. For those that edit, it is unchanged, and a returned tensor replaces `z`."""
 
     def end(self, *, is_whole: bool) -> None:
-        """The pass is over; it is not whole where the model raised."""
+        """Called when the pass is over; `is_whole` is False if the model raised an exception."""
 
     def stray(self, name: str) -> None:
-        """An attention was computed outside of any pass, by a part of the model that was called by itself."""
+        """Called for an attention outside any pass, when a part of the model is called directly."""
 
 
 @contextmanager
 def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = False) -> Iterator[Watch]:
-    """While it is open, `listener` hears of every pass of `model` in this thread. What a backward pass computes again is left
-    out. Nothing that the model computes is changed, unless the listener `edits`. `by` is the function that a user called. Raises
-    `MhaError` within a pass of another thread, and of one that edits in a backward pass."""
+    """A context in which `listener` receives every pass of `model` in this thread, without recomputations in a backward pass. The
+    model's results are not changed unless the listener `edits`. `by` is the function that the user called. Raises `MhaError` in a
+    pass of another thread, and when editing in a backward pass."""
     passes = _Passes(model, listener, by, edits)
     parts = [
         module
@@ -93,7 +93,7 @@ def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = Fal
     ]
     handles = [part.register_forward_pre_hook(Hook(passes.enter), with_kwargs=True) for part in parts]
     try:
-        with watched(model, passes.watch):  # its hooks see the end of a part before it is the end of a pass
+        with watched(model, passes.watch):  # its hooks must see the end of a part before the end of the pass
             handles += [part.register_forward_hook(Hook(passes.leave), always_call=True) for part in parts]
             yield passes.watch
     finally:
@@ -103,7 +103,7 @@ def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = Fal
 
 
 class _Passes:
-    """Tells passes apart by the outermost module that runs."""
+    """Separates passes by the outermost running module."""
 
     def __init__(self, model: nn.Module, listener: Listener, by: str, edits: bool) -> None:
         self._by, self._edits = by, edits
@@ -120,7 +120,7 @@ class _Passes:
         self._pass = ModelPass(1)
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
-        """A hook before a module that may be called from outside."""
+        """The hook before a module that users may call."""
         if torch.compiler.is_compiling():
             raise noted(
                 MhaError(
@@ -139,7 +139,7 @@ class _Passes:
                     code="other-thread",
                 )
             )
-        if module in self._running:  # what is interrupted calls no hook
+        if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
         given, is_first = _given(module, args, keywords), not self._running
         self._require_readable(given.values())
@@ -153,7 +153,7 @@ class _Passes:
             self._listener.begin(self._pass)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A hook behind it, also where it raised."""
+        """The hook after such a module, also if it raised."""
         if not self._running or self._running[-1] is not module:
             return
         self._running.pop()
@@ -162,7 +162,7 @@ class _Passes:
             self._listener.end(is_whole=not has_raised)
 
     def interrupt(self) -> None:
-        """A pass that has begun does not go on."""
+        """Ends a pass that was interrupted."""
         if self._running:
             self._running.clear()
             self._listener.end(is_whole=False)
@@ -222,7 +222,7 @@ class _Passes:
 
 
 def _is_in_backward() -> bool:
-    """Whether a backward pass runs, which computes layers anew where activation checkpointing asks for it."""
+    """Whether a backward pass is running, which recomputes layers with activation checkpointing."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -234,8 +234,7 @@ def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, ids or vectors first, then in the order of the signature; those without a name by their
-    number."""
+    """The arguments of a call by name, ids or vectors first, then in the order of the signature; unnamed ones by number."""
     names = [name for name, own in _parameters(module).items() if own.kind is own.POSITIONAL_OR_KEYWORD]
     more = {str(i): value for i, value in enumerate(args[len(names) :])}
     given = dict(zip(names, args, strict=False)) | more | dict(keywords)
@@ -243,7 +242,7 @@ def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[st
 
 
 def _is_unreadable(value: Any) -> bool:
-    """Whether something is a tensor that has a shape alone, has rows of several lengths, or stands for many."""
+    """Whether a value is a tensor without data, with rows of different lengths, or with several tensors inside."""
     if not isinstance(value, Tensor):
         return False
     is_of_transform = torch._C._functorch.is_functorch_wrapped_tensor(value)
@@ -251,14 +250,14 @@ def _is_unreadable(value: Any) -> bool:
 
 
 def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
-    """The first of the tensors of a call, or a later one."""
+    """Tensor number `at` of a call."""
     tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
     return tensors[at] if at < len(tensors) else None
 
 
 def _batch_of(given: Mapping[str, Any]) -> tuple[int, bool]:
-    """How many sequences a call has, by the first of its tensors, and whether they may be the tokens of one: rows of numbers, or
-    ids in a row."""
+    """The number of sequences of a call by its first tensor, and whether they may be tokens of a single sequence: rows of
+    numbers, or ids in a row."""
     first = _tensor(given, at=0)
     return (1, False) if first is None else (first.shape[0], first.ndim - first.is_floating_point() <= 1)
 
@@ -269,9 +268,9 @@ def _is_ids(value: Any) -> bool:
 
 
 def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
-    """Which tokens are no padding, by a mask for each token, or by one for each query and key, where keys that no query sees are
+    """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
     padding on the left."""
-    mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # of each kind of layers
+    mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one mask per kind of layer
     batch, n = ids.shape[:2]
     if not isinstance(mask, Tensor) or mask.shape[0] != batch:
         return None
@@ -306,11 +305,11 @@ _HIDING = {
     "FullyShardedDataParallel": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
     "FSDPModule": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
 }  # fmt: skip
-"""Classes that hide what their parts compute: in what way, and what to do."""
+"""Classes that hide the computations of their parts, with the reason and a remedy."""
 
 
 def require_open(model: nn.Module, by: str) -> None:
-    """Raises `UsageError` for what is no module, and `MhaError` for one whose parts cannot be followed."""
+    """Raises `UsageError` for an object that is no module, and `MhaError` for a module whose parts cannot be followed."""
     if not isinstance(model, nn.Module):
         hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
         hint = "open a context for each model: they may be nested" if isinstance(model, (list, tuple)) else hint
@@ -338,13 +337,13 @@ def require_open(model: nn.Module, by: str) -> None:
 
 
 def _is_fast(module: nn.Module) -> bool:
-    """Whether torch may compute an attention of its own in one operator, which it would not while it is inspected."""
+    """Whether torch may compute its own attention module in one operator, which it does not do during inspection."""
     own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
     return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
 
 
 def noted(fault: MhaError) -> MhaError:
-    """An error whose hint stands in the traceback too, where no command prints it."""
+    """The error with its hint in the traceback too, for use without the command line."""
     if fault.hint and not hasattr(fault, "__notes__"):
         fault.add_note(f"hint: {fault.hint}")
     return fault

@@ -1,4 +1,4 @@
-"""The processes that torchrun started for one model: what each finds, put together, and a fault of one as that of all."""
+"""The processes that torchrun started for one model: gathers their results, and raises an error of one on all."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mhacli.requests.device_map import n_ranks, this_rank
 
 T = TypeVar("T")
 _IS_OF_ALL = "is_of_all_ranks"
-"""Marks a fault that every rank has raised."""
+"""Marks an error that every rank has raised."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process, `rank`, of `n`. All of them must come to each call, in the same order."""
+    """This process, `rank`, of `n`. All must make the same calls in the same order."""
 
     rank: int
     n: int
 
     def gathered(self, make: Callable[[], T]) -> list[T]:
-        """What `make` gives on every rank, in their order. What it raises on one is raised on all."""
+        """The results of `make` on all ranks, in order. An exception on one is raised on all."""
         made: T | None = None
         fault: Exception | None = None
         try:
@@ -35,7 +35,7 @@ class Ranks:
         except MhaError as error:
             fault = error
         except Exception as error:
-            fault = RuntimeError(f"{type(error).__name__}: {error}")  # one that another process can make again
+            fault = RuntimeError(f"{type(error).__name__}: {error}")  # an exception that other processes can unpickle
         everyone: list[Any] = [None] * self.n
         distributed.all_gather_object(everyone, (made, fault))
         for _, raised in everyone:
@@ -45,14 +45,14 @@ class Ranks:
         return [result for result, _ in everyone]
 
     def together(self, make: Callable[[], T]) -> T:
-        """What `make` gives here, once every rank has made its own. What it raises on one is raised on all."""
+        """The result of `make` on this rank, after all ranks have finished. An exception on one is raised on all."""
         kept: list[T] = []
         self.gathered(lambda: kept.append(make()))
         return kept[0]
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """A fault within it says which rank it is of, unless all have it: the others may wait for this one in vain."""
+        """A context in which errors name this rank, unless all ranks have raised them: other ranks may wait in vain."""
         try:
             yield
         except Exception as fault:
@@ -63,7 +63,7 @@ class Ranks:
 
 
 def join_ranks() -> Ranks:
-    """This process among those of torchrun, each with a CUDA device of its own where there are any. Raises `MhaError`."""
+    """This process among those of torchrun, each with its own CUDA device if there are any. Raises `MhaError`."""
     if not distributed.is_initialized():
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", this_rank())))

@@ -1,7 +1,7 @@
-"""Renders a chat template; a process of its own, run by its path, that the system ends when it takes too long.
+"""Renders a chat template in a child process, run by its path, which the system ends if it takes too long.
 
-It gets a line of JSON, `{"template", "messages", "tokens", "limit_s", "more_bytes", "most"}`, and answers with one:
-`{"text"}`, or `{"fault"}`. It imports nothing of ours, and no torch.
+It reads a line of JSON, `{"template", "messages", "tokens", "limit_s", "more_bytes", "most"}`, and answers with one:
+`{"text"}`, or `{"fault"}`. It imports neither mha nor torch.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import sys
 from typing import Any
 
 
-def rendered(asked: dict[str, Any]) -> dict[str, str]:
-    """The answer to what is asked: the text, or why there is none."""
+def rendered(request: dict[str, Any]) -> dict[str, str]:
+    """The answer to a request: the text, or the error."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    limit_to(asked["limit_s"], asked["more_bytes"])
+    limit_to(request["limit_s"], request["more_bytes"])
     try:
         made: Any = render_jinja_template(
-            conversations=[asked["messages"]], chat_template=asked["template"], **asked["tokens"]
+            conversations=[request["messages"]], chat_template=request["template"], **request["tokens"]
         )
     except MemoryError:
         return {"fault": "it takes too much memory"}
     except RecursionError:
         return {"fault": "it calls itself without end"}
-    except Exception as fault:  # a template can raise whatever its author likes
+    except Exception as fault:  # a template can raise anything
         said = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         return {"fault": said}
     text = str(made[0][0])
-    if len(text) > asked["most"]:
-        return {"fault": f"a text of {len(text)} characters, more than {asked['most']}"}
+    if len(text) > request["most"]:
+        return {"fault": f"a text of {len(text)} characters, more than {request['most']}"}
     return {"text": text}
 
 
 def limit_to(seconds: float, more_bytes: int) -> None:
-    """From here on the process may take so much of a processor's time, and so much more memory than it has."""
+    """Limits the processor time from now on, and the memory in addition to that in use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     ends_s = math.ceil(used.ru_utime + used.ru_stime + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (ends_s, ends_s + 1))
@@ -48,7 +48,7 @@ def limit_to(seconds: float, more_bytes: int) -> None:
 
 
 def main() -> None:
-    """Answers what comes on stdin."""
+    """Answers the request on stdin."""
     answer = rendered(json.loads(sys.stdin.buffer.readline()))
     sys.stdout.write(json.dumps(answer) + "\n")
 

@@ -1,4 +1,4 @@
-"""The tokenizer that a checkpoint brings: texts and chats to tokens, and tokens that the model made to text."""
+"""The tokenizer of a checkpoint: from texts and chats to tokens, and from generated tokens to text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mhacli.text.tokenizers import FileTokenizer, encoded
 
 @dataclass(frozen=True)
 class ModelTokenizer:
-    """A tokenizer of `tokenizers`, with what transformers knows of it. `path` is where it came from."""
+    """A tokenizer of the library `tokenizers`, with settings from transformers. `path` is its source."""
 
     path: str
     library: Any
@@ -38,17 +38,17 @@ class ModelTokenizer:
     template: Any = None
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
-        """The tokens of a text, with the special ones that the tokenizer adds unless the text brings its own."""
+        """The tokens of a text, with special tokens unless the text has its own."""
         encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
         return pieces_of(text, encoding, self.spelling)
 
     @property
     def adds_bos(self) -> bool:
-        """Whether it begins every text with its token for the beginning."""
+        """Whether it begins every text with a BOS token."""
         return self.bos_id is not None and self.bos_id in self.sequence("a").ids[:1]
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
-        """The sequence with more tokens, those that a model made of it."""
+        """The sequence followed by tokens that a model generated."""
         names = [self.library.id_to_token(i) or f"<{i}>" for i in ids]
         special = [int(i in self.spelling.special) for i in ids]
         encoding = SimpleNamespace(
@@ -60,8 +60,8 @@ class ModelTokenizer:
         return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
-        """The tokens of ids, with the text that they came from where the tokenizer makes the same of it again. None where an id
-        is not in its vocabulary."""
+        """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
+        vocabulary."""
         if any(i < 0 or self.library.id_to_token(i) is None for i in ids):
             return None
         text = self.library.decode(list(ids), skip_special_tokens=True)
@@ -70,7 +70,7 @@ class ModelTokenizer:
         return known or self.continued(TokenSequence("", (), (), ()), ids)
 
     def chat(self, messages: Sequence[Message]) -> str:
-        """What the checkpoint's template makes of a chat. Raises `MhaError` where it has none or refuses the messages."""
+        """The text of a chat by the checkpoint's template. Raises `MhaError` if there is none or it refuses the messages."""
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
                 f"--chat needs a chat template, which {self.path} does not have",
@@ -97,7 +97,7 @@ def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
 
 
 def _texts(sequence: TokenSequence) -> list[str]:
-    """What each token adds to the text: a character that is cut stands where its first part is."""
+    """The text of each token; a character split over tokens belongs to the first of them."""
     known = b"".join(bytes.fromhex(piece.bytes) for piece in sequence.pieces).decode("utf-8", "replace")
     texts, done = [], b""
     for piece in sequence.pieces:
@@ -115,7 +115,7 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
         return _from_library(FileTokenizer(asked).library, asked, None)
     library, path = transformers(), checkpoint.path
     if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
-        raise _missing(path)  # transformers would make one without tokens
+        raise _missing(path)  # transformers would create one without tokens
     with offline():
         try:
             found = guarded(
@@ -134,7 +134,7 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
 
 
 def own_tokenizer(found: Any) -> ModelTokenizer:
-    """A copy of a tokenizer of transformers that is in memory. Raises `MhaError` for one without its fast implementation."""
+    """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast implementation."""
     name = type(found).__name__
     if not hasattr(found, "backend_tokenizer"):
         hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
@@ -144,7 +144,7 @@ def own_tokenizer(found: Any) -> ModelTokenizer:
 
 
 _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-"""What a tokenizer can be made of."""
+"""The files from which a tokenizer can be created."""
 
 
 def _missing(path: str) -> MhaError:
@@ -172,7 +172,7 @@ def _from_library(library: Any, path: str, found: Any) -> ModelTokenizer:
 
 
 def _described(library: Any) -> dict[str, Any]:
-    """The parts of the tokenizer's JSON that say how it spells tokens, without its vocabulary, which may be large."""
+    """The parts of the tokenizer's JSON about the spelling of tokens, without the vocabulary, which may be large."""
     parts = {name: getattr(library, name) for name in ("decoder", "pre_tokenizer", "normalizer")}
     described: dict[str, Any] = {
         name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None
@@ -189,7 +189,7 @@ def _described(library: Any) -> dict[str, Any]:
 
 
 def _bytes() -> ModelTokenizer:
-    """The bytes of the text as ids, for models without a tokenizer."""
+    """The tokenizer whose ids are the bytes of the text, for models without a tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     library = Tokenizer(models.BPE(dict(BYTES), []))
@@ -201,7 +201,7 @@ def _bytes() -> ModelTokenizer:
 def require_texts(
     sequences: Sequence[TokenSequence], limit: int | None, most: int | None, path: str
 ) -> list[TokenSequence]:
-    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more than the model's
+    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
     positions."""
     kept = []
     for number, sequence in enumerate(sequences):
@@ -231,7 +231,7 @@ def first_tokens(sequence: TokenSequence, n: int) -> TokenSequence:
 
 
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
-    """Raises `MhaError` for an id that the model has no row for: the tokenizer is another model's."""
+    """Raises `MhaError` for an id outside the model's vocabulary: the tokenizer belongs to another model."""
     largest = max(max(sequence.ids) for sequence in sequences)
     if largest >= n_vocabulary:
         raise MhaError(
@@ -246,7 +246,7 @@ def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str
 
 
 LIMIT_S: Final = 3.0
-"""Of a processor's time, so that a busy machine makes no difference. Templates take a few milliseconds."""
+"""The limit of processor time, which does not depend on other load. Templates take a few milliseconds."""
 MORE_BYTES: Final = 256 << 20
 MAX_CHARACTERS: Final = 16 << 20
 INSTEAD_OF_CHAT: Final = "give the whole text as TEXT or --file, with spans by characters or regular expressions"
@@ -255,9 +255,9 @@ _PROCESS = Path(__file__).with_name("template_process.py")
 
 
 def render(template: str, messages: Sequence[Message], tokens: Mapping[str, str], path: str) -> str:
-    """What the template of the checkpoint at `path` makes of a chat; `tokens` are the special ones, by their names.
+    """The text of a chat by the template of the checkpoint at `path`; `tokens` are the special tokens by name.
 
-    Raises `MhaError` for a template that refuses the chat or is none, and for one that takes too much time or memory.
+    Raises `MhaError` for a template that is invalid, refuses the chat, or takes too much time or memory.
     """
     asked = {
         "template": template,
@@ -274,7 +274,7 @@ def render(template: str, messages: Sequence[Message], tokens: Mapping[str, str]
 
 
 def _answer(message: bytes, path: str) -> Mapping[str, str]:
-    """The line that the process writes, or why there is none."""
+    """The answer of the process, or the reason why there is none."""
     words = [sys.executable, "-P", str(_PROCESS)]
     try:
         done = subprocess.run(

@@ -78,7 +78,7 @@ class PassTexts:
             return (places(n),) * (self.read.batch if self.read.halves else n_texts)
         size = len(read.ids), len(read.ids[0])
         if size == (n, n_texts) and n != n_texts:
-            read = self.read.halves[half] = read.turned
+            read = self.read.halves[half] = read.transposed
         elif size == (n, n) and n > 1 and call.is_token_first:
             self.notes.append(
                 f"ids are {n} × {n}, and either axis may be that of the tokens: tokens are shown as positions"
