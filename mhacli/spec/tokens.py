@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -49,6 +49,11 @@ class TokenSequence:
         return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
             range(len(self.tokens))
         )
+
+    @property
+    def covered(self) -> TokenSequence:
+        """The sequence without the text behind its tokens."""
+        return replace(self, text=self.text[: max((end for _, end in self.offsets), default=0)])
 
 
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]

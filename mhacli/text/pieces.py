@@ -204,13 +204,18 @@ class _NamedToken(NamedTuple):
     after_gap: bool
 
 
-def pieces_of(text: str, encoding: Encoding, spelling: Spelling) -> TokenSequence:
-    """The tokens of a text as the text that they stand for, with their names, exact bytes and words.
+_LOOKAHEAD = 16
+"""The number of tokens behind the last one that can complete its character or decide its word, with room to spare."""
+
+
+def pieces_of(text: str, encoding: Encoding, spelling: Spelling, limit: int | None = None) -> TokenSequence:
+    """The first `limit` tokens of a text as the text that they stand for, with their names, exact bytes and words.
 
     For a byte-level tokenizer, the joined bytes of all tokens but special ones are the normalized text. An unknown
     token has the bytes of its part of the text, and belongs to a word. See the top of this module.
     """
-    tokens = list(_named_tokens(text, encoding, spelling))
+    spelled = slice(None if limit is None else limit + _LOOKAHEAD)
+    tokens = list(_named_tokens(text, encoding, spelling, spelled))
     parts = _parts([None if token.is_special else token.bytes for token in tokens])
     words = _word_numbers(tokens, parts)
     pieces = [
@@ -221,13 +226,14 @@ def pieces_of(text: str, encoding: Encoding, spelling: Spelling) -> TokenSequenc
         token.name if token.is_named or not token_parts else _shown(token_parts)
         for token, token_parts in zip(tokens, parts, strict=True)
     )
-    offsets = tuple((start, end) for start, end in encoding.offsets)
-    return TokenSequence(text, shown, tuple(encoding.ids), offsets, pieces=tuple(pieces))
+    offsets = tuple((start, end) for start, end in encoding.offsets[:limit])
+    return TokenSequence(text, shown[:limit], tuple(encoding.ids[:limit]), offsets, pieces=tuple(pieces[:limit]))
 
 
-def _named_tokens(text: str, encoding: Encoding, spelling: Spelling) -> Iterator[_NamedToken]:
+def _named_tokens(text: str, encoding: Encoding, spelling: Spelling, spelled: slice) -> Iterator[_NamedToken]:
     end = 0
-    columns = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True)
+    parts = (encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask)
+    columns = zip(*(part[spelled] for part in parts), strict=True)
     for token_id, name, (start, stop), mask in columns:
         is_unknown = token_id == spelling.unknown_id and not mask
         is_special = bool(mask) or (token_id in spelling.special and not is_unknown)

@@ -281,6 +281,16 @@ def test_whatever_is_cut_can_be_read_back_from_what_is_shown(text, cuts):
     assert [bytes.fromhex(piece.bytes) for piece in found.pieces] == chunks
 
 
+@given(text=texts.filter(bool), limit=st.integers(1, 60))
+def test_the_first_tokens_are_those_of_the_whole_text(byte_bpe, text, limit):
+    text, limit = text * 20, min(limit, len(byte_bpe.encode(text * 20).ids))
+    whole = pieces(byte_bpe, text)
+    first = pieces_of(text, byte_bpe.encode(text), spelling(byte_bpe), limit)
+    for name in ("tokens", "ids", "offsets", "pieces"):
+        assert getattr(first, name) == getattr(whole, name)[:limit]
+    assert first.text == text
+
+
 @given(st.lists(st.binary(min_size=1, max_size=4), max_size=8))
 def test_bytes_that_are_no_text_are_exact_and_harmless_too(chunks):
     found = pieces_of("", spelled(byte_names(chunks)), Spelling(byte_level=True))

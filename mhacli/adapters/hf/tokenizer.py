@@ -20,7 +20,7 @@ from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError
 from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.pieces import BYTES, Spelling, pieces_of, spelling_of
+from mhacli.text.pieces import BYTES, Encoding, Spelling, pieces_of, spelling_of
 from mhacli.text.spans import Message
 from mhacli.text.tokenizers import FileTokenizer, encoded
 
@@ -39,8 +39,18 @@ class ModelTokenizer:
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The tokens of a text, with special tokens unless the text has its own."""
-        encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
-        return pieces_of(text, encoding, self.spelling)
+        return self.beginning(text, None, special=special)[0]
+
+    def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
+        """The first `limit` tokens of a text (None: all), and the number of further tokens, which are not spelled out."""
+        encoding = self.encoding(text, special=special)
+        sequence = pieces_of(text, encoding, self.spelling, limit)
+        return sequence, len(encoding.ids) - len(sequence.ids)
+
+    def encoding(self, text: str, *, special: bool) -> Encoding:
+        """The library's encoding of a text."""
+        found: Encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
+        return found
 
     @property
     def adds_bos(self) -> bool:

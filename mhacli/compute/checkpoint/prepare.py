@@ -141,16 +141,17 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     is_answer = is_pair and bool(
         request.context
     )  # the text of a decoder begins with its start token and has no end token
-    sequences = [tokenizer.sequence(text, special=special and not is_answer) for text in given]
+    begun = [tokenizer.beginning(text, limit, special=special and not is_answer) for text in given]
+    sequences = [sequence for sequence, _ in begun]
     sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
     notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
     notes += [
-        f"only the first {limit:,} of the {len(s.ids):,} tokens of text {i} are used (--max-tokens)"
-        for i, s in enumerate(sequences)
-        if limit is not None and len(s.ids) > limit
+        f"only the first {limit:,} of the {len(s.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
+        for i, (s, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))
+        if limit is not None and len(s.ids) + n_more > limit
     ]
     sequences = require_texts(sequences, limit, most, path)
-    context = [tokenizer.sequence(text) for text in request.context]
+    context = [tokenizer.beginning(text, limit)[0] for text in request.context]
     context = require_texts(context, limit, most, path) if context else []
     notes += _start_notes(config) if is_pair else []
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token

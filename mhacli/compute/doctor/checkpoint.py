@@ -225,11 +225,11 @@ def _rows(
         sequences: Sequence[TokenSequence] = random_sequences(n_vocabulary, most, avoid, request.seed)
     else:
         limit = min(MOST_TOKENS if request.texts else MOST_OF_OURS, most or MOST_TOKENS)
-        full_sequences = [tokenizer.sequence(words) for words in request.texts or TEXTS]
-        if any(not sequence.ids for sequence in full_sequences):
+        begun = [tokenizer.beginning(words, limit) for words in request.texts or TEXTS]
+        sequences = [sequence for sequence, _ in begun]
+        if any(not sequence.ids for sequence in sequences):
             raise MhaError("the text has no tokens", code="no-tokens")
-        sequences = [first_tokens(sequence, limit) for sequence in full_sequences]
-        if request.texts and any(len(sequence.ids) > limit for sequence in full_sequences):
+        if request.texts and any(n_more for _, n_more in begun):
             notes = (f"texts are cut to their first {limit} tokens",)
         require_ids(list(sequences), n_vocabulary, request.source)
     if not config.is_encoder_decoder:

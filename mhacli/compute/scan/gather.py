@@ -129,11 +129,18 @@ class Gathered:
             self._example = rank, self._example_record(run.record(), document)
 
     def _example_record(self, record: Record, document: UnitDocument) -> Record:
-        """The record as that of a corpus of one document, without timings and details of the machine."""
+        """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
         device, n = self.settings.device, document.n_tokens
         environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
         corpus = CorpusSummary(1, n, 0, n, document.file, document.place, (device,), ())
-        return replace(record, timings={}, environment=environment, corpus=corpus)
+        return replace(
+            record,
+            sequences=tuple(sequence.covered for sequence in record.sequences),
+            context=record.context and tuple(sequence.covered for sequence in record.context),
+            timings={},
+            environment=environment,
+            corpus=corpus,
+        )
 
     # ------------------------------------------------------------------------------------------------------ the files
 

@@ -170,18 +170,21 @@ def _remove_temporary(directory: str) -> None:
 def read_settings(path: str) -> tuple[ScanSettings, ...]:
     """The settings in the manifest of a folder. Raises `MhaError` for a folder that is not of a scan."""
     manifest = os.path.join(path, MANIFEST)
-    document = load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest)
+    data = read_whole(manifest, _MAX_MANIFEST_BYTES)
+    try:
+        document = load_json(data, manifest)
+    except MhaError as fault:
+        raise _bad_manifest(manifest, fault.message) from fault
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise MhaError(f"{manifest} is not a manifest of schema {SCHEMA}", code="bad-file", path=manifest)
+        raise _bad_manifest(manifest, f"{manifest} is not a manifest of schema {SCHEMA}")
     try:
         return decode(_Manifest, document, manifest).settings
     except MhaError as fault:
-        raise MhaError(
-            f"{fault.message}: another version of mha may have made it",
-            hint="--out another folder starts anew",
-            code="bad-file",
-            path=manifest,
-        ) from fault
+        raise _bad_manifest(manifest, f"{fault.message}: another version of mha may have made it") from fault
+
+
+def _bad_manifest(manifest: str, message: str) -> MhaError:
+    return MhaError(message, hint="--out another folder starts anew", code="bad-file", path=manifest)
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,16 @@ def test_the_example_is_the_longest_document_that_is_short_and_a_record(
     assert files.sums == without.sums
 
 
+def test_the_example_keeps_no_text_behind_its_tokens(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    request = ScanRequest(checkpoints.of("llama"), max_tokens=6)
+    (unit,) = units_of(corpus_file(tmp_path / "c.jsonl", ["the cat sat on the mat " * 50]), request)
+    (files,) = computed(request, [unit._replace(wants_example=True)])
+    (tmp_path / "example.safetensors").write_bytes(files.example)
+    (sequence,) = storage.load(str(tmp_path / "example.safetensors")).sequences
+    assert len(sequence.ids) == 6
+    assert sequence.text == "".join(sequence.tokens[1:])
+
+
 def test_masses_of_spans_are_summed_over_the_documents_that_have_them(checkpoints: Checkpoints, tmp_path: Path) -> None:
     spans = ("cats=/cat/", "dogs=/dog/")
     request, texts = ScanRequest(checkpoints.of("llama"), spans=spans), ["the cat saw a dog", "a cat", "rain fell"]

@@ -141,6 +141,16 @@ def test_a_folder_that_cannot_be_made_is_a_clean_error(tmp_path: Path) -> None:
         open_folder(str(tmp_path / "file" / "out"), SETTINGS)
 
 
+@pytest.mark.parametrize("content", [b'{"schema": ', b"\xff", b"[]", b'{"schema": "mha.scan/1", "settings": [{}]}'])
+def test_a_damaged_manifest_is_named_with_what_to_do(folder: ScanFolder, content: bytes) -> None:
+    manifest = Path(folder.path, "manifest.json")
+    manifest.write_bytes(content)
+    with pytest.raises(MhaError, match=r"manifest\.json") as refused:
+        open_folder(folder.path, SETTINGS)
+    assert refused.value.hint == "--out another folder starts anew"
+    assert refused.value.code == "bad-file"
+
+
 def test_a_first_write_that_was_killed_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".manifest.json.7.0aff.tmp").write_bytes(b"{")
