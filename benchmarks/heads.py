@@ -40,13 +40,13 @@ from mhacli.attention import attend, masks
 from mhacli.attention.tiled.reducer import choice, summarise_by
 from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import SoftmaxPattern, attend_lse, attention_of, pattern_of, tiled_attend
-from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest, times_uniform
+from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
 from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
 from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.requests.layer import layer_request
-from mhacli.results.record.head_statistics import SINK_LIFT, HeadsRequest
+from mhacli.results.record.head_statistics import HeadsRequest
 from mhacli.spec.config import Config, Reducer
 from mhacli.spec.reduction import Launch
 from mhacli.text.encode import encode
@@ -95,12 +95,12 @@ def asked_of(length: int, device: str = "cpu", frequencies: torch.Tensor = WORDS
 
 
 def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer: Reducer = "torch") -> None:
-    """All that `mha heads` computes of the heads: uniform attention, and both passes, some heads in each thread."""
-    baseline = make_baseline(scores, asked, reducer)
+    """All that `mha heads` computes of the heads: uniform attention, and the pass over some heads in each thread."""
+    make_baseline(scores, asked, reducer)
 
     def passes(heads: range) -> None:
         pattern = attention_of(scores, v, heads).pattern
-        summarise_by(reducer, pattern, asked, floor=times_uniform(SINK_LIFT, baseline.visible))
+        summarise_by(reducer, pattern, asked)
 
     n_threads = torch.get_num_threads() if v.device.type == "cpu" else 1
     shared_out([partial(passes, heads) for heads in head_groups(range(N_HEADS), 1, most=-(-N_HEADS // n_threads))])

@@ -29,7 +29,6 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     doubling_steps,
     in_steps,
-    times_uniform,
     weights_of,
     with_sink,
 )
@@ -56,7 +55,6 @@ from mhacli.results.record.head_statistics import (
     HEAD_OUTPUTS,
     MAP_TOTALS,
     ROW_SUMS,
-    SINK_LIFT,
     Check,
     HeadsRequest,
     HeadsSummary,
@@ -312,8 +310,7 @@ def reduce_heads(
     overflow.
     """
     heads, head_baseline = attention.heads, baseline.of_heads(attention.heads)
-    floor = times_uniform(SINK_LIFT, head_baseline.visible)
-    statistics = summarise_by(wanted.reducer, attention.pattern, asked, report_progress, floor=floor)
+    statistics = summarise_by(wanted.reducer, attention.pattern, asked, report_progress)
     attention = attention.finished()
     pattern, lse, sink_mass = attention.known_pattern, attention.lse, attention.sink_mass
     if sink_mass is not None:

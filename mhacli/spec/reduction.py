@@ -30,8 +30,8 @@ _COPIES = 4
 """Logarithms, weights, and two planes of equal tokens, each as large as a tile."""
 _PROGRAMS = 1024
 """Several programs per multiprocessor of the largest GPUs. Fixed, because the number decides the order of summation."""
-ROWS, _COLUMNS, IDS = 9, 2, 6
-"""Statistics per query, statistics per key, and ids per query and key."""
+ROWS, IDS = 9, 6
+"""Statistics per query, and ids per query and key."""
 
 
 def queries_at_once(tile: tuple[int, int], n_keys: int) -> int:
@@ -98,4 +98,4 @@ def _kernel_bytes(heads: int, n_queries: int, n_keys: int) -> int:
 
 def _partial_bytes(n_queries: int, n_keys: int) -> int:
     """Bytes for the sums of one program and head, per key and per distance."""
-    return 4 * (_COLUMNS * n_keys + n_queries + n_keys - 1)
+    return 4 * (n_keys + n_queries + n_keys - 1)

@@ -194,8 +194,8 @@ def _log2(
 
 @triton.jit
 def _reduce_block(
-    q, k, of_queries, of_queries_n, q_ids, q_ids_n, k_ids, k_ids_n, places, q_numbers, k_numbers, added,
-    rows, chosen, columns, profile, cells,
+    q, k, q_lse, rows_n, q_ids, q_ids_n, k_ids, k_ids_n, places, q_numbers, k_numbers, added,
+    rows, chosen, received, profile, cells,
     q_t, q_d, k_t, k_d, added_t, added_k, n_queries, n_keys, q_start, q_stop, low, high, near_low, near_high,
     scale, softcap, block, n_cell_rows, n_cell_columns, n_chosen,
     Q: tl.constexpr, K: tl.constexpr, D_HEAD: tl.constexpr, WIDTH: tl.constexpr, N_PARTS: tl.constexpr, WIDENS: tl.constexpr,
@@ -205,8 +205,7 @@ def _reduce_block(
     """The statistics of one block of queries."""
     i = q_start + tl.arange(0, Q)
     is_query = i < q_stop
-    lse = tl.load(of_queries + i, mask=is_query, other=0.0)
-    floor = tl.load(of_queries + of_queries_n + i, mask=is_query, other=float("inf"))
+    lse = tl.load(q_lse + i, mask=is_query, other=0.0)
     q_id = tl.load(q_ids + i, mask=is_query, other=NO_QUERY)
     token = tl.load(q_ids + q_ids_n + i, mask=is_query, other=NO_TOKEN)
     begin = _part(q, i, is_query, q_t, q_d, 0, D_HEAD, WIDTH, N_PARTS, WIDENS)
@@ -240,17 +239,16 @@ def _reduce_block(
                 mass, bits, squares, peak, far, first, leading, same, after, p, log2, i, j, start, nearest, farthest,
                 marks, token, k_ids + k_ids_n + j, k_ids_n, is_key, K, IS_SELF,
             )  # fmt: skip
-            _add(columns + j, tl.sum(p, 0), is_key)
-            _add(columns + n_keys + j, tl.sum((p >= floor[:, None]).to(tl.float32), 0), is_key)
+            _add(received + j, tl.sum(p, 0), is_key)
             _add_diagonals(profile, p, n_queries - 1 + start - q_start, n_queries + n_keys - 1, Q, K)
             _add_cells(cells, p, q_start, start, block, n_cell_rows, n_cell_columns, Q, K, GRAIN)
             if HAS_CHOSEN:
                 _add_chosen(
                     chosen, p, places, q_numbers, k_numbers, i, j, is_query, is_key,
-                    n_chosen, of_queries_n, q_ids_n, k_ids_n, Q, K,
+                    n_chosen, rows_n, q_ids_n, k_ids_n, Q, K,
                 )  # fmt: skip
             tl.debug_barrier()
-    _store_rows(rows, of_queries_n, i, is_query, mass, bits, squares, peak, far, first, leading, same, after)
+    _store_rows(rows, rows_n, i, is_query, mass, bits, squares, peak, far, first, leading, same, after)
 
 
 @triton.jit
@@ -269,7 +267,7 @@ def _store_rows(rows, n, i, is_query, mass, bits, squares, peak, far, first, lea
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def reduce_pattern(
-    q, k, of_queries, q_ids, k_ids, places, q_numbers, k_numbers, added, rows, chosen, columns, profile, cells,
+    q, k, q_lse, q_ids, k_ids, places, q_numbers, k_numbers, added, rows, chosen, received, profile, cells,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, added_b, added_h, added_t, added_k,
     n_programs, n_batch_heads, n_heads, group, n_queries, n_keys, q_start, q_stop, low, high, near_low, near_high, scale, softcap,
     block, n_cell_rows, n_cell_columns, n_chosen,
@@ -280,25 +278,25 @@ def reduce_pattern(
     """The statistics of one sequence and head in every n-th block of `Q` queries, by n programs, from the last block on: under a
     causal mask it takes longest.
 
-    `of_queries` holds the log-sum-exp to base 2 and the floor of what is lifted; `q_ids` the id of a query in the mask, and
-    its token; `k_ids` the id of a key in the mask, its token, the token before it, and its marks. `places` are the first
-    comparison of each condition, the one behind its last, and its truth table. Steps of q and k are counted in `UNIT` numbers.
+    `q_lse` is the log-sum-exp to base 2; `q_ids` the id of a query in the mask, and its token; `k_ids` the id of a key in the
+    mask, its token, the token before it, and its marks. `places` are the first comparison of each condition, the one behind its
+    last, and its truth table. Steps of q and k are counted in `UNIT` numbers.
     """
     batch_head = (tl.program_id(0) // n_programs).to(tl.int64)
     program = tl.program_id(0) % n_programs
     batch, head = batch_head // n_heads, batch_head % n_heads
     own = program * n_batch_heads + batch_head
-    of_queries_n = n_queries * n_batch_heads.to(tl.int64)
-    q_ids_n, k_ids_n = of_queries_n // n_heads, n_keys * (n_batch_heads // n_heads).to(tl.int64)
+    rows_n = n_queries * n_batch_heads.to(tl.int64)
+    q_ids_n, k_ids_n = rows_n // n_heads, n_keys * (n_batch_heads // n_heads).to(tl.int64)
     n_blocks = tl.cdiv(q_stop - q_start, Q)
     for number in range(program, n_blocks, n_programs):
         _reduce_block(
             q + (batch * q_b + head * q_h) * UNIT, k + (batch * k_b + (head // group) * k_h) * UNIT,
-            of_queries + batch_head * n_queries, of_queries_n,
+            q_lse + batch_head * n_queries, rows_n,
             q_ids + batch * n_queries, q_ids_n, k_ids + batch * n_keys, k_ids_n, places,
             q_numbers + batch * n_queries, k_numbers + batch * n_keys,
             added + batch * added_b + head * added_h - q_start.to(tl.int64) * added_t, rows + batch_head * n_queries,
-            chosen + batch_head * n_queries, columns + own * 2 * n_keys, profile + own * (n_queries + n_keys - 1),
+            chosen + batch_head * n_queries, received + own * n_keys, profile + own * (n_queries + n_keys - 1),
             cells + batch_head * n_cell_rows * n_cell_columns,
             q_t * UNIT, q_d, k_t * UNIT, k_d, added_t, added_k, n_queries, n_keys, q_start + (n_blocks - 1 - number) * Q, q_stop,
             low, high, near_low, near_high, scale, softcap, block, n_cell_rows, n_cell_columns, n_chosen,

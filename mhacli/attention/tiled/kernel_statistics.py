@@ -24,7 +24,7 @@ from mhacli.attention.masks import Arithmetic, Chosen, arithmetic_of
 from mhacli.attention.tiled.comparisons import comparisons_of
 from mhacli.attention.tiled.kernel import ALWAYS, FIRST, LEADING, NO_KEY, NO_QUERY, NO_TOKEN, NOR_THIS, reduce_pattern
 from mhacli.attention.tiled.scores import LOG2_E, Scores, VirtualPattern
-from mhacli.attention.tiled.statistics import ChosenCells, Floor, Statistics, StatisticsRequest
+from mhacli.attention.tiled.statistics import ChosenCells, Statistics, StatisticsRequest
 from mhacli.attention.tiled.tiles import PENALTY, indices, n_cells, reduce_tiles
 from mhacli.spec.reduction import ADDED_BYTES, ROWS, Launch, launch_for, n_programs
 
@@ -44,7 +44,6 @@ def kernel_statistics(
     asked: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
     *,
-    floor: Floor | None = None,
     launch: Launch | None = None,
 ) -> Statistics:
     """What `summarise` returns, by the kernel, of a pattern that it can reduce (`reducer.refusal`)."""
@@ -52,10 +51,9 @@ def kernel_statistics(
     launch = launch_for(q.dtype.itemsize, q.shape[3]) if launch is None else launch
     n_queries, like, known = pattern.shape[2], pattern.like, arithmetic_of(pattern.allowed)
     mask = Arithmetic() if known is None else known
-    least = like.new_full((1, 1, 1), math.inf) if floor is None else floor.to(like)
     inputs = _Inputs(
         pattern.scores,
-        torch.stack([pattern.lse.to(like) * LOG2_E, least.expand(pattern.lse.shape)]),
+        (pattern.lse.to(like) * LOG2_E).contiguous(),
         *_ids(pattern, asked, mask),
         _Chosen.made(pattern, asked),
         mask,
@@ -108,7 +106,7 @@ class _Inputs(NamedTuple):
     """What the kernel reads, beside what is added to scores."""
 
     scores: Scores
-    of_queries: Float[Tensor, "2 batch head query"]
+    lse: Float[Tensor, "batch head query"]
     q_ids: Int[Tensor, "2 batch query"]
     k_ids: Int[Tensor, "4 batch key"]
     chosen: _Chosen
@@ -122,7 +120,7 @@ class _Sums(NamedTuple):
 
     rows: Float[Tensor, "9 batch head query"]
     chosen: Float[Tensor, "chosen batch head query"]
-    columns: Float[Tensor, "program batch head 2 key"]
+    received: Float[Tensor, "program batch head key"]
     profile: Float[Tensor, "program batch head distance"]
     cells: Float[Tensor, "batch head row column"]
 
@@ -135,7 +133,7 @@ class _Sums(NamedTuple):
         return cls(
             zeros(ROWS, batch, n_heads, n_queries),
             zeros(n_chosen, batch, n_heads, n_queries),
-            zeros(n, batch, n_heads, 2, n_keys),
+            zeros(n, batch, n_heads, n_keys),
             zeros(n, batch, n_heads, n_queries + n_keys - 1),
             zeros(batch, n_heads, -(-n_queries // rows), -(-n_keys // columns)),
         )
@@ -145,7 +143,6 @@ class _Sums(NamedTuple):
     ) -> Statistics:
         """The sums of all programs, in their order, in nats, and what the kernel leaves to torch."""
         mass, bits, squares, peak, distance, first, leading, duplicate, induction = self.rows
-        received, lifted = self.columns.sum(dim=0).unbind(dim=-2)
         is_other = [number not in chosen.numbers for number in range(len(asked.matches))]
         others = replace(asked, matches=tuple(compress(asked.matches, is_other)), q_spans=None, k_spans=None)
         cells = ChosenCells(pattern, others)
@@ -163,8 +160,7 @@ class _Sums(NamedTuple):
             distance=distance,
             first=first,
             leading=leading,
-            received=received,
-            lifted=lifted,
+            received=self.received.sum(dim=0),
             map=_blocks(self.cells, asked.block, _cell(asked.block, launch)),
             profile=self.profile.sum(dim=0),
             duplicate=duplicate.double().sum(dim=-1),
@@ -266,14 +262,14 @@ def _start(inputs: _Inputs, sums: _Sums, queries: range, added: Tensor | None, l
     scores, asked, mask, chosen = inputs.scores, inputs.asked, inputs.mask, inputs.chosen
     (batch, n_heads, n_queries, n_keys), d_head = scores.shape, scores.q.shape[3]
     n_parts = max(scores.n_parts, -(-d_head // _WIDE_FLOAT32) if scores.q.dtype == torch.float32 else 1)
-    wide = inputs.of_queries.new_zeros(1, 1, 1, 1) if added is None else added
+    wide = inputs.lse.new_zeros(1, 1, 1, 1) if added is None else added
     steps = [0 if size == 1 else step for size, step in zip(wide.shape, wide.stride(), strict=True)]
-    programs, cap = sums.columns.shape[0], scores.softcap
+    programs, cap = sums.received.shape[0], scores.softcap
     unit = _unit_of(scores.q, scores.k)
     (*q_steps, q_d), (*k_steps, k_d) = (tensor.stride() for tensor in (scores.q, scores.k))
     with torch.cuda.device_of(scores.q):
         reduce_pattern[(programs * batch * n_heads,)](
-            scores.q, scores.k, inputs.of_queries, inputs.q_ids, inputs.k_ids,
+            scores.q, scores.k, inputs.lse, inputs.q_ids, inputs.k_ids,
             chosen.places, chosen.of_queries, chosen.of_keys, wide, *sums,
             *(step // unit for step in q_steps), q_d, *(step // unit for step in k_steps), k_d, *steps,
             programs, batch * n_heads, n_heads, n_heads // scores.k.shape[1], n_queries, n_keys,

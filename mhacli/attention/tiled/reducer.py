@@ -14,8 +14,8 @@ import torch
 from mhacli.attention.masks import causal
 from mhacli.attention.tiled.scores import Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import SoftmaxPattern, tiled_attend
-from mhacli.attention.tiled.statistics import Floor, Statistics, StatisticsRequest, summarise, times_uniform
-from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles, visible_keys
+from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
+from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles
 from mhacli.errors import MhaError
 from mhacli.spec.config import Reducer
 from mhacli.spec.reduction import MAX_HEAD
@@ -36,19 +36,17 @@ def summarise_by(
     pattern: PatternTiles | SoftmaxPattern,
     asked: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
-    *,
-    floor: Floor | None = None,
 ) -> Statistics:
     """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
     if choice_for(reducer, pattern).reducer == "torch":
-        return summarise(pattern, asked, report_progress, floor=floor)
+        return summarise(pattern, asked, report_progress)
     if isinstance(pattern, SoftmaxPattern):  # of which the kernel has to know the log-sum-exp
         reduce_tiles(pattern, [])
-        return summarise_by(reducer, pattern.known(), asked, report_progress, floor=floor)
+        return summarise_by(reducer, pattern.known(), asked, report_progress)
     from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
     assert isinstance(pattern, VirtualPattern)  # or it would be refused
-    return kernel_statistics(pattern, asked, report_progress, floor=floor)
+    return kernel_statistics(pattern, asked, report_progress)
 
 
 def choice_for(reducer: Reducer, pattern: PatternTiles | SoftmaxPattern) -> ReducerChoice:
@@ -118,8 +116,7 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
     pattern = VirtualPattern(scores, tiled_attend(scores, v).lse)
     tokens, places = torch.randint(0, 9, (1, n), generator=generator), torch.arange(n)[None]
     asked = StatisticsRequest(64, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
-    floor = times_uniform(2.0, visible_keys(pattern))
-    by_torch, by_kernel = (make(pattern, asked, floor=floor) for make in (summarise, kernel_statistics))
+    by_torch, by_kernel = (make(pattern, asked) for make in (summarise, kernel_statistics))
     for statistic in fields(Statistics):
         wanted, got = (getattr(statistics, statistic.name) for statistics in (by_torch, by_kernel))
         if not wanted.numel():

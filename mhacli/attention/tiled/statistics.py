@@ -32,8 +32,6 @@ from mhacli.attention.tiled.tiles import (
 )
 
 PerQuery = Float[Tensor, "batch head query"]
-Floor = Float[Tensor, "batch _head query"]
-"""The least weight of each query that counts as much."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,6 @@ class Statistics:
     first: PerQuery
     leading: PerQuery
     received: Float[Tensor, "batch head key"]
-    lifted: Float[Tensor, "batch head key"]
     map: Float[Tensor, "batch head query_block key_block"]
     profile: Float[Tensor, "batch head distance"]
     duplicate: Float[Tensor, "batch head"]
@@ -107,19 +104,14 @@ def summarise(
     pattern: PatternTiles | PatternRows,
     asked: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
-    *,
-    floor: Floor | None = None,
 ) -> Statistics:
     """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `report_progress` receives numbers of reduced
     cells.
-
-    With a `floor`, the queries that give a key so much are counted as lifting it.
     """
     mass, entropy, squares = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern)
     peak = Peak(pattern)
     distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
     first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
-    lifted = [] if floor is None else [Lifted(pattern, floor)]
     duplicate, induction = (
         SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
         for shift, labels in enumerate((asked.k_tokens, asked.before_k))
@@ -127,9 +119,7 @@ def summarise(
     peaks = [] if isinstance(pattern, PatternRows) else [peak]  # which has them when its pass is over
     per_query: list[Reducer] = [mass, *peaks, entropy, squares, distance, first, leading]
     chosen = ChosenCells(pattern, asked)
-    reduce_tiles(
-        pattern, [*per_query, received, *lifted, profile, duplicate, induction, *chosen.reducers], report_progress
-    )
+    reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *chosen.reducers], report_progress)
     return Statistics(
         mass=mass.per_query,
         entropy=entropy.per_query,
@@ -139,7 +129,6 @@ def summarise(
         first=first.per_query,
         leading=leading.per_query,
         received=received.per_key,
-        lifted=lifted[0].per_key if lifted else torch.zeros_like(received.per_key),
         map=received.map,
         profile=profile.mass,
         duplicate=duplicate.mass,
@@ -147,11 +136,6 @@ def summarise(
         matched=chosen.matched,
         between=chosen.between,
     )
-
-
-def times_uniform(times: float, visible: Float[Tensor, "batch _head query"]) -> Floor:
-    """So many times the weight that each query gives every key when it treats those `visible` to it alike; without any, ∞."""
-    return torch.where(visible > 0, times / visible, torch.inf)
 
 
 def with_sink(statistics: Statistics, sink_mass: PerQuery) -> Statistics:
@@ -364,20 +348,6 @@ class ColumnSums:
         cells = sums_of_blocks(sums.mT, self._block, lead).mT
         top = tile.queries.start // self._block
         self.map[(*tile.batch_head, slice(top, top + cells.shape[0]), slice(first, first + cells.shape[1]))].add_(cells)
-
-
-class Lifted:
-    """How many queries give each key at least a weight of their own, `floor`: `batch head key`."""
-
-    def __init__(self, pattern: Grid, floor: Floor) -> None:
-        batch, n_heads, _, n_keys = pattern.shape
-        self.per_key = pattern.like.new_zeros(batch, n_heads, n_keys)
-        self._floor = floor.to(pattern.like.dtype).expand(-1, n_heads, -1)
-
-    def add(self, tile: Tile) -> None:
-        """Adds the cells that reach the floor of their row."""
-        floor = self._floor[tile.at_rows].unsqueeze(1)
-        self.per_key[tile.at_columns].add_(_column_sums(torch.ge(tile.weights, floor, out=tile.scratch)))
 
 
 class Profile:

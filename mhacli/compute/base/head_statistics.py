@@ -4,12 +4,13 @@ attention. The table of all statistics is `mhacli.results.record.head_statistics
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mhacli.attention.core import visible_cells
 from mhacli.attention.tiled.conditions import Matches, matcher
 from mhacli.attention.tiled.reducer import summarise_by
 from mhacli.attention.tiled.scores import uniform
@@ -19,16 +20,16 @@ from mhacli.attention.tiled.statistics import (
     distances_folded,
     entropy_share,
     mean_over,
-    times_uniform,
     weights_of,
     window_of,
 )
-from mhacli.attention.tiled.tiles import Grid, PatternTiles, visible_keys
+from mhacli.attention.tiled.tiles import Grid, PatternTiles, indices, visible_keys
 from mhacli.io.json_schema import finite
 from mhacli.results.record.head_statistics import (
     MAX_LARGEST,
     MAX_SINKS,
     NEAR,
+    SINK_LIFT,
     SINK_SHARE,
     SINK_TOKENS,
     Averages,
@@ -117,11 +118,7 @@ def make_baseline(pattern: Grid, asked: StatisticsRequest, reducer: Reducer = "t
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
     weights = uniform(visible, pattern.shape[3], pattern.allowed)
-    return Baseline(visible, summarise_by(reducer, weights, asked, floor=times_uniform(_ANY, visible)))
-
-
-_ANY = 0.5
-"""Of uniform attention, which gives each visible key its uniform share, a half of that: so all queries count that see a key."""
+    return Baseline(visible, summarise_by(reducer, weights, asked))
 
 
 def head_statistics(
@@ -153,7 +150,7 @@ def head_statistics(
             **vars(own[index]) | {"learned_sink": _learned_sink(sink_mass, statistics, index)},
             max_score=score,
             max_score_at=None if where is None else _own_place(where, axes),
-            sinks=_sinks(statistics, baseline, index, sink_share, axes),
+            sinks=_sinks(pattern, statistics, baseline, index, sink_share, axes),
             largest=_largest(pattern, statistics, baseline, index, axes),
             uniform=uniformly[index],
         )
@@ -245,22 +242,40 @@ def _own_place(place: tuple[int, int, int], axes: Axes) -> tuple[int, int, int]:
     return batch, query - axes.first_query(batch), key - axes.first_key(batch)
 
 
-def _sinks(statistics: Statistics, baseline: Baseline, index: int, least: float, axes: Axes) -> tuple[Sink, ...]:
-    """The sinks that get the `least` share of all attention of their sequence, the strongest first."""
+def _sinks(
+    pattern: PatternTiles, statistics: Statistics, baseline: Baseline, index: int, least: float, axes: Axes
+) -> tuple[Sink, ...]:
+    """The sinks that get the `least` share of all attention of their sequence, the strongest first.
+
+    Few keys get so much that their columns are computed again, to count the queries that attend to them.
+    """
     sinks = []
-    of_all = min(index, baseline.statistics.received.shape[1] - 1)
-    uniformly, seen = baseline.statistics.received[:, of_all], baseline.statistics.lifted[:, of_all]
+    uniform_received = baseline.statistics.received[:, min(index, baseline.statistics.received.shape[1] - 1)]
     for batch, received in enumerate(statistics.received[:, index]):
         total = received.sum().item()
-        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist():
-            n_queries = int(seen[batch, key])
-            if not total or not n_queries:
-                continue
-            share, uniform_share = received[key].item() / total, uniformly[batch, key].item() / total
-            often = statistics.lifted[batch, index, key].item() / n_queries
-            sink = Sink(batch, key - axes.first_key(batch), share, uniform_share, often, n_queries)
-            sinks += [sink] if is_sink(sink, least) else []
+        for key in received.topk(min(MAX_SINKS, len(received))).indices.tolist() if total else ():
+            share, uniform_share = received[key].item() / total, uniform_received[batch, key].item() / total
+            sink = Sink(batch, key - axes.first_key(batch), share, uniform_share)
+            if is_sink(sink, least):
+                often, n_queries = _attending(pattern, baseline, (batch, index), key)
+                sink = replace(sink, often=often, n_queries=n_queries)
+                sinks += [sink] if is_sink(sink, least) else []
     return tuple(sorted(sinks, key=lambda sink: -sink.share)[:MAX_SINKS])
+
+
+def _attending(pattern: PatternTiles, baseline: Baseline, batch_head: tuple[int, int], key: int) -> tuple[float, int]:
+    """The fraction of the queries that see a key which give it at least `SINK_LIFT` times their uniform weight, and the number
+    of queries that see it."""
+    (batch, head), n = batch_head, pattern.shape[2]
+    weights = weights_of(pattern, batch_head, range(n), range(key, key + 1)).squeeze(1)
+    q_idx, k_idx = indices(range(n), weights), indices(range(key, key + 1), weights)
+    keep = visible_cells(pattern.allowed, q_idx, k_idx)
+    sees = weights.new_ones(n, dtype=torch.bool)
+    if keep is not None:
+        sees = keep[min(batch, len(keep) - 1), min(head, keep.shape[1] - 1)].expand(n, 1).squeeze(1)
+    visible = baseline.visible[batch, min(head, baseline.visible.shape[1] - 1)]
+    n_queries = int(sees.sum())
+    return int((sees & (weights * visible >= SINK_LIFT)).sum()) / max(1, n_queries), n_queries
 
 
 def _largest(

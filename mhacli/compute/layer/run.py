@@ -15,7 +15,7 @@ from mhacli.attention.core import per_query_head
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
-from mhacli.attention.tiled.statistics import summarise, times_uniform
+from mhacli.attention.tiled.statistics import summarise
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import head_statistics, make_baseline, statistics_request
@@ -24,7 +24,7 @@ from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, req
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import finite
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
-from mhacli.results.record.head_statistics import SINK_LIFT, HeadStatistics
+from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.results.record.record import Record, SelfCheck, Step, Timing
 from mhacli.results.record.tables import HeadTable
 from mhacli.spec.config import Config
@@ -178,7 +178,7 @@ def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[Head
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
     request = statistics_request(setup.axes).on("cpu")
     baseline = make_baseline(pattern, request)
-    statistics = summarise(pattern, request, floor=times_uniform(SINK_LIFT, baseline.visible))
+    statistics = summarise(pattern, request)
     heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
     return statistics.entropy, head_statistics(
         pattern, statistics, heads=heads, top_score=top_score, baseline=baseline, axes=setup.axes

@@ -20,7 +20,6 @@ from mhacli.attention.tiled.statistics import (
     ColumnSums,
     Distance,
     Entropy,
-    Lifted,
     Marked,
     Matched,
     Peak,
@@ -125,20 +124,6 @@ def test_what_is_said_of_queries_is_what_loops_over_the_cells_say(
         largest = max(float(share) for share in shares[place])
         found = peak.per_query[place].item()
         assert found == pytest.approx(math.log(largest), abs=1e-12) if largest else found < -1e29
-
-
-@pytest.mark.parametrize(("name", "q_len", "k_len"), CASES)
-def test_the_queries_that_lift_a_key_are_those_that_reach_their_floor(
-    normal: Normal, name: str, q_len: int, k_len: int, tiles: TileShape
-) -> None:
-    pattern = masked(normal, name, q_len, k_len)
-    floor = torch.linspace(0.02, 0.6, BATCH * HEADS * q_len, dtype=torch.float64).reshape(BATCH, HEADS, q_len)
-    own, common = Lifted(pattern, floor), Lifted(pattern, floor[:, :1])
-    reduced(pattern, own, common)
-    shares = pattern.pattern.numpy()
-    for b, h, j in np.ndindex(BATCH, HEADS, k_len):
-        assert own.per_key[b, h, j] == sum(float(shares[b, h, i, j]) >= float(floor[b, h, i]) for i in range(q_len))
-        assert common.per_key[b, h, j] == sum(float(shares[b, h, i, j]) >= float(floor[b, 0, i]) for i in range(q_len))
 
 
 @pytest.mark.parametrize(("name", "q_len", "k_len"), CASES)
