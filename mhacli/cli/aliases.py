@@ -51,10 +51,6 @@ COMMAND_ALIASES: Mapping[str, Mapping[str, str]] = {
 """Aliases that hold for one command only, because they would mean something else in others."""
 
 HINTS: Mapping[str, Mapping[str, str]] = {
-    "--width": {
-        "--color": "COLUMNS=120 before the command sets the width of its output",
-        "--d-model": "--d-model is the width of the model",
-    },
     "--seq-len": {
         "--max-tokens": "--max-tokens N takes the first N tokens of a text",
         "--random": "--random BATCH,LENGTH takes random numbers instead of a text",
@@ -106,8 +102,8 @@ def suggestion(word: str, names: Sequence[str]) -> str | None:
 def meant_option(word: str, names: Sequence[str]) -> str | None:
     """The hint for an unknown option of a command with the options `names`; None if none resembles it.
 
-    >>> meant_option("--haeds", ["--head", "--heads"]), meant_option("--width", ["--color", "--json"])
-    ('did you mean --heads?', 'COLUMNS=120 before the command sets the width of its output')
+    >>> meant_option("--haeds", ["--head", "--heads"]), meant_option("--output", ["--save", "--json"])
+    ('did you mean --heads?', '--save FILE writes the record')
     """
     hints = [hint for option, hint in HINTS.get(word, {}).items() if option in names]
     closest = suggestion(word, [name for name in names if name.startswith("--")])

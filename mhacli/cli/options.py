@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
-from mhacli.cli.streams import ColourChoice
+from mhacli.cli.streams import SCREEN_WIDTHS, ColourChoice
 from mhacli.cli.values import integer, real, size, whole
 from mhacli.io.files import format_size
 from mhacli.render.base.options import Scale, View
@@ -444,12 +444,16 @@ class HeadsViewOptions:
 
 @option_group
 class ColourOptions:
-    """Colour."""
+    """Colour, and the width that COLUMNS sets."""
 
     color: Annotated[
         ColourChoice,
         option(OUTPUT, "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."),
     ] = "auto"
+    width: Annotated[
+        int | None,
+        number(OUTPUT, whole("width", *SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
+    ] = None
 
 
 @option_group

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 ColourChoice = Literal["auto", "always", "never"]
-_MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 20, 500, 80
+SCREEN_WIDTHS, _PIPED_WIDTH = (20, 500), 80
 _PATIENCE_S = 0.3
 _LINES_AT_ONCE = 100
 _ERASE_LINE = "\r\x1b[K"
@@ -81,11 +81,11 @@ def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def screen(choice: ColourChoice) -> Screen:
-    """The width and colour of stdout."""
+def screen(choice: ColourChoice, width: int | None = None) -> Screen:
+    """The width of stdout, or another one, and its colour."""
     from mhacli.render.base.options import Screen
 
-    return Screen(stdout_width(), wants_colour(choice, sys.stdout))
+    return Screen(width or stdout_width(), wants_colour(choice, sys.stdout))
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
@@ -313,7 +313,8 @@ def stdout_width() -> int:
             columns = os.get_terminal_size(sys.stdout.fileno()).columns
         except (OSError, ValueError):
             columns = _PIPED_WIDTH
-    return min(_MAX_WIDTH, max(_MIN_WIDTH, columns or _PIPED_WIDTH))
+    low, high = SCREEN_WIDTHS
+    return min(high, max(low, columns or _PIPED_WIDTH))
 
 
 def _colour_system() -> Literal["standard", "256", "truecolor"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import typer
-from support.processes import attempt, forms
+from support.processes import Launch, attempt, forms
 
 from mhacli.cli import app as cli
 from mhacli.cli.aliases import ALIASES, COMMAND_ALIASES, HINTS, expanded
@@ -78,13 +78,19 @@ def test_a_name_with_several_meanings_is_an_alias_in_none_of_the_commands_that_h
     assert not HINTS.keys() & ALIASES.keys()
 
 
+def test_a_width_is_that_of_columns(tmp_path: Path) -> None:
+    def printed(columns: str, *words: str) -> str:
+        launch = Launch(modules={}, env={"COLUMNS": columns})
+        return attempt(tmp_path, "run", "the cat sat on the mat", "--heads", "4", *words, launch=launch).stdout
+
+    assert printed("80", "--width", "130") == printed("130") != printed("80")
+
+
 @forms
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         (["run", "x", "--haeds", "4"], "did you mean --heads?"),
-        (["run", "x", "--width", "4"], "--d-model"),
-        (["bench", "--width", "100"], "COLUMNS=120"),
         (["run", "x", "--seq-len", "4"], "--max-tokens N"),
         (["run", "x", "--zzz"], "mha run --help-all"),
         (["rum"], "did you mean mha run?"),

@@ -298,7 +298,7 @@ def _print_steps(record: Record, colour: ColourOptions, walking: WalkOptions) ->
     from mhacli.render.run.steps import step_lines
     from mhacli.render.run.trace import cell_view, closing, step_blocks
 
-    on, has_blocks = screen(colour.color), walking.verbose or walking.values or walking.step
+    on, has_blocks = screen(colour.color, colour.width), walking.verbose or walking.values or walking.step
     if record.cell is not None and not has_blocks:
         draw(cell_view(record, record.cell, on), on)
         return

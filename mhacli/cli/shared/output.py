@@ -365,7 +365,7 @@ def print_record(record: Record, options: ViewOptions, name: str | None, colour:
         return
     from mhacli.render.display.terminal import record_views
 
-    on = screen(colour.color)
+    on = screen(colour.color, colour.width)
     for view in record_views(record, options, on):
         draw(view, on)
 
@@ -381,7 +381,7 @@ def print_report(
     if name is not None:
         write_pieces(formats[name]())
         return
-    on = screen(colour.color)
+    on = screen(colour.color, colour.width)
     draw(view(on), on)
 
 
