@@ -14,7 +14,7 @@ from mhacli.attention import masks
 from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Mask
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, tensor_bias
-from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, pattern_of
+from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, exact_enough, pattern_of
 
 FORBIDDING = -9e3
 """A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
@@ -174,6 +174,11 @@ def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
     assert attention.scores is not None
     qk, scores = attention.scores.matrices()
     scores = scores.masked_fill(~full, -torch.inf)
+    largest = scores.amax(dim=-1)
+    finer = exact_enough(attention.scores, torch.where(full.any(dim=-1), largest, 0.0))
+    if finer.is_wide:
+        qk, scores = finer.matrices()
+        scores = scores.masked_fill(~full, -torch.inf)
     lse = scores.logsumexp(dim=-1)
     if attention.sink_logits is not None:
         lse = torch.logaddexp(lse, attention.sink_logits.to(scores.dtype))

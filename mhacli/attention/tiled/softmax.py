@@ -23,8 +23,9 @@ TILES = "tiles"
 SHARP, SHARP_PARTS = 16.0, 4
 """A log-sum-exp, or a largest score, above which scores are large: that of a hundred thousand normal scores is 12. Each part of a
 sum rounds at a quarter of its size."""
-WIDE = 512.0
-"""One beyond which it is rounded in float32 by more than weights may be: half a step of it is 3e-5."""
+WIDE, WIDE_ON_DEVICE = 64.0, 512.0
+"""One beyond which scores are computed in float64: half a step of 64 in float32 is 4e-6. On a GPU, which may take many times as
+long in float64, half a step of 512 is 3e-5."""
 _MOST = 1e25
 """A score beyond which a forbidden cell does not stand out: then weights are NaN."""
 _MOST_BITS = 100.0
@@ -59,6 +60,16 @@ def pattern_of(
     if lse is None or (scores.like.dtype != torch.float64 and bool((lse.abs() > SHARP).any())):
         return SoftmaxPattern(scores, sink_logits=sink_logits)
     return VirtualPattern(scores, lse if sink_logits is None else torch.logaddexp(lse, sink_logits.to(lse.dtype)))
+
+
+def exact_enough(scores: Scores, sizes: Tensor) -> Scores:
+    """The scores, computed as exactly as such large ones have to be: `sizes` are the largest, or the log-sum-exp, of queries."""
+    if scores.like.dtype == torch.float64 or not bool((sizes.abs() > SHARP).any()):
+        return scores
+    wide = WIDE if sizes.device.type == "cpu" else WIDE_ON_DEVICE
+    if sizes.device.type != "mps" and bool((sizes.abs() > wide).any()):  # which has no float64
+        return replace(scores, is_wide=True)
+    return replace(scores, n_parts=SHARP_PARTS)
 
 
 class SoftmaxPattern:
@@ -107,7 +118,7 @@ class SoftmaxPattern:
 
     def known(self) -> VirtualPattern:
         """The same as a pattern that can be asked for any cell, when the pass is over."""
-        scores, lse = self._finer(self.lse), self.lse
+        scores, lse = exact_enough(self.scores, self.lse), self.lse
         if self._sinks is not None:
             lse = torch.logaddexp(lse, self._sinks.to(lse.dtype))
         return VirtualPattern(scores, lse.to(scores.like.dtype))
@@ -157,7 +168,7 @@ class SoftmaxPattern:
         if bool(outcomes.abs().amax() <= SHARP * LOG2_E):
             return largest, reference
         known = torch.where(largest > _LOWEST, largest, 0.0)
-        finer = self._finer(known * math.log(2))
+        finer = exact_enough(self.scores, known * math.log(2))
         if finer.is_wide:
             reference += torch.where(known.abs() < _MOST, known, torch.nan)
             for tile in tiles:
@@ -176,14 +187,6 @@ class SoftmaxPattern:
         for tile in tiles:
             scores.log2_into(tile.log2, batch_head, tile.region)
         return _largest_of(tiles)
-
-    def _finer(self, sizes: Tensor) -> Scores:
-        """The scores, computed as exactly as such large ones have to be."""
-        if self.like.dtype == torch.float64 or not bool((sizes.abs() > SHARP).any()):
-            return self.scores
-        if sizes.device.type != "mps" and bool((sizes.abs() > WIDE).any()):  # which has no float64
-            return replace(self.scores, is_wide=True)
-        return replace(self.scores, n_parts=SHARP_PARTS)
 
     def _sink_bits(self, rows: tuple[int, int, slice]) -> Float[Tensor, "query 1"]:
         """The sink logits of some queries to base 2."""

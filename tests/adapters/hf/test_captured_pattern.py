@@ -259,6 +259,19 @@ def test_a_learned_sink_takes_its_share_and_nothing_is_scaled_up(scored: Make) -
     assert (attention.lse - plain.lse).abs().max() < 1e-6  # that of the keys alone
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("base", [100.0, 300.0, -300.0, 1e4])
+def test_shares_of_large_scores_with_a_bias_and_sinks_are_those_of_float64(
+    scored: Make, normal: Callable[..., Tensor], base: float, with_sinks: bool
+) -> None:
+    bias = base + normal(1, N_HEADS, Q_LEN, K_LEN, dtype=torch.float32)
+    sinks = base + normal(N_HEADS, dtype=torch.float32) if with_sinks else None
+    call = scored(bias=bias, sinks=sinks)
+    attention = as_attention(call, every(), KnownMasks())
+    for shares in (full_matrices(attention)["pattern"].numpy(), all_shares(reduced(attention).known_pattern)):
+        assert np.abs(shares - by_hand(call)[1]).max() < 1e-6
+
+
 def test_the_log_sum_exp_of_a_kernel_is_believed_as_it_is_told(scored: Make) -> None:
     """So that the checks can find it wrong."""
     call = scored()
