@@ -1,23 +1,23 @@
-"""Writes docs/notebook.ipynb: its cells, and what they show when they are run one after the other.
+"""Writes docs/notebook.ipynb: its cells, and the results that they show when a kernel runs them one after the other.
 
     python docs/notebook.py PATH_OF_A_CHECKPOINT
 
 The path is that of any checkpoint; the notebook that is kept shows all-MiniLM-L6-v2. Cells run in a temporary folder, in which
-the checkpoint is called MiniLM.
+the checkpoint is called MiniLM. What they print, such as the progress of loading, is left out.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
-from typing import Any
+
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat import NotebookNode, v4
 
 FILE = Path(__file__).with_suffix(".ipynb")
 TITLE = """# mha: from a sentence to a checkpoint
@@ -86,51 +86,28 @@ model.pattern(layer=heads[0].layer, head=heads[0].head)"""),
 )  # fmt: skip
 
 
-def notebook(path: str) -> dict[str, Any]:
-    """The notebook with what its cells show of the checkpoint at a path. Raises what a cell raises."""
-    space: dict[str, Any] = {"__name__": "cells"}
-    cells = [_cell("title", "markdown", TITLE)]
-    with _folder(path):
-        for number, (words, code) in enumerate(CELLS, 1):
-            cells.append(_cell(f"text-{number}", "markdown", words))
-            outputs = [*_run(code, space, number)]
-            cells.append(_cell(f"code-{number}", "code", code) | {"execution_count": number, "outputs": outputs})
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-
-
-def _cell(name: str, kind: str, source: str) -> dict[str, Any]:
-    return {"cell_type": kind, "id": name, "metadata": {}, "source": source.splitlines(keepends=True)}
-
-
-def _run(code: str, space: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """The outputs of a cell: what it prints, and what its last expression is."""
-    *before, last = ast.parse(code).body
-    printed = StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(before, []), f"cell {number}", "exec"), space)
-        value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), space)  # type: ignore[attr-defined]
-    if printed.getvalue():
-        yield {"name": "stdout", "output_type": "stream", "text": printed.getvalue().splitlines(keepends=True)}
-    data = {"text/plain": [repr(value)]}
-    if hasattr(value, "_repr_html_"):
-        data = {"text/html": value._repr_html_().splitlines(keepends=True)} | data
-    yield {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
-
-
-@contextlib.contextmanager
-def _folder(path: str) -> Iterator[None]:
-    """A temporary folder to work in, with the checkpoint."""
-    here = os.getcwd()
+def notebook(path: str) -> NotebookNode:
+    """The notebook with what its cells show of the checkpoint at a path. Raises CellExecutionError where a cell fails."""
+    cells = [v4.new_markdown_cell(TITLE, id="title")]
+    for number, (words, code) in enumerate(CELLS, 1):
+        cells += [v4.new_markdown_cell(words, id=f"text-{number}"), v4.new_code_cell(code, id=f"code-{number}")]
+    made = v4.new_notebook(cells=cells)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "MiniLM").symlink_to(Path(path).resolve())
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(here)
+        kernel = AsyncKernelManager(
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # this interpreter, whatever kernels are installed
+            transport="ipc",
+            connection_file=f"{folder}/kernel.json",
+        )
+        client = NotebookClient(made, kernel, record_timing=False, resources={"metadata": {"path": folder}})
+        settings = {"IPYTHONDIR": folder, "OMP_NUM_THREADS": "1"}  # no user's profile; one order of summing
+        client.execute(cleanup_kc=True, env=os.environ | settings)
+    for cell in made.cells[2::2]:
+        cell.outputs = [output for output in cell.outputs if output.output_type == "execute_result"]
+    kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    made.metadata = {"kernelspec": kernelspec, "language_info": {"name": "python"}}
+    return made
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(notebook(sys.argv[1]), indent=1, ensure_ascii=False) + "\n")
+    nbformat.write(notebook(sys.argv[1]), FILE)
