@@ -181,7 +181,7 @@ class SoftmaxPattern:
         top = largest if sink is None else torch.maximum(largest, (sink - reference - _MOST_BITS).to(largest.dtype))
         for tile in tiles:
             tile.log2.sub_(top)
-        return largest - top, reference + top
+        return torch.where(largest > _LOWEST, largest - top, largest), reference + top
 
     def _written(self, tiles: Sequence[BlankTile], batch_head: tuple[int, int], scores: Scores) -> Tensor:
         for tile in tiles:
