@@ -20,6 +20,7 @@ from mhacli.checkpoints.folder import Checkpoint
 from mhacli.errors import MhaError
 from mhacli.spec.config import PaddingSide
 from mhacli.spec.tokens import TokenSequence
+from mhacli.text.packed import PackedText
 from mhacli.text.pieces import BYTES, Encoding, Spelling, pieces_of, spelling_of
 from mhacli.text.spans import Message
 from mhacli.text.tokenizers import FileTokenizer, encoded
@@ -59,15 +60,47 @@ class ModelTokenizer:
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
         """The sequence followed by tokens that a model generated."""
-        names = [self.library.id_to_token(i) or f"<{i}>" for i in ids]
         special = [int(i in self.spelling.special) for i in ids]
         encoding = SimpleNamespace(
-            ids=list(ids), tokens=names, offsets=[(0, 0)] * len(ids), special_tokens_mask=special
+            ids=list(ids), tokens=self.names(ids), offsets=[(0, 0)] * len(ids), special_tokens_mask=special
         )
         more = pieces_of("", encoding, self.spelling)
         known = _texts(more)
         ends = list(accumulate(map(len, known), initial=0))
         return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The tokenizer's names of tokens."""
+        return [self.library.id_to_token(i) or f"<{i}>" for i in ids]
+
+    @property
+    def end_id(self) -> int | None:
+        """The id of its end-of-text token, or else of its separator."""
+        ids = (getattr(self.template, name, None) for name in ("eos_token_id", "sep_token_id"))
+        return next((i for i in ids if i is not None), None)
+
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids of the special tokens that it adds before and after a text."""
+        encoding = self.encoding("a", special=True)
+        ids, mask = tuple(encoding.ids), [*encoding.special_tokens_mask]
+        first = mask.index(0) if 0 in mask else len(mask)
+        last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
+        return ids[:first], ids[last:]
+
+    def framed(self, packed: PackedText) -> TokenSequence:
+        """The tokens of a packed text, with the special tokens around it."""
+        before, after = self.frame
+        ends = {len(before) + end for end in packed.ends}
+        n_own, n = len(before) + len(packed.ids), len(before) + len(packed.ids) + len(after)
+        ids = [*before, *packed.ids, *after]
+        encoding = SimpleNamespace(
+            ids=ids,
+            tokens=self.names(ids),
+            offsets=[*[(0, 0)] * len(before), *packed.offsets, *[(0, 0)] * len(after)],
+            special_tokens_mask=[int(i in ends or not len(before) <= i < n_own) for i in range(n)],
+        )
+        return pieces_of(packed.text, encoding, self.spelling)
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the

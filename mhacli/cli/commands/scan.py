@@ -92,6 +92,12 @@ class CorpusOptions:
             common=True,
         ),
     ] = None
+    pack: Annotated[
+        bool,
+        option(
+            _CORPUS, "Join documents into texts of --max-tokens tokens, an end-of-text token between two.", "--pack"
+        ),
+    ] = False
     max_bytes: Annotated[
         int,
         number(
@@ -202,7 +208,7 @@ def scan(
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
     output.formats.chosen()
-    form, request = corpus.form(), _request(model, statistics, device, corpus.max_tokens)
+    form, request = corpus.form(), _request(model, statistics, device, corpus)
     out = _required(output.out, "--out", "a folder for the result, such as --out heads.mha")
     sources = corpus.sources
     if not sources:
@@ -251,7 +257,7 @@ def _note_result(record: Record, out: str) -> None:
 
 
 def _request(
-    model: ScanModelOptions, statistics: StatisticsOptions, device: ScanDeviceOptions, max_tokens: int | None
+    model: ScanModelOptions, statistics: StatisticsOptions, device: ScanDeviceOptions, corpus: CorpusOptions
 ) -> ScanRequest:
     """The request for every document. Raises `UsageError` for options that fit no document."""
     from mhacli.requests.scan import ScanRequest
@@ -273,7 +279,8 @@ def _request(
         device_map=device_map_of(model.device_map, device.device, may_split=False),
         dtype=device.dtype,
         threads=device.threads,
-        max_tokens=max_tokens,
+        max_tokens=corpus.max_tokens,
+        pack=corpus.pack,
         layers=layers,
         heads=None if heads is None else tuple(sorted(set(heads))),
         conditions=tuple(parse_pattern(word).text for word in statistics.pattern or ()),
@@ -315,6 +322,11 @@ def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
         if value is not None
         for word in (name, value)
     ]
-    flags = {"--lines": corpus.lines, "--effect": request.effect, "--allow-nonfinite": request.allow_nonfinite}
+    flags = {
+        "--lines": corpus.lines,
+        "--pack": request.pack,
+        "--effect": request.effect,
+        "--allow-nonfinite": request.allow_nonfinite,
+    }
     words += [name for name, is_given in flags.items() if is_given]
     return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *words)

@@ -25,7 +25,8 @@ from mhacli.results.scan.statistics import EFFECTS, statistic_names, uniform_nam
 from mhacli.results.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums, add_sum, strongest, widened
 from mhacli.results.scan.unit import Unit, UnitFiles, document_digest
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.corpus import Document
+from mhacli.text.packed import Item, PackedText
 
 EXAMPLE_LEN = 64
 """The number of tokens up to which a longer document is a better example."""
@@ -50,16 +51,17 @@ class Gathered:
     _identical: bool = True
     _example: tuple[tuple[bool, int], Record] | None = None
 
-    def leave_out(self, document: Document | BadDocument, reason: str) -> None:
+    def leave_out(self, document: Item, reason: str) -> None:
         """Adds a bad document."""
-        self.bad.append(BadEntry(document.file, document.place, reason))
+        self.bad.append(BadEntry(document.file, document.place, reason, document.n_documents))
 
-    def add(self, document: Document, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
+    def add(self, document: Document | PackedText, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
         """Adds a computed document, with the effects of removing each head."""
         texts, results = run.inputs.context or run.inputs.sequences, run.results
         n_tokens = len(texts[0].ids)
         heads = tuple(head for result in results for head in result.heads)
-        self.documents.append(UnitDocument(document.file, document.place, document_digest(document), n_tokens))
+        digest = document_digest(document)
+        self.documents.append(UnitDocument(document.file, document.place, digest, n_tokens, document.n_documents))
         self.heads.append(heads)
         self.effects.append(effects)
         self._layers.append(tuple(result.layer for result in results))
@@ -88,7 +90,7 @@ class Gathered:
                 mass[:, grid[0], grid[1]] = np.concatenate([_of_heads(result, name) for result in results])
             add_sum(self._sums, name, mass)
 
-    def _add_sinks_and_cells(self, document: Document, run: CheckpointRun) -> None:
+    def _add_sinks_and_cells(self, document: Document | PackedText, run: CheckpointRun) -> None:
         """Adds the sinks and the strongest cells of a document, with their tokens."""
         self._sinks = self._sinks or [{} for _ in self.heads[-1]]
         self._cells = self._cells or [[] for _ in self.heads[-1]]
@@ -102,7 +104,7 @@ class Gathered:
                 cells = [
                     CorpusCell(
                         document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
-                        keys[0].tokens[cell.key], cell.share, cell.lift,
+                        keys[0].tokens[cell.key], cell.share, cell.lift, document.n_documents,
                     )
                     for cell in head.largest if cell.lift > threshold
                 ]  # fmt: skip
@@ -132,7 +134,9 @@ class Gathered:
         """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
         device, n = self.settings.device, document.n_tokens
         environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
-        corpus = CorpusSummary(1, n, 0, n, document.file, document.place, (device,), ())
+        corpus = CorpusSummary(
+            1, n, 0, n, document.file, document.place, (device,), (), example_documents=document.n_documents
+        )
         return replace(
             record,
             sequences=tuple(sequence.covered for sequence in record.sequences),

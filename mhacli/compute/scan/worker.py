@@ -15,16 +15,19 @@ from mhacli.checkpoints.digest import checkpoint_digest
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import (
     ReadCheckpoint,
+    Texts,
     UnloadedCheckpoint,
     find,
     inputs_of,
     make_texts,
     spans_of_pair,
+    texts_of_tokens,
 )
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.compute.scan.gather import Gathered
 from mhacli.errors import MhaError
+from mhacli.requests.checkpoint import ModelRequest
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record.corpus import named
 from mhacli.results.record.effect import Effect
@@ -32,7 +35,8 @@ from mhacli.results.record.record import SpanTokens
 from mhacli.results.scan.settings import ScanSettings, differences
 from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles
 from mhacli.spec.tokens import TokenSequence
-from mhacli.text.corpus import Document
+from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.packed import PackedText
 from mhacli.text.spans import Span, find_spans, tokens_of
 
 _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
@@ -78,6 +82,7 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
         unit_size=UNIT_SIZE,
         max_tokens=request.max_tokens,
+        pack=request.pack,
         layers=request.layers,
         heads=request.heads,
         conditions=request.conditions,
@@ -118,7 +123,7 @@ class Worker:
         """
         gathered = Gathered(unit, self._request, self._settings)
         for document in unit.documents:
-            if isinstance(document, Document):
+            if not isinstance(document, BadDocument):
                 try:
                     results = self._inspected(document, is_compared=not gathered.documents)
                 except MhaError as fault:
@@ -132,11 +137,11 @@ class Worker:
         return gathered.files()
 
     @torch.no_grad()
-    def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
-        if not document.text.strip():
-            raise MhaError("only white space", code="no-tokens")
+    def _inspected(
+        self, document: Document | PackedText, *, is_compared: bool
+    ) -> tuple[CheckpointRun, tuple[Effect, ...]]:
         request = self._request.of_document(document.text)
-        texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
+        texts = self._texts(document, request)
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         heads = replace(request.wanted, reducer=self._settings.reducer)
@@ -152,6 +157,14 @@ class Worker:
             run.inspect()
         return run, ()
 
+    def _texts(self, document: Document | PackedText, request: ModelRequest) -> Texts:
+        tokenizer, config = self._unloaded.tokenizer, self._unloaded.config
+        if isinstance(document, PackedText):
+            return texts_of_tokens(tokenizer.framed(document), tokenizer, config)
+        if not document.text.strip():
+            raise MhaError("only white space", code="no-tokens")
+        return make_texts(request, tokenizer, config)
+
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
         for word in self._request.spans:
@@ -161,9 +174,9 @@ class Worker:
                 yield SpanTokens(span.name, (tokens,))
 
 
-def _of_document(document: Document, fault: MhaError) -> MhaError:
+def _of_document(document: Document | PackedText, fault: MhaError) -> MhaError:
     """The error with the name of the document in which it occurred."""
-    message = f"{named(document.file, document.place)}: {fault.message}"
+    message = f"{named(document.file, document.place, document.n_documents)}: {fault.message}"
     return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
 
 

@@ -163,7 +163,7 @@ def cells_view(corpus: CorpusSummary, layers: Sequence[LayerView], listed: Seque
 
 
 def _cell(cell: CorpusCell) -> str:
-    place = visible(named(cell.file, cell.place))
+    place = visible(named(cell.file, cell.place, cell.n_documents))
     tokens = (
         f"{token_at(token_label(cell.query_token), cell.query)} → {token_at(token_label(cell.key_token), cell.key)}"
     )

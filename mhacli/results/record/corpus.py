@@ -42,7 +42,8 @@ class TokenSink:
 
 @dataclass(frozen=True)
 class CorpusCell:
-    """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight."""
+    """An attention weight (`share`) in a document. `lift` is its ratio to the query's uniform weight. A packed text is named by
+    the first of its `n_documents` documents."""
 
     file: str
     place: int
@@ -52,6 +53,7 @@ class CorpusCell:
     key_token: str
     share: float
     lift: float
+    n_documents: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,16 +63,18 @@ class BadEntry:
     file: str
     place: int
     reason: str
+    n_documents: int = 1
 
     @property
     def named(self) -> str:
         """The document's name: `corpus.jsonl:17`."""
-        return named(self.file, self.place)
+        return named(self.file, self.place, self.n_documents)
 
 
-def named(file: str, place: int) -> str:
-    """A document's name in messages: `corpus.jsonl:17`, or the file's for a whole file."""
-    return f"{file}:{place}" if place else file
+def named(file: str, place: int, n_documents: int = 1) -> str:
+    """A document's name in messages: `corpus.jsonl:17`, the file's for a whole file, `corpus.jsonl:17 and 3 more` for a packed
+    text."""
+    return (f"{file}:{place}" if place else file) + (f" and {n_documents - 1} more" if n_documents > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class CorpusSummary:
 
     `n_tokens` and `longest` are the total and the largest length of good documents. `bad` has the first
     `MAX_LISTED_BAD` of the `n_bad` skipped documents. `example_file` and `example_place` name the document of the
-    record's arrays. `devices` are the types of devices used.
+    record's arrays; `example_documents` is above 1 for a packed text. `devices` are the types of devices used.
     """
 
     n_documents: int
@@ -112,8 +116,9 @@ class CorpusSummary:
     devices: tuple[str, ...]
     heads: tuple[CorpusHead, ...]
     bad: tuple[BadEntry, ...] = ()
+    example_documents: int = 1
 
     @property
     def example_named(self) -> str:
         """The example's name: `corpus.jsonl:17`."""
-        return named(self.example_file, self.example_place)
+        return named(self.example_file, self.example_place, self.example_documents)

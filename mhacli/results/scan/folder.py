@@ -110,8 +110,8 @@ class ScanFolder:
         return sorted({name.partition(".")[0] for name in files if not name.startswith(".")})
 
     def remove(self, name: str) -> None:
-        """Removes the files of a unit, first the one that marks it as finished."""
-        for path in (self.sums_path(name), self.rows_path(name)):
+        """Removes the files of a unit, first the one that marks it as finished, and its example."""
+        for path in (self.sums_path(name), self.rows_path(name), self.example_path(int(name.partition("-")[0]))):
             with suppress(FileNotFoundError):
                 os.unlink(path)
 

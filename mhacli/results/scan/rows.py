@@ -16,8 +16,8 @@ from mhacli.results.scan.sums import UnitDocument
 
 @dataclass(frozen=True)
 class DocumentTable(Table):
-    """The heads of documents. The columns are `file`, `place` (line or row from 1, 0 for a whole file) and `n_tokens`, those of
-    `HeadTable`, and the effects of removing the head, if `effects` has them."""
+    """The heads of documents. The columns are `file`, `place` (line or row from 1, 0 for a whole file), `n_documents` (1
+    unless it is packed) and `n_tokens`, those of `HeadTable`, and the effects of removing the head, if `effects` has them."""
 
     documents: Sequence[tuple[UnitDocument, Sequence[HeadStatistics]]]
     effects: Sequence[Effect] = ()
@@ -25,7 +25,7 @@ class DocumentTable(Table):
     def columns(self) -> Mapping[str, Column]:
         """The columns by name."""
         rows = [(document, head) for document, heads in self.documents for head in heads]
-        types = {"file": str, "place": int, "n_tokens": int}
+        types = {"file": str, "place": int, "n_documents": int, "n_tokens": int}
         columns = {
             name: Column(kind, [getattr(document, name) for document, _ in rows]) for name, kind in types.items()
         }

@@ -35,6 +35,7 @@ class ScanSettings:
     rows: str
     unit_size: int
     max_tokens: int | None
+    pack: bool
     layers: tuple[LayerChoice, ...] | None
     heads: tuple[int, ...] | None
     conditions: tuple[str, ...]

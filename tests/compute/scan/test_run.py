@@ -1,6 +1,5 @@
 """The study of a corpus: what it finds, and that nobody can tell afterwards how often it was interrupted."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -11,17 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints_saved import Checkpoints
-from support.scans import corpus_file, sentences
+from support.scans import corpus_file, digests, found, sentences, study
 
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-from mhacli.compute.scan.engines.single import SingleEngine
-from mhacli.compute.scan.run import ScanStudy
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import write_whole
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.record import storage
 from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.record import Record
 from mhacli.text.corpus import CorpusFormat
 
 TEXTS = sentences(20)
@@ -41,24 +37,6 @@ def model(checkpoints: Checkpoints) -> str:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return corpus_file(tmp_path_factory.mktemp("corpus") / "c.jsonl", TEXTS)
-
-
-def study(model: str, corpus: str, out: Path, **choices: Any) -> ScanStudy:
-    request = ScanRequest(model, **choices.pop("request", {}))
-    form = choices.pop("form", CorpusFormat())
-    return ScanStudy(request, [corpus], form, str(out), SingleEngine(), **choices)
-
-
-def found(model: str, corpus: str, out: Path, **choices: Any) -> Record:
-    record = study(model, corpus, out, **choices).run()
-    assert record is not None
-    return record
-
-
-def digests(out: Path) -> dict[str, str]:
-    """The sha256 of every file of a result."""
-    files = (path for path in out.rglob("*") if path.is_file())
-    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
