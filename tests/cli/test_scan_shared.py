@@ -127,6 +127,14 @@ def test_a_scan_with_workers_that_is_interrupted_goes_on_without_them(scan: Scan
     assert files_of(out) == scan.expected
 
 
+@pytest.mark.scan
+def test_packed_texts_do_not_depend_on_workers(scan: Scan, tmp_path: Path) -> None:
+    packed, alone = ("--pack", "--max-tokens", "24"), tmp_path / "alone.mha"
+    ended(scan.begin(alone, *packed))
+    ended(scan.begin(tmp_path / "shared.mha", *packed, "--workers", "2"))
+    assert files_of(tmp_path / "shared.mha") == files_of(alone) != scan.expected
+
+
 def assert_gone(pids: list[int]) -> None:
     """Processes end, if not at once."""
     until = time.monotonic() + PATIENCE_S
