@@ -592,7 +592,7 @@ def test_a_rule_without_a_row_to_judge_is_an_error_alone(baseline: Path, tmp_pat
     assert done.stdout == ""
     assert (done.error["code"], done.error["message"]) == (
         "nothing-compared",
-        "then.json has no row that was measured now",
+        "no row of then.json was measured in this run",
     )
 
 

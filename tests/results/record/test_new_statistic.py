@@ -45,7 +45,7 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("    squares: PerQuery\n", "    squares: PerQuery\n    cubes: PerQuery\n"),
         ("    distance, received, profile = Distance",
          "    cubes = Cubes(pattern)\n    distance, received, profile = Distance"),
-        ("[mass, peak, entropy, squares,", "[mass, peak, entropy, squares, cubes,"),
+        ("[mass, *peaks, entropy, squares,", "[mass, *peaks, entropy, squares, cubes,"),
         ("        squares=squares.per_query,\n", "        squares=squares.per_query,\n        cubes=cubes.per_query,\n"),
     ),
     "compute/base/head_statistics.py": (
