@@ -232,17 +232,17 @@ def ended(process, number):
 
 @pytest.mark.full
 def test_a_signal_while_a_long_text_is_looked_at_ends_it(tmp_path):
-    (tmp_path / "long.txt").write_text(STORY.read_text() * 4)
+    (tmp_path / "long.txt").write_text(STORY.read_text() * 6)
     before = state_of(tmp_path)
-    words = ["heads", "--file", "long.txt", "--heads", "8", "--d-model", "64", "--causal", "--save", "r"]
+    words = ["heads", "--file", "long.txt", "--heads", "32", "--d-model", "64", "--causal", "--save", "r"]
     launch = Launch(WITH_TORCH, env=ONE_THREAD)
     process = start(tmp_path, words, launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     told = process.stderr.readline().decode()
-    assert re.search(r"[\d,]+ tokens, 8 heads: at most about .* and .*; full attention matrices would take .*GiB", told)
+    assert re.search(r"[\d,]+ tokens, 32 heads: at most about .* and .*; full attention matrices would take .*GiB", told)
     time.sleep(0.3)
     found = ended(process, signal.SIGINT)
-    nothing = "mha: interrupted: 0 of 8 heads are finished, and nothing was saved\n"
+    nothing = "mha: interrupted: 0 of 32 heads are finished, and nothing was saved\n"
     assert found == (130, "", nothing)
     assert state_of(tmp_path) == before
 
