@@ -660,16 +660,17 @@ def test_a_signal_while_it_measures_ends_it_and_all_that_it_started(
     ]
     process = start(tmp_path, words, Launch(WITH_TORCH), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: is_copied(process.pid) or process.poll() is not None)
+    started = descendants(process.pid)
     wait_until(lambda: not is_copied(process.pid))
     assert process.poll() is None, "it is past the memory, and in its own first call"
     time.sleep(0.5)
-    below = descendants(process.pid)
+    started += descendants(process.pid)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (shell_code(process.returncode), stdout) == (code, b"")
     assert re.fullmatch(rb"mha: .* about .* s; .*\n", stderr), "nothing but how long it would take"
-    assert below
-    wait_until(lambda: not any(map(is_alive, below)))
+    assert started
+    wait_until(lambda: not any(map(is_alive, started)))
     assert temporary_in(tmp_path) == []
     assert not list(tmp_path.glob("new*"))
 
