@@ -239,7 +239,9 @@ def test_a_signal_while_a_long_text_is_looked_at_ends_it(tmp_path):
     process = start(tmp_path, words, launch, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     told = process.stderr.readline().decode()
-    assert re.search(r"[\d,]+ tokens, 32 heads: at most about .* and .*; full attention matrices would take .*GiB", told)
+    assert re.search(
+        r"[\d,]+ tokens, 32 heads: at most about .* and .*; full attention matrices would take .*GiB", told
+    )
     time.sleep(0.3)
     found = ended(process, signal.SIGINT)
     nothing = "mha: interrupted: 0 of 32 heads are finished, and nothing was saved\n"
