@@ -43,8 +43,8 @@ EDITS: Mapping[str, Sequence[tuple[str, str]]] = {
     "adapters/hf/calls.py": (
         ("    softcap: float | None = None\n", "    softcap: float | None = None\n    cooling: float = 1.0\n"),
         ('COMPUTED = frozenset(("is_causal",', 'COMPUTED = frozenset(("cooling", "is_causal",'),
-        ('        "softcap": given.get("softcap"),\n',
-         '        "softcap": given.get("softcap"),\n        "cooling": given.get("cooling", 1.0),\n'),
+        ('        "softcap": arguments.get("softcap"),\n',
+         '        "softcap": arguments.get("softcap"),\n        "cooling": arguments.get("cooling", 1.0),\n'),
         ("    @property\n    def sink_scores(",
          "    @property\n    def extras(self) -> dict[str, str]:\n"
          '        return {} if self.cooling == 1.0 else {"cooling": f"scores × {self.cooling:g}"}\n\n'
