@@ -7,6 +7,7 @@ knows a mask, for a forbidden weight is 0.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,6 +26,7 @@ from mhacli.attention.tiled.tiles import (
     PatternTiles,
     Reducer,
     Tile,
+    TileMemory,
     indices,
     rectangles,
     reduce_tiles,
@@ -388,7 +390,7 @@ class Marked:
             self.per_query[tile.at_rows].addmv_(weights, self._marks[batch, first:stop])
 
 
-class SharedCells:
+class SharedCells(ABC):
     """The mass on chosen cells, `batch head`: a sum over all queries. The cells are the same for every head.
 
     A few cells are read one by one. Many are 1 among zeros in a tile of their own, which lies in memory as the weights do, so
@@ -398,6 +400,7 @@ class SharedCells:
     def __init__(self, pattern: Grid) -> None:
         self.mass = pattern.like.new_zeros(pattern.shape[:2], dtype=torch.float64)
         self._chosen = OfTiles(self._choose)
+        self._planes = TileMemory(pattern.like)
 
     def add(self, tile: Tile) -> None:
         """Adds the weights of the chosen cells, which are looked for once for all heads."""
@@ -405,19 +408,19 @@ class SharedCells:
         if chosen.is_floating_point():
             self.mass[tile.batch_head].add_(torch.dot(tile.flat, chosen))
         else:
-            self.mass[tile.batch_head].add_(tile.flat.index_select(0, chosen).sum())
+            weights = tile.scratch.view(-1)[: len(chosen)]
+            self.mass[tile.batch_head].add_(torch.index_select(tile.flat, 0, chosen, out=weights).sum())
 
+    @abstractmethod
     def _choose(self, tile: Tile) -> Shaped[Tensor, " cell"]:
         """Where the cells are in `tile.flat`, as integers; or numbers for all of it, 1 where they are and 0 elsewhere."""
-        raise NotImplementedError
 
     def _cells_among_zeros(self, tile: Tile) -> tuple[Float[Tensor, " cell"], Float[Tensor, "query key"]]:
         """Memory like `tile.flat`, 0 beside the cells, and the cells in it, to be written."""
-        plane = torch.zeros_like(tile.flat)
-        return plane, plane.as_strided(*tile.layout)
+        return self._planes.among_zeros(tile.number, (len(tile.queries), len(tile.keys)))
 
 
-_DENSE = 1 / 24
+_DENSE = 1 / 8
 """The part of a tile's cells from which on a product with all of them takes less time than to find and read those few."""
 
 
@@ -449,19 +452,21 @@ class SameLabel(SharedCells):
         batch = tile.batch_head[0]
         labels, (codes, places) = self._queries[batch, tile.rows], self._by_label[batch]
         edges = torch.tensor([[tile.keys.start], [tile.keys.stop]], device=labels.device)
-        low, high = torch.searchsorted(codes, labels * self._keys.shape[1] + edges)  # a label of −1 is before all codes
+        codes_of_edges = labels * self._keys.shape[1] + edges  # a label of −1 is before all codes
+        low, high = torch.searchsorted(codes, codes_of_edges, out_int32=True)
         counts = high - low
-        if int(counts.sum()) > _DENSE * tile.weights.numel():
+        n = int(counts.sum())
+        if n > _DENSE * tile.weights.numel():
             return self._compared(tile, labels, self._keys[batch, tile.columns])
-        rows = torch.repeat_interleave(counts)
-        first = low - (counts.cumsum(0) - counts)  # of each run, less the cells before it
-        keys = places.index_select(0, torch.arange(len(rows), device=rows.device) + first.index_select(0, rows))
-        _, (stride, _), start = tile.layout
-        cells = rows * stride + keys + (start - tile.keys.start)
+        rows = torch.repeat_interleave(counts, output_size=n)
+        first = low - (counts.cumsum(0, dtype=torch.int32) - counts)  # of each run, less the cells before it
+        keys = places.index_select(0, first.index_select(0, rows).add_(indices(range(n), rows)))
+        start = int(tile.weights.storage_offset()) - tile.keys.start
+        cells = torch.add(keys, rows, alpha=tile.weights.stride(0)).add_(start)
         if self._shift is None:
             return cells
         none = 0  # the first number in memory is none of the cells
-        return torch.where(keys - rows == tile.queries.start + self._shift, none, cells)
+        return cells.masked_fill_(keys.sub_(rows) == tile.queries.start + self._shift, none)
 
     def _compared(self, tile: Tile, q_labels: Int[Tensor, " query"], k_labels: Int[Tensor, " key"]) -> Tensor:
         """Every cell by itself."""
@@ -479,7 +484,7 @@ def _by_label(labels: Int[Tensor, " key"]) -> tuple[Int[Tensor, " labelled"], In
     """The keys with a label in the order of labels and then places: both as one number, and the places alone."""
     places = (labels >= 0).nonzero().flatten()
     codes = (labels[places] * len(labels) + places).sort().values
-    return codes, codes % len(labels)
+    return codes, (codes % len(labels)).int()
 
 
 class Matched(SharedCells):

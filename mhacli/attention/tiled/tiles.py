@@ -6,7 +6,7 @@ Buffers are made once: a pass takes a few tiles of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -93,24 +93,18 @@ def visible_keys(pattern: Grid) -> Float[Tensor, "#batch #head query"]:
     return counts
 
 
-class TileLayout(NamedTuple):
-    """Sizes, strides and first cell of a tile's weights in memory."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    start: int
-
-
 @dataclass(frozen=True)
 class Tile:
     """Weights of some queries and keys of one head: `weights` = 2^(`log2` − `bits`), exactly 0 where forbidden. Without `bits` of
     each query they are 2^`log2`.
 
-    `batch_head` is sequence and head, `head` counted among those of the pass. `diagonals` holds the same weights sheared:
+    `number` counts the tiles of the same queries. `batch_head` is sequence and head, `head` counted among those of the pass.
+    `diagonals` holds the same weights sheared:
     column c has those with key − query = `keys.start − queries.start + c − query count`, and zeros. `mass` is the sum of
     each row. `flat` is the memory of `weights` as one row, with zeros beside them.
     """
 
+    number: int
     batch_head: tuple[int, int]
     queries: range
     keys: range
@@ -125,11 +119,6 @@ class Tile:
     def scratch(self) -> Float[Tensor, "query key"]:
         """The memory of `log2`, to write to: reducers that read `log2` come before those that take it."""
         return self.log2
-
-    @property
-    def layout(self) -> TileLayout:
-        """How `weights` lie in `flat`."""
-        return TileLayout(self.weights.shape, self.weights.stride(), int(self.weights.storage_offset()))
 
     @property
     def at_rows(self) -> tuple[int, int, slice]:
@@ -171,7 +160,7 @@ def reduce_tiles(
     for _, regions in groupby(
         rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like), key=lambda r: r.queries
     ):
-        blanks = buffers.tiles(list(regions))
+        blanks = buffers.tiles(regions)
         for batch_head in ((b, h) for b in range(batch) for h in range(n_heads)):
             bits = pattern.rows_into(blanks, batch_head) if isinstance(pattern, PatternRows) else None
             for blank in blanks:
@@ -190,16 +179,44 @@ class OfTiles(Generic[T]):
     def __init__(self, make: Callable[[Tile], T]) -> None:
         self._make = make
         self._rows: tuple[int, range] | None = None
-        self._made: dict[range, T] = {}
+        self._made: list[T] = []
 
     def of(self, tile: Tile) -> T:
         """What was made of these places, or is now."""
         rows = (tile.batch_head[0], tile.queries)
         if rows != self._rows:
-            self._rows, self._made = rows, {}
-        if tile.keys not in self._made:
-            self._made[tile.keys] = self._make(tile)
-        return self._made[tile.keys]
+            self._rows, self._made = rows, []
+        if tile.number == len(self._made):
+            self._made.append(self._make(tile))
+        return self._made[tile.number]
+
+
+class TileMemory:
+    """Memory for every tile of some queries, kept for the queries that come next: new memory would be slower to write to."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._kept: list[Tensor] = []
+
+    def of(self, number: int, n: int) -> Float[Tensor, " cell"]:
+        """Room for `n` numbers of a tile; what the earlier tile of this number held is gone."""
+        self._kept += [self._like.new_empty(0)] * (number + 1 - len(self._kept))
+        kept = self._kept[number].numel()
+        if n > kept:  # twice as much, because blocks grow under a causal mask
+            self._kept[number] = self._like.new_empty(max(n, 2 * kept))
+        return self._kept[number][:n]
+
+    def among_zeros(
+        self, number: int, shape: tuple[int, int]
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, "query key"]]:
+        """Memory of a tile of this shape, with zeros beside its cells, and these, which hold anything."""
+        n, m = shape
+        width = n + m
+        flat = self.of(number, n * width + n)
+        padded = flat[: n * width].view(n, width)
+        padded[:, :n].zero_()
+        flat[n * width :].zero_()
+        return flat, padded[:, n:]
 
 
 class BlankTile(NamedTuple):
@@ -209,6 +226,7 @@ class BlankTile(NamedTuple):
     tile. Source of the trick: strides, as in the relative attention of Huang et al. 2018, "Music Transformer", section 3.4.
     """
 
+    number: int
     region: TileRegion
     log2: Float[Tensor, "query key"]
     weights: Float[Tensor, "query key"]
@@ -219,39 +237,26 @@ class BlankTile(NamedTuple):
         """The tile, when it is written."""
         queries, keys, _ = self.region
         mass = self.weights.sum(dim=1)
-        return Tile(batch_head, queries, keys, self.log2, self.weights, self.diagonals, mass, self.flat, bits)
+        return Tile(
+            self.number, batch_head, queries, keys, self.log2, self.weights, self.diagonals, mass, self.flat, bits
+        )
 
 
 class _Buffers:
-    """The memory of a pass: all tiles of some queries. It is kept for the queries that come next."""
+    """The memory of a pass: all tiles of some queries."""
 
     def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._memory: list[tuple[Tensor, Tensor]] = []
+        self._log2, self._weights = TileMemory(like), TileMemory(like)
 
-    def tiles(self, regions: Sequence[TileRegion]) -> list[BlankTile]:
+    def tiles(self, regions: Iterable[TileRegion]) -> list[BlankTile]:
         """Tiles for these rectangles; what earlier ones held is gone."""
-        none = (self._like.new_empty(0), self._like.new_empty(0))
-        self._memory += [none] * (len(regions) - len(self._memory))
         return [self._tile(number, region) for number, region in enumerate(regions)]
 
     def _tile(self, number: int, region: TileRegion) -> BlankTile:
-        n, m = len(region.queries), len(region.keys)
-        width = n + m
-        memory = zip(self._memory[number], (n * m, n * width + n), strict=True)
-        of_log2, of_weights = (_as_large(own, size) for own, size in memory)
-        self._memory[number] = (of_log2, of_weights)
-        flat = of_weights[: n * width + n]
-        padded = flat[: n * width].view(n, width)
-        padded[:, :n].zero_()
-        flat[n * width :].zero_()
-        diagonals = flat.as_strided((n, width), (width + 1, 1))
-        return BlankTile(region, of_log2[: n * m].view(n, m), padded[:, n:], diagonals, flat)
-
-
-def _as_large(memory: Tensor, n: int) -> Tensor:
-    """The memory where it has room for so many numbers, else at least twice as much: under a causal mask blocks grow."""
-    return memory if memory.numel() >= n else memory.new_empty(max(n, 2 * memory.numel()))
+        n, m = shape = len(region.queries), len(region.keys)
+        flat, weights = self._weights.among_zeros(number, shape)
+        diagonals = flat.as_strided((n, n + m), (n + m + 1, 1))
+        return BlankTile(number, region, self._log2.of(number, n * m).view(n, m), weights, diagonals, flat)
 
 
 # ----------------------------------------------------------------------------------------------------------- rectangles

@@ -385,7 +385,9 @@ class Seen:
         assert torch.equal(tile.diagonals, expected)
         near(tile.mass, tile.weights.sum(dim=1))
         near(tile.weights, tile.log2.exp2())
-        assert torch.equal(tile.flat.as_strided(*tile.layout), tile.weights)
+        assert torch.equal(
+            tile.flat.as_strided(tile.weights.shape, tile.weights.stride(), tile.weights.storage_offset()), tile.weights
+        )
         assert tile.flat.count_nonzero() == tile.weights.count_nonzero()
         tile.scratch.fill_(torch.nan)
         self.weights[*tile.batch_head, tile.rows, tile.columns] = tile.weights
