@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mhacli.attention.core import visible_cells
+from mhacli.attention.core import is_finite, visible_cells
 from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
 from mhacli.attention.tiled.scores import Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import TILES, AttentionResult, attention_of
@@ -267,7 +267,7 @@ class _HeadsProgress:
 
 def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
     """Raises `MhaError` where queries, keys or values hold NaN or Inf."""
-    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in tensors)
+    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in tensors if not is_finite(tensor))
     if n_bad:
         raise MhaError(
             f"queries, keys and values have {n_bad} NaN or Inf in {dtype}",
