@@ -6,8 +6,7 @@ With `cpu`, the default:
 
 1. Time: z with the log-sum-exp, the overview of words and of characters, and three statistics alone, each over
    `scaled_dot_product_attention`; and explicit matrices with the same statistics over the overview. One interleaved run,
-   A B C D A B C D …, medians of the ratios of each round. Several runs, of which the best median counts: others on the machine
-   only add.
+   A B C D A B C D …, medians of the ratios of each round; then medians of three such runs.
 2. The whole study of `mha heads`, from the text's ids to the record, of 16,384 words, causal, in turns with fused attention of
    as many tokens.
 3. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much its largest resident size
@@ -161,13 +160,14 @@ def ratios_to_first(calls: Mapping[str, Callable[[], object]], device: str, roun
 def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, float]:
     """Medians of ratios to fused attention."""
     (scores, v), asked = made(length, causal, device), asked_of(length, device)
+    characters = asked_of(length, device, CHARACTERS)
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
         "z+lse": lambda: attend_lse(scores, v),
         "tiles": lambda: tiled_attend(scores, v),
         "three": lambda: three(scores, v),
         "overview": lambda: overview(scores, v, asked),
-        "characters": lambda: overview(scores, v, asked_of(length, device, CHARACTERS)),
+        "characters": lambda: overview(scores, v, characters),
     }
     return ratios_to_first(calls, device, rounds)
 
@@ -281,11 +281,11 @@ def on_cpu(rounds: int) -> None:
     for length in LENGTHS:
         for causal in (False, True):
             runs = [times(length, causal, "cpu", rounds) for _ in range(RUNS)]
-            best = {name: min(run[name] for run in runs) for name in runs[0]}
-            ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in best.items() if name != "seconds")
+            typical = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            ratios = " ".join(f"{name} {ratio:.2f}" for name, ratio in typical.items() if name != "seconds")
             beside = f", explicit / overview {faster(length, causal, 'cpu', 3):.1f}" if length <= 4096 else ""
             kind = "causal" if causal else "full"
-            print(f"T={length} {kind}: fused {1e3 * best['seconds']:.0f} ms; {ratios}{beside}", flush=True)
+            print(f"T={length} {kind}: fused {1e3 * typical['seconds']:.0f} ms; {ratios}{beside}", flush=True)
     taken = command_time(COMMAND_LENGTH, rounds)
     print(
         f"T={COMMAND_LENGTH} causal: fused {1e3 * taken['seconds']:.0f} ms; whole study {taken['command']:.2f}",
