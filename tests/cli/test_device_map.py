@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints_saved import KINDS, TEXT, Checkpoints, tokenizer_of
 from support.model_families import GROUPED, made
@@ -150,6 +151,32 @@ def test_heads_that_are_split_over_processes_are_those_of_one(
     for array_name, array in whole.arrays.items():
         np.testing.assert_allclose(split_record.arrays[array_name], array, rtol=1e-12, atol=1e-12)
     require_near(numbers([*split_record.heads]), numbers([*whole.heads]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", [["heads"], ["run", "--keep", "pattern,scores,qk,z"]], ids=["heads", "matrices"])
+def test_heads_that_are_split_over_processes_have_the_bits_of_one_where_no_sum_rounds(
+    words: Sequence[str], checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """Each projection copies numbers, with a sign, so that its sums are exact, in one process or in two."""
+    shutil.copytree(checkpoints.of("llama"), tmp_path / "llama")
+    path = tmp_path / "llama" / "model.safetensors"
+    tensors, generator = load_file(path), torch.Generator().manual_seed(0)
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight"):
+            rows, columns = weight.shape
+            chosen = torch.randint(columns, (rows, 1), generator=generator)
+            signs = torch.randint(2, (rows, 1), generator=generator) * 2.0 - 1
+            tensors[name] = torch.zeros_like(weight).scatter_(1, chosen, signs)
+    save_file(tensors, path, metadata={"format": "pt"})
+    given = [words[0], TEXT, *words[1:], "--model", str(tmp_path / "llama"), "--dtype", "float64", "--json"]
+    split = ranks(2, *given, "--device-map", "tp", "--save", str(tmp_path / "split"))
+    assert (split.returncode, errors(split)) == (0, []), split.stderr
+    attempt(tmp_path, *given, "--save", "whole", writes=["whole", "split", "llama", CACHE], launch=Launch(WITH_TORCH))
+    split_record, whole = saved(tmp_path, "split"), saved(tmp_path, "whole")
+    assert split_record.heads == whole.heads
+    for array_name, array in whole.arrays.items():
+        np.testing.assert_array_equal(split_record.arrays[array_name], array, err_msg=array_name)
 
 
 def numbers(value: Any) -> Any:
