@@ -93,13 +93,13 @@ def asked_of(length: int, device: str = "cpu", frequencies: torch.Tensor = WORDS
     return StatisticsRequest(block, tokens, tokens, before, places < 1, places < 4).on(device)
 
 
-def overview(scores: Scores, v: torch.Tensor, asked: StatisticsRequest, reducer: Reducer = "torch") -> None:
+def overview(scores: Scores, v: torch.Tensor, request: StatisticsRequest, reducer: Reducer = "torch") -> None:
     """All that `mha heads` computes of the heads: uniform attention, and the pass over some heads in each thread."""
-    make_baseline(scores, asked, reducer)
+    make_baseline(scores, request, reducer)
 
     def passes(heads: range) -> None:
         pattern = attention_of(scores, v, heads).pattern
-        summarise_by(reducer, pattern, asked)
+        summarise_by(reducer, pattern, request)
 
     n_threads = torch.get_num_threads() if v.device.type == "cpu" else 1
     shared_out([partial(passes, heads) for heads in head_groups(range(N_HEADS), 1, most=-(-N_HEADS // n_threads))])
@@ -111,7 +111,7 @@ def three(scores: Scores, v: torch.Tensor) -> None:
     reduce_tiles(pattern, [Entropy(pattern), ColumnSums(pattern, 32), Distance(pattern)])
 
 
-def explicit(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
+def explicit(scores: Scores, v: torch.Tensor, request: StatisticsRequest) -> None:
     """The same statistics of whole matrices, in plain calls: what one would write in a notebook."""
     n = scores.shape[2]
     products = scores.q @ scores.k.mT * scores.scale
@@ -128,10 +128,10 @@ def explicit(scores: Scores, v: torch.Tensor, asked: StatisticsRequest) -> None:
     pattern.square().sum(dim=-1)
     received = pattern.sum(dim=-2)
     (pattern * distance).sum(dim=-1)
-    blocks = pattern.unflatten(-1, (-1, asked.block)).sum(dim=-1).unflatten(-2, (-1, asked.block)).sum(dim=-2)
-    tokens = asked.q_tokens[0]
+    blocks = pattern.unflatten(-1, (-1, request.block)).sum(dim=-1).unflatten(-2, (-1, request.block)).sum(dim=-2)
+    tokens = request.q_tokens[0]
     same = (tokens[:, None] == tokens) & (distance > 0)
-    after = tokens[:, None] == asked.before_k[0]
+    after = tokens[:, None] == request.before_k[0]
     [(pattern * cells).sum(dim=(-1, -2)) for cells in (same, after)]
     flat = (distance + 0 * same).flatten()
     [torch.bincount(flat, weights=head.flatten(), minlength=n) for head in pattern[0]]
@@ -159,14 +159,14 @@ def ratios_to_first(calls: Mapping[str, Callable[[], object]], device: str, roun
 
 def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, float]:
     """Medians of ratios to fused attention."""
-    (scores, v), asked = made(length, causal, device), asked_of(length, device)
+    (scores, v), request = made(length, causal, device), asked_of(length, device)
     characters = asked_of(length, device, CHARACTERS)
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
         "z+lse": lambda: attend_lse(scores, v),
         "tiles": lambda: tiled_attend(scores, v),
         "three": lambda: three(scores, v),
-        "overview": lambda: overview(scores, v, asked),
+        "overview": lambda: overview(scores, v, request),
         "characters": lambda: overview(scores, v, characters),
     }
     return ratios_to_first(calls, device, rounds)
@@ -191,9 +191,9 @@ def command_time(length: int, rounds: int) -> dict[str, float]:
 
 def faster(length: int, causal: bool, device: str, rounds: int) -> float:
     """The median of how many times as long explicit matrices take as the overview."""
-    (scores, v), asked = made(length, causal, device), asked_of(length, device)
+    (scores, v), request = made(length, causal, device), asked_of(length, device)
     pairs = [
-        (seconds(lambda: explicit(scores, v, asked), device), seconds(lambda: overview(scores, v, asked), device))
+        (seconds(lambda: explicit(scores, v, request), device), seconds(lambda: overview(scores, v, request), device))
         for _ in range(rounds)
     ]
     return statistics.median(whole / tiled for whole, tiled in pairs)
@@ -207,14 +207,14 @@ def extra_bytes(length: int, what: str) -> int:
 
 def child(length: int, what: str) -> None:
     """What the fresh process does. z counts as part of q, k and v: nobody attends without it."""
-    (scores, v), asked = made(length, True), asked_of(length)
+    (scores, v), request = made(length, True), asked_of(length)
     z = torch.ones_like(v)
     del z
     before = own_peak(reset=True)
     if what == "overview":
-        overview(scores, v, asked)
+        overview(scores, v, request)
     elif what == "explicit":
-        explicit(scores, v, asked)
+        explicit(scores, v, request)
     print(max(0, own_peak() - before))
 
 
@@ -247,9 +247,9 @@ def accuracy(
     reducer: Reducer = "torch",
 ) -> Mapping[str, float]:
     """The largest errors against float64: entropy in nats, received and distance relative."""
-    (scores, v), asked = made(2048, causal, device, spread, d_head, dtype), asked_of(2048, device)
+    (scores, v), request = made(2048, causal, device, spread, d_head, dtype), asked_of(2048, device)
     worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
-    found = summarise_by(reducer, attention_of(scores, v, range(N_HEADS)).pattern, asked)
+    found = summarise_by(reducer, attention_of(scores, v, range(N_HEADS)).pattern, request)
     places = torch.arange(2048, device=device)
     distance = (places[:, None] - places).abs().double()
     for head in range(N_HEADS):
@@ -319,10 +319,10 @@ def on_cuda(rounds: int) -> None:
 
 def cuda_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
     """Time and memory of the overview by each reducer."""
-    (scores, v), asked = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
-        **{name: partial(overview, scores, v, asked, name) for name in REDUCERS},
+        **{name: partial(overview, scores, v, request, name) for name in REDUCERS},
     }
     ratios, parts = ratios_to_first(calls, "cuda", rounds), []
     for name in REDUCERS:
@@ -337,11 +337,11 @@ def layouts_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
     """The kernel alone in each layout, relative to fused attention."""
     from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
-    (scores, v), asked = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
     pattern = pattern_of(scores, attend_lse(scores, v).lse)
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
-        **{"×".join(map(str, own)): partial(kernel_statistics, pattern, asked, launch=own) for own in LAYOUTS},
+        **{"×".join(map(str, own)): partial(kernel_statistics, pattern, request, launch=own) for own in LAYOUTS},
     }
     ratios = ratios_to_first(calls, "cuda", rounds)
     return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != "seconds")

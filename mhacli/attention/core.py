@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Allowed = Callable[[Int[Tensor, " query"], Int[Tensor, " key"]], Bool[Tensor, "..."]]
-"""A mask as a question: given query and key positions, a bool tensor that broadcasts to `[batch, head, query, key]`.
+"""A mask as a predicate: given query and key positions, a bool tensor that broadcasts to `[batch, head, query, key]`.
 
 True means that the query may attend to the key. See `mhacli.attention.masks`.
 """
@@ -21,7 +21,7 @@ True means that the query may attend to the key. See `mhacli.attention.masks`.
 
 @runtime_checkable
 class Tap(Protocol):
-    """Something that is told what the computation sees. It observes and never edits."""
+    """A callback that receives the tensors of a computation. It observes and never changes them."""
 
     def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
         """Called once per site of `mhacli.spec.sites.SITES`, in the order of execution."""

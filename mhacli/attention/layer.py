@@ -146,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         """`(out, pattern, past)` for the rows of new tokens, whose queries read all keys and values kept so far.
 
         Only the new rows are projected. `places` turn new queries and keys; ALiBi counts rows, which is the same wherever
-        places count from the same beginning. `allowed` is asked with the new rows as queries 0, 1, … and all tokens as keys:
+        places count from the same beginning. `allowed` is called with the new rows as queries 0, 1, … and all tokens as keys:
         `masks.causal(past.length)`, or `masks.shifted(mask, past.length)` for any other. One new token needs no causal
         mask: there is nothing later. `places` default to those that follow the past. Source: Shazeer 2019, "Fast
         Transformer Decoding", section 2.4.

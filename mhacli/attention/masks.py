@@ -1,6 +1,6 @@
 """Masks as predicates: each answers, for query and key positions, which cells may be attended to (True = may attend).
 
-They cost no T×T memory until they are asked, and can be asked tile by tile. All results broadcast to
+They take no T×T memory: cells are evaluated on call, tile by tile if need be. All results broadcast to
 `[batch, head, query, key]`. What a tile holds is known beforehand, without its cells: its `Extent`.
 """
 
@@ -24,13 +24,13 @@ Cells = Bool[Tensor, "#batch #head #query #key"]
 Extent = Literal["all", "some", "none"]
 """What a mask allows of a rectangle of queries × keys, over every sequence and head of the batch: all cells, none, or some.
 
-"some" is always a permissible answer, also where it is all or none: it means that the cells have to be asked.
+"some" is always a permissible answer, also where it is all or none: then the cells have to be evaluated.
 """
 
 
 Idx = Int[Tensor, " idx"]
 Chosen = Callable[[Idx], Bool[Tensor, "#batch idx"]]
-"""Positions on one axis, as a question, for each sequence or for all."""
+"""A predicate of positions on one axis, for each sequence or for all."""
 
 
 class Band(NamedTuple):
@@ -66,7 +66,7 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is asked for its cells, `mask(q_idx, k_idx)`, or only for the `Extent` of a rectangle of them.
+    """A mask: `mask(q_idx, k_idx)` evaluates its cells, `extent` gives only the `Extent` of a rectangle of them.
 
     `extent(queries, keys)` takes ranges of positions with step 1 and at least one element. It evaluates no cells, except
     for a mask that is a tensor. Tensors that a mask was made of must not change afterwards.
@@ -185,8 +185,8 @@ def padding(
 ) -> Mask:
     """Only real tokens: sequence `b` has `lengths[b]` of them, and padding on one side up to `padded_len`.
 
-    `padded_len` defaults to the longest length. `of` says whose padding it is: keys that nobody may see, or queries
-    that see nothing.
+    `padded_len` defaults to the longest length. `of` says whose padding it is: keys that no query may attend to, or
+    queries that attend to nothing.
     """
     n_real = torch.as_tensor(lengths)
     total = int(n_real.max()) if padded_len is None and side == "left" else padded_len or 0

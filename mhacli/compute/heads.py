@@ -40,7 +40,7 @@ from mhacli.compute.base.head_statistics import (
     has_keys,
     head_statistics,
     make_baseline,
-    statistics_request,
+    make_statistics_request,
 )
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, stage_timings, to_array
@@ -67,7 +67,7 @@ from mhacli.results.record.tables import HeadTable
 from mhacli.spec.tolerances import MEASURED_KEYS, TOLERANCES
 
 _CELLS_AT_ONCE = 1 << 31
-"""Of the heads that one thread inspects together: some seconds. Masks and matches are asked once for all of them."""
+"""Of the heads that one thread inspects together: some seconds. Masks and matches are evaluated once for all of them."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
 _SAMPLE_LEN, _SAMPLE_HEADS, _SAMPLING_S, _MIN_SAMPLES = 1024, 4, 0.2, 4
@@ -87,7 +87,7 @@ class HeadsRun:
 
     setup: Setup
     wanted: HeadsRequest
-    asked: StatisticsRequest
+    statistics_request: StatisticsRequest
     scores: Scores
     v: Float[Tensor, "batch kv_head key d_v"]
     steps: tuple[Step, ...]
@@ -118,7 +118,7 @@ class HeadsRun:
         n, group = min(_SAMPLE_LEN, *self.scores.shape[2:]), self.scores.shape[1] // self.v.shape[1]
         heads = next(head_groups(self.heads, group, most=_SAMPLE_HEADS))
         small = replace(self.scores, q=self.scores.q[:1, :, :n], k=self.scores.k[:1, :, :n])
-        asked = self.asked.beginning(n)
+        statistics_request = self.statistics_request.beginning(n)
         seconds, until = math.inf, perf_counter() + _SAMPLING_S
         with one_thread():
             for attempt in count():  # the first ones take longer, and others are on the machine
@@ -126,7 +126,7 @@ class HeadsRun:
                 if attempt >= _MIN_SAMPLES and began > until:
                     break
                 sample = attention_of(small, self.v[:1, :, :n], heads).pattern
-                summarise_by(self.wanted.reducer, sample, asked)
+                summarise_by(self.wanted.reducer, sample, statistics_request)
                 seconds = min(seconds, perf_counter() - began)
         heads_in_turn = 1 + len(self.heads) / min(self._n_threads, len(self._parts()))
         ratio = heads_in_turn * self._cells_per_head / max(1, n_cells(small.of_heads(heads)))
@@ -137,7 +137,7 @@ class HeadsRun:
         """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
         began = perf_counter()
         report_progress(0.0, "uniform attention")
-        baseline = self.baseline = make_baseline(self.scores, self.asked, self.wanted.reducer)
+        baseline = self.baseline = make_baseline(self.scores, self.statistics_request, self.wanted.reducer)
         progress = _HeadsProgress(self._cells_per_head, len(self.heads), report_progress)
 
         def inspect(heads: range) -> None:
@@ -146,7 +146,7 @@ class HeadsRun:
                 reduce_heads(
                     self.setup.axes,
                     attention,
-                    asked=self.asked,
+                    statistics_request=self.statistics_request,
                     wanted=self.wanted,
                     baseline=baseline,
                     report_progress=progress.add,
@@ -181,7 +181,7 @@ class HeadsRun:
         assert self.baseline is not None, "nothing is told before something is done"
         setup, wanted = self.setup, self.wanted
         finished = sorted(self.results, key=lambda part: part.heads[0].head)
-        results = joined(finished, self.baseline, setup.axes, self.asked)
+        results = joined(finished, self.baseline, setup.axes, self.statistics_request)
         return Record(
             command=wanted.command,
             config=setup.config,
@@ -198,7 +198,7 @@ class HeadsRun:
                 results,
                 wanted,
                 axes=setup.axes,
-                asked=self.asked,
+                statistics_request=self.statistics_request,
                 peak_bytes=self.peak_bytes,
                 full_bytes=self.full_bytes,
             ),
@@ -208,10 +208,10 @@ class HeadsRun:
 
 @torch.no_grad()
 def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
-    """A look at every head, made ready: queries, keys and values are computed.
+    """An inspection of every head, prepared: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
-    overflow; where the reducer that was asked for cannot run; and `UsageError` in training, for dropout differs each time.
+    overflow; where the requested reducer cannot run; and `UsageError` in training, for dropout differs each time.
     """
     require_no_dropout(request.config)
     device = request.config.device
@@ -224,10 +224,12 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
     q, k, v = setup.heads(capture)
     if not wanted.allow_nonfinite:
         _require_finite((q, k, v), request.config.dtype)
-    asked = statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
+    statistics_request = make_statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
     seconds = {"projections": perf_counter() - began}
     choice(wanted.reducer, q.device, q.dtype)
-    return HeadsRun(setup, wanted, asked, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds)
+    return HeadsRun(
+        setup, wanted, statistics_request, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds
+    )
 
 
 def head_groups(heads: Sequence[int], group: int, *, most: int) -> Iterator[range]:
@@ -299,7 +301,7 @@ def reduce_heads(
     axes: Axes,
     attention: AttentionResult,
     *,
-    asked: StatisticsRequest,
+    statistics_request: StatisticsRequest,
     wanted: HeadsRequest,
     baseline: Baseline,
     report_progress: Callable[[int], None] = lambda cells: None,
@@ -310,7 +312,7 @@ def reduce_heads(
     overflow.
     """
     heads, head_baseline = attention.heads, baseline.of_heads(attention.heads)
-    statistics = summarise_by(wanted.reducer, attention.pattern, asked, report_progress)
+    statistics = summarise_by(wanted.reducer, attention.pattern, statistics_request, report_progress)
     attention = attention.finished()
     pattern, lse, sink_mass = attention.known_pattern, attention.lse, attention.sink_mass
     if sink_mass is not None:
@@ -324,7 +326,7 @@ def reduce_heads(
     arrays = {
         "lse": torch.where(seen, lse, torch.nan),
         "max_score": torch.where(seen, top_score, torch.nan),
-        **_arrays(statistics, axes, asked),
+        **_arrays(statistics, axes, statistics_request),
         **_cells(pattern, wanted.kept),
     }
     if wanted.kept.z:
@@ -338,12 +340,14 @@ def reduce_heads(
     return HeadResults(statistics_of_heads, kept, attention.kernel, checks, (choice_for(wanted.reducer, pattern),))
 
 
-def joined(parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> HeadResults:
+def joined(
+    parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest
+) -> HeadResults:
     """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
     heads, and of each check the one that came nearest to its tolerance, or passed it most."""
     heads = tuple(head for part in parts for head in part.heads)
     arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
-    for name, array in uniform_arrays(baseline, axes, asked).items():
+    for name, array in uniform_arrays(baseline, axes, statistics_request).items():
         arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
     checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
     reducers = tuple(dict.fromkeys(reducer for part in parts for reducer in part.reducers))
@@ -355,13 +359,13 @@ def make_summary(
     wanted: HeadsRequest,
     *,
     axes: Axes,
-    asked: StatisticsRequest,
+    statistics_request: StatisticsRequest,
     peak_bytes: int,
     full_bytes: int,
 ) -> HeadsSummary:
     """How the heads were reduced, and whether it holds, as a record tells it."""
     return HeadsSummary(
-        block=asked.block,
+        block=statistics_request.block,
         steps=profile_steps(axes),
         patterns=tuple(pattern.text for pattern in wanted.patterns),
         sink_tokens=wanted.sink_tokens,
@@ -387,7 +391,7 @@ def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axe
     )
 
 
-def _arrays(statistics: Statistics, axes: Axes, asked: StatisticsRequest) -> dict[str, Tensor]:
+def _arrays(statistics: Statistics, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
     """The vectors, the map and the masses between spans as records keep them; NaN for queries without keys."""
     seen = has_keys(statistics)
     per_query = {
@@ -399,28 +403,28 @@ def _arrays(statistics: Statistics, axes: Axes, asked: StatisticsRequest) -> dic
     return {
         **{name: torch.where(seen, row, torch.nan) for name, row in per_query.items()},
         "received": statistics.received,
-        "map": map_of(statistics, asked.block),
+        "map": map_of(statistics, statistics_request.block),
         "profile": profile_of(statistics, axes),
-        **between_of(statistics, asked, "span_mass"),
+        **between_of(statistics, statistics_request, "span_mass"),
     }
 
 
-def between_of(statistics: Statistics, asked: StatisticsRequest, name: str) -> dict[str, Tensor]:
+def between_of(statistics: Statistics, statistics_request: StatisticsRequest, name: str) -> dict[str, Tensor]:
     """The mean share that a query of each span gives each span, by name; nothing where there are no spans."""
-    if asked.q_spans is None:
+    if statistics_request.q_spans is None:
         return {}
-    seen = has_keys(statistics)[:, :, None] & asked.q_spans[:, None]
+    seen = has_keys(statistics)[:, :, None] & statistics_request.q_spans[:, None]
     return {name: statistics.between / seen.sum(dim=-1).clamp(min=1)[..., None]}
 
 
-def uniform_arrays(baseline: Baseline, axes: Axes, asked: StatisticsRequest) -> dict[str, Tensor]:
+def uniform_arrays(baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
     """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
     arrays = {
         "visible": baseline.visible.to(torch.int64),
-        "uniform_map": map_of(baseline.statistics, asked.block),
+        "uniform_map": map_of(baseline.statistics, statistics_request.block),
         "uniform_received": baseline.statistics.received,
         "uniform_profile": profile_of(baseline.statistics, axes),
-        **between_of(baseline.statistics, asked, "uniform_span_mass"),
+        **between_of(baseline.statistics, statistics_request, "uniform_span_mass"),
     }
     return {name: array.cpu() for name, array in arrays.items()}
 
@@ -447,7 +451,7 @@ def profile_steps(axes: Axes) -> tuple[int, ...]:
 
 
 def _cells(pattern: PatternTiles, kept: Kept) -> dict[str, Tensor]:
-    """The cells that were asked for, by sequence and head: a corner, and the strongest keys of queries."""
+    """The requested cells, by sequence and head: a corner, and the strongest keys of queries."""
     arrays = {}
     places = [[(b, h) for h in range(pattern.shape[1])] for b in range(pattern.shape[0])]
     if kept.corner is not None:
@@ -465,7 +469,7 @@ def _cells(pattern: PatternTiles, kept: Kept) -> dict[str, Tensor]:
 
 
 def _top_keys(pattern: PatternTiles, batch_head: tuple[int, int], kept: Kept) -> tuple[Tensor, Tensor]:
-    """The largest weights of each asked query and their keys, −1 where a share is 0."""
+    """The largest weights of each requested query and their keys, −1 where a share is 0."""
     keys = range(pattern.shape[3])
     n_keys = min(kept.top, len(keys))
     rows = pattern.of_queries(torch.tensor(kept.queries, device=pattern.like.device))

@@ -1,4 +1,4 @@
-"""Where a pattern holds: a condition on places and tokens, asked tile by tile, like a mask.
+"""Where a pattern holds: a condition on places and tokens, evaluated tile by tile, like a mask.
 
 What depends on the query alone is calculated as `[query, 1]`, what depends on the key alone as `[1, key]`; only what compares
 the two costs a whole tile.
@@ -36,13 +36,13 @@ def matcher(
     *,
     first: tuple[int, int] = (0, 0),
 ) -> TokenCondition:
-    """A question like a mask's: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`.
+    """A predicate like a mask: `matches(q_idx, k_idx)` is True where the pattern holds, `[query, key]`.
 
     The ids are those of one text for the queries and one for the keys, −1 for padding; `q_idx` and `k_idx` are places in
     them, once the columns of the `first` query and key are subtracted. `id_of` says the id of a word, −1 for one that the
     vocabulary lacks: it equals no token. A comparison is false where one side is padding, outside the text, or a division by
     zero, even `!=`; `not` around it is then true.
-    Raises nothing of its own; what `id_of` raises is raised here, not by the question.
+    Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
 
     >>> from mhacli.spec.conditions import parse_pattern
     >>> ids = torch.tensor([4, 7, 4])
@@ -56,7 +56,7 @@ def matcher(
 
 @dataclass(frozen=True)
 class TokenCondition:
-    """A pattern, the texts of queries and keys that it is asked about, the ids of its words, and where the texts begin."""
+    """A pattern, the texts of queries and keys that it is evaluated on, the ids of its words, and where the texts begin."""
 
     pattern: Pattern
     texts: Mapping[str, Tensor]
@@ -73,7 +73,7 @@ class TokenCondition:
         return plane.expand(len(q_idx), len(k_idx))
 
     def tile(self, q_idx: Queries, k_idx: Keys) -> ValuesOfTile:
-        """The cells of these queries and keys, for a pattern to be asked about."""
+        """The values of these queries and keys, on which a pattern is evaluated."""
         places = {"q": (q_idx - self.first[0])[:, None], "k": (k_idx - self.first[1])[None, :]}
         return ValuesOfTile(places, self.texts, self.ids)
 

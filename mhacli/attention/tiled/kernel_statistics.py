@@ -41,7 +41,7 @@ _FINE, _COARSE = 1, 8
 
 def kernel_statistics(
     pattern: VirtualPattern,
-    asked: StatisticsRequest,
+    request: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
     *,
     launch: Launch | None = None,
@@ -54,19 +54,19 @@ def kernel_statistics(
     inputs = _Inputs(
         pattern.scores,
         (pattern.lse.to(like) * LOG2_E).contiguous(),
-        *_ids(pattern, asked, mask),
-        _Chosen.made(pattern, asked),
+        *_ids(pattern, request, mask),
+        _Chosen.made(pattern, request),
         mask,
-        asked,
+        request,
     )
-    sums = _Sums.made(pattern, asked, len(inputs.chosen.places), launch)
+    sums = _Sums.made(pattern, request, len(inputs.chosen.places), launch)
     is_added, total = known is None or pattern.scores.bias is not None, n_cells(pattern)
     step = _queries_at_once(pattern, launch) if is_added else n_queries
     for start in range(0, n_queries, step):
         queries = range(start, min(start + step, n_queries))
         _start(inputs, sums, queries, _added(pattern, queries, known) if is_added else None, launch)
         report_progress(total * len(queries) // n_queries)
-    return sums.statistics(pattern, asked, inputs.chosen, launch)
+    return sums.statistics(pattern, request, inputs.chosen, launch)
 
 
 class _Chosen(NamedTuple):
@@ -79,11 +79,11 @@ class _Chosen(NamedTuple):
     numbers: tuple[int, ...]
 
     @classmethod
-    def made(cls, pattern: VirtualPattern, asked: StatisticsRequest) -> _Chosen:
+    def made(cls, pattern: VirtualPattern, request: StatisticsRequest) -> _Chosen:
         """The comparisons of all sequences side by side."""
         (batch, _, n_queries, n_keys), device = pattern.shape, pattern.like.device
         low, keys, places, numbers = list[Tensor](), list[Tensor](), list[tuple[int, int, int]](), list[int]()
-        for number, matches in enumerate(asked.matches):
+        for number, matches in enumerate(request.matches):
             texts = [comparisons_of(condition, n_queries, n_keys, device) for condition in matches]
             known = [text for text in texts if text is not None]
             if not known or len(known) < len(texts):
@@ -94,7 +94,7 @@ class _Chosen(NamedTuple):
             places.append((n_before, len(keys), table - (table >> 31 << 32)))
             numbers.append(number)
         one = torch.ones(2, batch, n_queries, dtype=torch.int32, device=device)
-        for marked in () if asked.k_spans is None else asked.k_spans.to(device, torch.int32).unbind(dim=1):
+        for marked in () if request.k_spans is None else request.k_spans.to(device, torch.int32).unbind(dim=1):
             places.append((len(keys), len(keys) + 1, 2))
             low, keys = [*low, one], [*keys, marked]
         of_queries = torch.stack(low) if low else one.new_empty(0, *one.shape)
@@ -111,7 +111,7 @@ class _Inputs(NamedTuple):
     k_ids: Int[Tensor, "4 batch key"]
     chosen: _Chosen
     mask: Arithmetic
-    asked: StatisticsRequest
+    request: StatisticsRequest
 
 
 class _Sums(NamedTuple):
@@ -125,11 +125,11 @@ class _Sums(NamedTuple):
     cells: Float[Tensor, "batch head row column"]
 
     @classmethod
-    def made(cls, pattern: VirtualPattern, asked: StatisticsRequest, n_chosen: int, launch: Launch) -> _Sums:
+    def made(cls, pattern: VirtualPattern, request: StatisticsRequest, n_chosen: int, launch: Launch) -> _Sums:
         """All 0."""
         (batch, n_heads, n_queries, n_keys), zeros = pattern.shape, pattern.like.new_zeros
         n = n_programs(launch, batch * n_heads, n_queries, n_keys)
-        rows, columns = _cell(asked.block, launch)
+        rows, columns = _cell(request.block, launch)
         return cls(
             zeros(ROWS, batch, n_heads, n_queries),
             zeros(n_chosen, batch, n_heads, n_queries),
@@ -139,17 +139,17 @@ class _Sums(NamedTuple):
         )
 
     def statistics(
-        self, pattern: VirtualPattern, asked: StatisticsRequest, chosen: _Chosen, launch: Launch
+        self, pattern: VirtualPattern, request: StatisticsRequest, chosen: _Chosen, launch: Launch
     ) -> Statistics:
         """The sums of all programs, in their order, in nats, and what the kernel leaves to torch."""
         mass, bits, squares, peak, distance, first, leading, duplicate, induction = self.rows
-        is_other = [number not in chosen.numbers for number in range(len(asked.matches))]
-        others = replace(asked, matches=tuple(compress(asked.matches, is_other)), q_spans=None, k_spans=None)
+        is_other = [number not in chosen.numbers for number in range(len(request.matches))]
+        others = replace(request, matches=tuple(compress(request.matches, is_other)), q_spans=None, k_spans=None)
         cells = ChosenCells(pattern, others)
         if cells.reducers:
             reduce_tiles(pattern, cells.reducers)
         n, conditions = len(chosen.numbers), self.chosen.double().sum(dim=-1)
-        matched = cells.matched.new_zeros(*mass.shape[:2], len(asked.matches))
+        matched = cells.matched.new_zeros(*mass.shape[:2], len(request.matches))
         matched[..., [not other for other in is_other]] = conditions[:n].movedim(0, -1)
         matched[..., is_other] = cells.matched
         return Statistics(
@@ -161,12 +161,12 @@ class _Sums(NamedTuple):
             first=first,
             leading=leading,
             received=self.received.sum(dim=0),
-            map=_blocks(self.cells, asked.block, _cell(asked.block, launch)),
+            map=_blocks(self.cells, request.block, _cell(request.block, launch)),
             profile=self.profile.sum(dim=0),
             duplicate=duplicate.double().sum(dim=-1),
             induction=induction.double().sum(dim=-1),
             matched=matched,
-            between=_between(self.chosen[n:], asked) if asked.q_spans is not None else cells.between,
+            between=_between(self.chosen[n:], request) if request.q_spans is not None else cells.between,
         )
 
 
@@ -183,11 +183,11 @@ def _cell(block: int, launch: Launch) -> tuple[int, int]:
 
 
 def _between(
-    of_spans: Float[Tensor, "span batch head query"], asked: StatisticsRequest
+    of_spans: Float[Tensor, "span batch head query"], request: StatisticsRequest
 ) -> Float[Tensor, "batch head span span"]:
     """The mass from the queries of each span to the keys of each."""
-    assert asked.q_spans is not None
-    mass: Tensor = asked.q_spans.to(of_spans.device).double()[:, None] @ of_spans.double().permute(1, 2, 3, 0)
+    assert request.q_spans is not None
+    mass: Tensor = request.q_spans.to(of_spans.device).double()[:, None] @ of_spans.double().permute(1, 2, 3, 0)
     return mass
 
 
@@ -203,7 +203,7 @@ def _blocks(
 
 
 def _ids(
-    pattern: VirtualPattern, asked: StatisticsRequest, mask: Arithmetic
+    pattern: VirtualPattern, request: StatisticsRequest, mask: Arithmetic
 ) -> tuple[Int[Tensor, "2 batch query"], Int[Tensor, "4 batch key"]]:
     """What the kernel knows of each query and key: its id in the mask and its tokens, and the marks of keys."""
     (batch, _, n_queries, n_keys), like = pattern.shape, pattern.like
@@ -216,12 +216,12 @@ def _ids(
     )
     q_id = torch.where(q_seen, q_text, NO_QUERY.value)
     k_id = torch.where(k_seen, k_text, NO_KEY.value)
-    marks = asked.first * FIRST.value + asked.leading * LEADING.value
+    marks = request.first * FIRST.value + request.leading * LEADING.value
     if mask.always is not None:
         marks = marks + mask.always(k_idx) * ALWAYS.value
-    of_keys = (torch.where(tokens < 0, NOR_THIS.value, tokens) for tokens in (asked.k_tokens, asked.before_k))
+    of_keys = (torch.where(tokens < 0, NOR_THIS.value, tokens) for tokens in (request.k_tokens, request.before_k))
     return (
-        _side_by_side(batch, q_id, asked.q_tokens.clamp(min=NO_TOKEN.value)),
+        _side_by_side(batch, q_id, request.q_tokens.clamp(min=NO_TOKEN.value)),
         _side_by_side(batch, k_id, *of_keys, marks),
     )
 
@@ -259,7 +259,7 @@ def _added(pattern: VirtualPattern, queries: range, mask: Arithmetic | None) -> 
 
 def _start(inputs: _Inputs, sums: _Sums, queries: range, added: Tensor | None, launch: Launch) -> None:
     """Starts the kernel for some queries of all heads."""
-    scores, asked, mask, chosen = inputs.scores, inputs.asked, inputs.mask, inputs.chosen
+    scores, request, mask, chosen = inputs.scores, inputs.request, inputs.mask, inputs.chosen
     (batch, n_heads, n_queries, n_keys), d_head = scores.shape, scores.q.shape[3]
     n_parts = max(scores.n_parts, -(-d_head // _WIDE_FLOAT32) if scores.q.dtype == torch.float32 else 1)
     wide = inputs.lse.new_zeros(1, 1, 1, 1) if added is None else added
@@ -275,13 +275,13 @@ def _start(inputs: _Inputs, sums: _Sums, queries: range, added: Tensor | None, l
             programs, batch * n_heads, n_heads, n_heads // scores.k.shape[1], n_queries, n_keys,
             queries.start, queries.stop, *mask.band, *mask.near,
             scores.scale * LOG2_E if cap is None else 2.0 * scores.scale / cap, 1.0 if cap is None else cap * LOG2_E,
-            asked.block, *sums.cells.shape[2:], len(chosen.places),
+            request.block, *sums.cells.shape[2:], len(chosen.places),
             Q=launch.queries, K=launch.keys, D_HEAD=d_head,
             WIDTH=max(16, triton.next_power_of_2(-(-d_head // n_parts))), N_PARTS=n_parts,
-            WIDENS=IS_INTERPRETED and scores.q.dtype == torch.bfloat16, UNIT=unit, GRAIN=grain_of(asked.block, launch),
+            WIDENS=IS_INTERPRETED and scores.q.dtype == torch.bfloat16, UNIT=unit, GRAIN=grain_of(request.block, launch),
             HAS_SOFTCAP=cap is not None, HAS_ADDED=added is not None, HAS_NEAR=mask.always is not None,
             HAS_CHOSEN=len(chosen.places) > 0, IS_BAND=not any((mask.always, mask.ids, mask.queries, mask.keys)),
-            IS_SELF=asked.is_self, num_warps=launch.warps, enable_fp_fusion=True,
+            IS_SELF=request.is_self, num_warps=launch.warps, enable_fp_fusion=True,
         )  # fmt: skip
 
 

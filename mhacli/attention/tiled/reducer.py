@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mhacli.attention.masks import causal
-from mhacli.attention.tiled.scores import Scores, VirtualPattern
+from mhacli.attention.tiled.scores import PatternOfScores, Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import SoftmaxPattern, tiled_attend
 from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
 from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles
@@ -34,31 +34,31 @@ class ReducerChoice(NamedTuple):
 def summarise_by(
     reducer: Reducer,
     pattern: PatternTiles | SoftmaxPattern,
-    asked: StatisticsRequest,
+    request: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> Statistics:
     """`summarise`, by the kernel where `choice_for` this pattern says so, else by torch."""
     if choice_for(reducer, pattern).reducer == "torch":
-        return summarise(pattern, asked, report_progress)
+        return summarise(pattern, request, report_progress)
     if isinstance(pattern, SoftmaxPattern):  # of which the kernel has to know the log-sum-exp
         reduce_tiles(pattern, [])
-        return summarise_by(reducer, pattern.known(), asked, report_progress)
+        return summarise_by(reducer, pattern.known(), request, report_progress)
     from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
     assert isinstance(pattern, VirtualPattern)  # or it would be refused
-    return kernel_statistics(pattern, asked, report_progress)
+    return kernel_statistics(pattern, request, report_progress)
 
 
 def choice_for(reducer: Reducer, pattern: PatternTiles | SoftmaxPattern) -> ReducerChoice:
-    """Torch or the kernel for a pattern; torch, too, where the kernel was asked for and cannot reduce it."""
-    dtype = pattern.scores.q.dtype if isinstance(pattern, (VirtualPattern, SoftmaxPattern)) else torch.float32
+    """Torch or the kernel for a pattern; torch, too, where the kernel is requested and cannot reduce it."""
+    dtype = pattern.scores.q.dtype if isinstance(pattern, PatternOfScores) else torch.float32
     reason = _torch_because(reducer, pattern.like.device, dtype) or refusal(pattern)
     return ReducerChoice("triton") if reason is None else ReducerChoice("torch", reason)
 
 
 def refusal(pattern: PatternTiles | SoftmaxPattern) -> str | None:
     """Why the kernel cannot reduce the pattern; None where it can."""
-    if not isinstance(pattern, (VirtualPattern, SoftmaxPattern)):
+    if not isinstance(pattern, PatternOfScores):
         return "the model computes its weights whole"
     if not all(pattern.shape):
         return "there is nothing to reduce"
@@ -71,7 +71,7 @@ def refusal(pattern: PatternTiles | SoftmaxPattern) -> str | None:
 def choice(reducer: Reducer, device: torch.device, dtype: torch.dtype) -> ReducerChoice:
     """Torch or the kernel, for queries of this dtype on a device.
 
-    Raises `MhaError` where the kernel was asked for and cannot run.
+    Raises `MhaError` where the kernel is requested and cannot run.
     """
     reason = _torch_because(reducer, device, dtype)
     if reason is not None and reducer == "triton":
@@ -115,8 +115,8 @@ def _disagreement(device: torch.device, dtype: torch.dtype) -> str | None:
     scores = Scores(q, k, 0.125, allowed=causal())
     pattern = VirtualPattern(scores, tiled_attend(scores, v).lse)
     tokens, places = torch.randint(0, 9, (1, n), generator=generator), torch.arange(n)[None]
-    asked = StatisticsRequest(64, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
-    by_torch, by_kernel = (make(pattern, asked) for make in (summarise, kernel_statistics))
+    request = StatisticsRequest(64, tokens, tokens, tokens.roll(1, dims=1), places < 1, places < 4).on(device)
+    by_torch, by_kernel = (make(pattern, request) for make in (summarise, kernel_statistics))
     for statistic in fields(Statistics):
         wanted, got = (getattr(statistics, statistic.name) for statistics in (by_torch, by_kernel))
         if not wanted.numel():

@@ -1,6 +1,6 @@
-"""Scores and pattern as a question, tile by tile, and from them z and the log-sum-exp: nothing of `[query, key]` is whole.
+"""Scores and pattern tile by tile: no tensor `[query, key]` is whole.
 
-Weights are asked for as logarithms to base 2: `log2 p = log2(e) · (score − lse)`, with the log-sum-exp of the row. Base 2
+Weights are computed as logarithms to base 2: `log2 p = log2(e) · (score − lse)`, with the log-sum-exp of the row. Base 2
 because torch's `exp2` is several times as fast as its `exp` on a CPU, and the factor hides in the scale. A forbidden cell
 gets a penalty instead of −∞: its weight is exactly 0 all the same, and 0 · log2 p is no NaN.
 """
@@ -28,7 +28,7 @@ from mhacli.spec.sites import alibi_slopes
 LOG2_E = math.log2(math.e)
 
 Bias = Callable[[int, int, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "query key"]]
-"""What is added to the scores, as a question: `(sequence, head, q_idx, k_idx)`. Every number of it is finite."""
+"""A bias of the scores, computed for `(sequence, head, q_idx, k_idx)`. All of it is finite."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,10 @@ class Scores:
         return z[0, 0]
 
 
-@dataclass(frozen=True)
-class VirtualPattern:
-    """The pattern of scores whose log-sum-exp is known: `p = exp(score − lse)`."""
+class PatternOfScores:
+    """The softmax of scores: its shape, dtype and mask are theirs."""
 
     scores: Scores
-    lse: Float[Tensor, "batch head query"]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -191,6 +189,14 @@ class VirtualPattern:
     def allowed(self) -> Allowed | None:
         """The mask."""
         return self.scores.allowed
+
+
+@dataclass(frozen=True)
+class VirtualPattern(PatternOfScores):
+    """The pattern of scores whose log-sum-exp is known: `p = exp(score − lse)`."""
+
+    scores: Scores
+    lse: Float[Tensor, "batch head query"]
 
     def tile_into(self, log2: Tensor, weights: Tensor, batch_head: tuple[int, int], rectangle: TileRegion) -> None:
         """Writes log2 p and p of a tile."""
@@ -208,7 +214,7 @@ class VirtualPattern:
 
 @dataclass(frozen=True)
 class ComputedPattern:
-    """A pattern that was computed whole, for the same questions, in float64. Forbidden weights are 0 in it."""
+    """A pattern that was computed whole, with the same methods, in float64. Forbidden weights are 0 in it."""
 
     pattern: Float[Tensor, "batch head query key"]
     allowed: Allowed | None = None

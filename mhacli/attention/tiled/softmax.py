@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.attention.core import Allowed, is_finite
+from mhacli.attention.core import is_finite
 from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask
-from mhacli.attention.tiled.scores import LOG2_E, Scores, VirtualPattern
+from mhacli.attention.tiled.scores import LOG2_E, PatternOfScores, Scores, VirtualPattern
 from mhacli.attention.tiled.tiles import PENALTY, BlankTile, PatternTiles, reduce_tiles
 
 TILES = "tiles"
@@ -72,9 +72,9 @@ def exact_enough(scores: Scores, sizes: Tensor) -> Scores:
     return replace(scores, n_parts=SHARP_PARTS)
 
 
-class SoftmaxPattern:
-    """The pattern of scores whose log-sum-exp nobody knows yet: it is found with the tiles, from all scores of some queries, and
-    with values `v` their z too. It is made for one pass.
+class SoftmaxPattern(PatternOfScores):
+    """The pattern of scores whose log-sum-exp is not known yet: it is computed with the tiles, from all scores of some queries.
+    With values `v` their z is computed too. The pattern serves for one pass.
 
     The weights are within 1e-5 of themselves in float32. Large scores, those of sharp heads, round too much: then dot products
     are summed in parts, or in float64 where float32 cannot hold the scores themselves. `sink_logits` take part in the softmax.
@@ -95,21 +95,6 @@ class SoftmaxPattern:
         self._reference = torch.zeros_like(self._of_keys, dtype=exact)
         self.z = scores.like.new_zeros(batch, n_heads, n_queries, 0 if v is None else v.shape[3])
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(batch, head, query, key)`."""
-        return self.scores.shape
-
-    @property
-    def like(self) -> Tensor:
-        """An empty tensor with the dtype of the maths, on the device of the queries."""
-        return self.scores.like
-
-    @property
-    def allowed(self) -> Allowed | None:
-        """The mask."""
-        return self.scores.allowed
-
     def of_heads(self, heads: range) -> SoftmaxPattern:
         """The pattern of some neighbouring heads, for a pass of its own."""
         assert self.v is None, "values are given for one pass"
@@ -117,7 +102,7 @@ class SoftmaxPattern:
         return SoftmaxPattern(self.scores.of_heads(heads), sink_logits=sinks)
 
     def known(self) -> VirtualPattern:
-        """The same as a pattern that can be asked for any cell, when the pass is over."""
+        """The same as a pattern of which any cell can be computed, when the pass is over."""
         scores, lse = exact_enough(self.scores, self.lse), self.lse
         if self._sinks is not None:
             lse = torch.logaddexp(lse, self._sinks.to(lse.dtype))
@@ -213,11 +198,12 @@ def _largest_of(tiles: Sequence[BlankTile]) -> Float[Tensor, "query 1"]:
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """What some neighbouring heads computed: their pattern to ask, z, and what both were made of.
+    """What some neighbouring heads computed: their pattern, z, and what both are computed from.
 
-    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` what made z. Where a `SoftmaxPattern` finds them, they
-    hold when its pass is over: `finished`. `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do
-    not matter: they take part in the softmax and are no keys. `v` None: the values were not seen, and `z` is 0.
+    `lse` is the log-sum-exp of the scores of each query's keys, `kernel` the name of what made z. Where a `SoftmaxPattern`
+    computes them, they hold when its pass is over: `finished`. `sink_logits` are the scores of learned sinks, with axes of 1
+    where batch or query do not matter: they take part in the softmax and are no keys. `v` None: the values were not seen, and
+    `z` is 0.
     """
 
     heads: range
@@ -231,7 +217,7 @@ class AttentionResult:
     @property
     def scores(self) -> Scores | None:
         """What the pattern is the softmax of; None where it was computed whole."""
-        return self.pattern.scores if isinstance(self.pattern, (VirtualPattern, SoftmaxPattern)) else None
+        return self.pattern.scores if isinstance(self.pattern, PatternOfScores) else None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -260,12 +246,12 @@ class AttentionResult:
 
     @property
     def known_pattern(self) -> PatternTiles:
-        """The pattern, of which any cell can be asked for: not before its pass."""
+        """The pattern, of which any cell can be computed. Not before its pass."""
         assert not isinstance(self.pattern, SoftmaxPattern)
         return self.pattern
 
     def finished(self) -> AttentionResult:
-        """The same after the pass over its pattern, of which any cell can be asked for then."""
+        """The same after the pass over its pattern, of which any cell can be computed then."""
         if not isinstance(self.pattern, SoftmaxPattern):
             return self
         found, known = self.pattern, self.pattern.known()

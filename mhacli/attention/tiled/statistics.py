@@ -38,7 +38,7 @@ PerQuery = Float[Tensor, "batch head query"]
 
 @dataclass(frozen=True)
 class StatisticsRequest:
-    """What to ask of a pattern besides what is always asked: the cells of its map, tokens, marked keys, matching cells.
+    """What the statistics of a pattern depend on: the blocks of its map, tokens, marked keys, matching cells.
 
     `block` queries and keys make a cell of the map. `q_tokens` and `k_tokens` are ids, below 0 where there is no token;
     `before_k` is the token before each key in its text. With `is_self` a key is no duplicate of itself. `first` marks the
@@ -73,13 +73,12 @@ class StatisticsRequest:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one pass finds.
+    """The results of one pass.
 
     Per query: `mass`, nats of `entropy`, `squares`, `distance` in tokens, the weights of the `first` and the `leading` keys, all
-    sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `lifted` the number of queries
-    that give a key as much as was asked, `map` per cell, `profile` per signed distance, of which index
-    `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one (`induction`), on each further pattern
-    (`matched`), and `between` spans, from queries to keys.
+    sums over keys; and `peak`, the largest `ln p`. `received` are sums over queries per key, `map` per block, `profile` per
+    signed distance, of which index `n_queries − 1` is 0. Per head: the mass on `duplicate` tokens, on those after one
+    (`induction`), on each further pattern (`matched`), and `between` spans, from queries to keys.
     """
 
     mass: PerQuery
@@ -104,7 +103,7 @@ class Statistics:
 
 def summarise(
     pattern: PatternTiles | PatternRows,
-    asked: StatisticsRequest,
+    request: StatisticsRequest,
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> Statistics:
     """Every statistic of a pattern, in one pass over its tiles and O(T) memory. `report_progress` receives numbers of reduced
@@ -112,15 +111,15 @@ def summarise(
     """
     mass, entropy, squares = RowSums(pattern), Entropy(pattern), RowSquareSums(pattern)
     peak = Peak(pattern)
-    distance, received, profile = Distance(pattern), ColumnSums(pattern, asked.block), Profile(pattern)
-    first, leading = Marked(pattern, asked.first), Marked(pattern, asked.leading)
+    distance, received, profile = Distance(pattern), ColumnSums(pattern, request.block), Profile(pattern)
+    first, leading = Marked(pattern, request.first), Marked(pattern, request.leading)
     duplicate, induction = (
-        SameLabel(pattern, asked.q_tokens, labels, shift=shift if asked.is_self else None)
-        for shift, labels in enumerate((asked.k_tokens, asked.before_k))
+        SameLabel(pattern, request.q_tokens, labels, shift=shift if request.is_self else None)
+        for shift, labels in enumerate((request.k_tokens, request.before_k))
     )
     peaks = [] if isinstance(pattern, PatternRows) else [peak]  # which has them when its pass is over
     per_query: list[Reducer] = [mass, *peaks, entropy, squares, distance, first, leading]
-    chosen = ChosenCells(pattern, asked)
+    chosen = ChosenCells(pattern, request)
     reduce_tiles(pattern, [*per_query, received, profile, duplicate, induction, *chosen.reducers], report_progress)
     return Statistics(
         mass=mass.per_query,
@@ -524,11 +523,13 @@ class Between:
 class ChosenCells:
     """The reducers of the cells that a request chooses itself, by conditions and by spans: none in most requests."""
 
-    def __init__(self, pattern: Grid, asked: StatisticsRequest) -> None:
+    def __init__(self, pattern: Grid, request: StatisticsRequest) -> None:
         self._none = pattern.like.new_zeros((*pattern.shape[:2], 0), dtype=torch.float64)
-        self._matched = [Matched(pattern, matches) for matches in asked.matches]
+        self._matched = [Matched(pattern, matches) for matches in request.matches]
         self._between = (
-            None if asked.q_spans is None or asked.k_spans is None else Between(pattern, asked.q_spans, asked.k_spans)
+            None
+            if request.q_spans is None or request.k_spans is None
+            else Between(pattern, request.q_spans, request.k_spans)
         )
 
     @property

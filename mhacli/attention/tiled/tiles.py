@@ -1,6 +1,6 @@
-"""A pattern in tiles, every one in turn shown to reducers: which rectangles of queries × keys a mask leaves, and their cells.
+"""A pattern in tiles, each passed to the reducers in turn: which rectangles of queries × keys a mask leaves, and their cells.
 
-A rectangle that the mask forbids as a whole is left out; one that it allows as a whole is never asked cell by cell.
+A rectangle that the mask forbids as a whole is left out; the cells of one that it allows as a whole are not evaluated.
 Buffers are made once: a pass takes a few tiles of memory.
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Grid(Protocol):
-    """What is known of scores or a pattern without a number of it."""
+    """Shape, dtype and mask of scores or of a pattern."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -41,7 +41,7 @@ class Grid(Protocol):
 
 @runtime_checkable
 class PatternTiles(Grid, Protocol):
-    """A pattern that can be asked for tile by tile: from scores, or one that was computed whole."""
+    """A pattern that is computed tile by tile: from scores, or from one that was computed whole."""
 
     def tile_into(
         self,
@@ -154,7 +154,7 @@ def reduce_tiles(
     reducers: Sequence[Reducer],
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> None:
-    """Shows every tile of a pattern to the reducers; `report_progress` receives numbers of visited cells."""
+    """Passes every tile of a pattern to the reducers; `report_progress` receives numbers of visited cells."""
     batch, n_heads, n_queries, n_keys = pattern.shape
     shape, buffers = tile_shape(pattern.like.device, n_keys), _Buffers(pattern.like)
     for _, regions in groupby(
@@ -267,7 +267,7 @@ PENALTY = -1e30
 
 
 class TileShape(NamedTuple):
-    """Queries and keys of a tile at most, and the keys that a mask is asked about at once."""
+    """Queries and keys of a tile at most, and the keys for which a mask is evaluated at once."""
 
     queries: int
     keys: int

@@ -68,7 +68,7 @@ def block_of(longest: int) -> int:
     return 1 << (-(-longest // MAP_CELLS) - 1).bit_length()
 
 
-def statistics_request(
+def make_statistics_request(
     axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
 ) -> StatisticsRequest:
     """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
@@ -113,12 +113,12 @@ def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
     return tuple(of_sequence(b, *pair) for b, pair in enumerate(pairs))
 
 
-def make_baseline(pattern: Grid, asked: StatisticsRequest, reducer: Reducer = "torch") -> Baseline:
+def make_baseline(pattern: Grid, statistics_request: StatisticsRequest, reducer: Reducer = "torch") -> Baseline:
     """What the same questions find of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
     weights = uniform(visible, pattern.shape[3], pattern.allowed)
-    return Baseline(visible, summarise_by(reducer, weights, asked))
+    return Baseline(visible, summarise_by(reducer, weights, statistics_request))
 
 
 def head_statistics(

@@ -22,7 +22,7 @@ from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_atte
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
-from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, statistics_request
+from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, make_statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
 from mhacli.compute.checkpoint.shards import Shard, ShardResults, Shards
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
@@ -143,27 +143,29 @@ class PassInspection:
             attention = replace(attention, v=None)
         if self.on_layer is not None:
             self.on_layer(call, attention)
-        asked = statistics_request(axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans)
+        statistics_request = make_statistics_request(
+            axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans
+        )
         is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
         shard = Shard() if self.shards is None else self.shards.of(call)
         with one_thread() if is_small else nullcontext():
-            baseline = self._baseline(call, attention, asked)
+            baseline = self._baseline(call, attention, statistics_request)
 
             if self.shards is not None:
                 self.shards.require_same_masks(call, baseline.visible.shape[1])
 
             def reduced() -> ShardResults:
-                parts = self._reduced(attention, axes, asked, baseline, shard)
+                parts = self._reduced(attention, axes, statistics_request, baseline, shard)
                 return parts, self._matrices(call, attention, shard)
 
             parts, matrices = reduced() if self.shards is None else self.shards.gathered(reduced)
-            results = joined(parts, baseline, axes, asked)
+            results = joined(parts, baseline, axes, statistics_request)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
         survey = make_summary(
             results,
             wanted,
             axes=axes,
-            asked=asked,
+            statistics_request=statistics_request,
             peak_bytes=self.peak_bytes,
             full_bytes=4 * prod(attention.shape) * shard.n,
         )
@@ -173,13 +175,20 @@ class PassInspection:
         return LayerResults(layer, heads, arrays)
 
     def _reduced(
-        self, attention: AttentionResult, axes: Axes, asked: StatisticsRequest, baseline: Baseline, shard: Shard
+        self,
+        attention: AttentionResult,
+        axes: Axes,
+        statistics_request: StatisticsRequest,
+        baseline: Baseline,
+        shard: Shard,
     ) -> list[HeadResults]:
-        """What is found of all heads that are asked for and are here. On a CPU every thread takes its own."""
+        """The results of all requested heads that are here. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
 
         def of_heads(heads: range) -> HeadResults:
-            part = reduce_heads(axes, attention.of_heads(heads), asked=asked, wanted=wanted, baseline=baseline)
+            part = reduce_heads(
+                axes, attention.of_heads(heads), statistics_request=statistics_request, wanted=wanted, baseline=baseline
+            )
             return shard.numbered(part)
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
@@ -187,17 +196,17 @@ class PassInspection:
             [partial(of_heads, heads) for heads in head_ranges(attention, shard.local_heads(wanted.heads), n_parts)]
         )
 
-    def _baseline(self, call: Call, attention: AttentionResult, asked: StatisticsRequest) -> Baseline:
+    def _baseline(self, call: Call, attention: AttentionResult, statistics_request: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
         if not isinstance(call, ScoredCall):
-            return make_baseline(attention.pattern, asked, self.wanted.heads.reducer)
+            return make_baseline(attention.pattern, statistics_request, self.wanted.heads.reducer)
         allowed = attention.pattern.allowed
         key = (call.kind, call.device, id(allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
             self._baselines[key] = (
-                make_baseline(attention.pattern, asked, self.wanted.heads.reducer),
+                make_baseline(attention.pattern, statistics_request, self.wanted.heads.reducer),
                 allowed,
             )  # kept alive, so that its id stays unique
         return self._baselines[key][0]
@@ -405,11 +414,11 @@ def _unread_mask(call: ScoredCall) -> str | None:
     return None
 
 
-def head_ranges(attention: AttentionResult, asked: tuple[int, ...] | None, n_parts: int) -> list[range]:
+def head_ranges(attention: AttentionResult, chosen: tuple[int, ...] | None, n_parts: int) -> list[range]:
     """The heads that go together: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
-    if asked is not None:
-        return [range(head, head + 1) for head in asked]
+    if chosen is not None:
+        return [range(head, head + 1) for head in chosen]
     step = n_heads // n_kv_heads * -(-n_kv_heads // max(1, n_parts))
     return [range(start, min(start + step, n_heads)) for start in range(0, n_heads, step)]
 

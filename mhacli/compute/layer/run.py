@@ -18,7 +18,7 @@ from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
 from mhacli.checkpoints.mha_weights import LayerFile
 from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.base.head_statistics import head_statistics, make_baseline, statistics_request
+from mhacli.compute.base.head_statistics import head_statistics, make_baseline, make_statistics_request
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
@@ -176,7 +176,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
 def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
     """The entropy of each query and the statistics of each head, reduced in tiles from the pattern shown."""
     pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
-    request = statistics_request(setup.axes).on("cpu")
+    request = make_statistics_request(setup.axes).on("cpu")
     baseline = make_baseline(pattern, request)
     statistics = summarise(pattern, request)
     heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
