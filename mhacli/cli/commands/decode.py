@@ -22,6 +22,7 @@ from mhacli.cli.options import (
     sequence_list,
 )
 from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
     GenerateOptions,
     ModelOptions,
     ModelTextOptions,
@@ -98,7 +99,7 @@ def decode(
     if model.model is not None:
         reading = ModelTextOptions(generate=generating.generate)
         heads = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
-        checkpoint_request = model_request(model, reading, source, text, layer, device, save, heads)
+        checkpoint_request = model_request(ComputeRequest(source, text, layer, device, model, reading, save), heads)
         require_configured_heads(options.heads, checkpoint_request)
         _decode_checkpoint(checkpoint_request, options, decoding, output)
         return

@@ -26,7 +26,14 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.shared.checkpoint import ModelOptions, ModelTextOptions, Spans, model_request, require_without_model
+from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
+    ModelOptions,
+    ModelTextOptions,
+    Spans,
+    model_request,
+    require_without_model,
+)
 from mhacli.cli.shared.output import (
     JSON,
     Formats,
@@ -292,13 +299,15 @@ def _checkpoint_effects(options: _EffectOptions) -> tuple[Record, tuple[str, ...
     removal, measurement = options.removal, options.measurement
     request = EffectRequest(
         model_request(
-            options.model,
-            ModelTextOptions(span=options.text.span),
-            options.source,
-            options.text,
-            options.layer,
-            options.device,
-            options.saving,
+            ComputeRequest(
+                options.source,
+                options.text,
+                options.layer,
+                options.device,
+                options.model,
+                ModelTextOptions(span=options.text.span),
+                options.saving,
+            ),
             HeadsRequest(),
         ),
         heads=head_choices(removal.head),

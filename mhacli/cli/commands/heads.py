@@ -333,17 +333,8 @@ def _checkpoint_heads(
     """Computes the statistics of the layers of a checkpoint and prints the overview."""
     heads = _chosen_heads(statistics)
     heads_request = _heads_request(statistics, compute_request.layer, heads)
-    request = model_request(
-        compute_request.model,
-        compute_request.reading,
-        compute_request.source,
-        compute_request.text,
-        compute_request.layer,
-        compute_request.device,
-        replace(compute_request.save, keep=""),
-        heads_request,
-        may_split=True,
-    )
+    without_matrices = replace(compute_request, save=replace(compute_request.save, keep=""))
+    request = model_request(without_matrices, heads_request, may_split=True)
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
     with loading_torch():

@@ -137,17 +137,7 @@ def _checkpoint_record(
     compute_request: ComputeRequest, options: ViewOptions, *, may_split: bool
 ) -> tuple[Record, tuple[str, ...]]:
     heads_request = HeadsRequest(allow_nonfinite=compute_request.layer.allow_nonfinite)
-    request = model_request(
-        compute_request.model,
-        compute_request.reading,
-        compute_request.source,
-        compute_request.text,
-        compute_request.layer,
-        compute_request.device,
-        compute_request.save,
-        heads_request,
-        may_split=may_split,
-    )
+    request = model_request(compute_request, heads_request, may_split=may_split)
     require_configured_heads(options.heads, request)
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint

@@ -28,6 +28,7 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
     ModelOptions,
     ModelTextOptions,
     model_request,
@@ -154,8 +155,8 @@ def trace(
     if model.model is not None:
         _require_checkpoint_options(walking, user_code)
         heads_request = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
-        checkpoint_request = model_request(model, ModelTextOptions(), source, text, layer, device, save, heads_request)
-        _trace_checkpoint(checkpoint_request, cell, presentation)
+        compute_request = ComputeRequest(source, text, layer, device, model, ModelTextOptions(), save)
+        _trace_checkpoint(model_request(compute_request, heads_request), cell, presentation)
         return
     require_without_model(**vars(model))
     target = target_in(source, user_code)

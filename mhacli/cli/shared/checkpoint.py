@@ -131,7 +131,7 @@ class LayerDrawing:
 
 @dataclass(frozen=True)
 class ComputeRequest:
-    """The option groups of a computation, shared by `run`, `heads` and `view`."""
+    """The option groups of a computation, by a layer of mha or a checkpoint."""
 
     source: SourceOptions
     text: TextOptions
@@ -230,18 +230,7 @@ def _chat_or_texts(
     return chat, texts
 
 
-def model_request(
-    model: ModelOptions,
-    reading: ModelTextOptions,
-    source: SourceOptions,
-    text: TextOptions,
-    layer: LayerOptions,
-    device: DeviceOptions,
-    save: SaveOptions,
-    heads: HeadsRequest,
-    *,
-    may_split: bool = False,
-) -> ModelRequest:
+def model_request(options: ComputeRequest, heads: HeadsRequest, *, may_split: bool = False) -> ModelRequest:
     """The request that the options describe. Raises `MhaError` before anything slow begins.
 
     `may_split` says whether the command supports a model whose heads are split over processes.
@@ -249,6 +238,8 @@ def model_request(
     from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command
     from mhacli.requests.checkpoint import ModelRequest
 
+    model, reading, source, text = options.model, options.reading, options.source, options.text
+    layer, device, save = options.layer, options.device, options.save
     assert model.model is not None
     _require_layer_left_open(layer, source, text, save)
     if device.repeat is not None:
