@@ -181,14 +181,21 @@ def configuration(record: Record, width: int, *more: str) -> Text:
 
 def texts_in_words(record: Record) -> list[str]:
     """The input files with token counts: `["poem.txt", "812 tokens"]`, `["2 sequences of 4 to 9 tokens"]`; for a corpus
-    the number of documents and the example."""
+    the number of documents, the devices if there are several, and the example."""
     if record.corpus is not None:
         corpus = record.corpus
         left_out = [f"{corpus.n_bad:,} bad ones left out"] if corpus.n_bad else []
         of_example = f"patterns of one document, {visible(corpus.example_named)}: {_lengths(record.sequences)}"
         n_documents = count_of(corpus.n_documents, "document", grouped=True)
         n_tokens = f"{corpus.n_tokens:,} tokens, {corpus.longest:,} at most"
-        return [f"{n_documents} with {n_tokens}", *left_out, "means over documents", of_example]
+        of_devices = [f"on different devices: {', '.join(corpus.devices)}"] if len(corpus.devices) > 1 else []
+        return [
+            f"{n_documents} with {n_tokens}",
+            *left_out,
+            *map(visible, of_devices),
+            "means over documents",
+            of_example,
+        ]
     return [*map(visible, _files(record.command)), _lengths(record.sequences)] + (
         [] if record.context is None else [f"context of {_lengths(record.context)}"]
     )

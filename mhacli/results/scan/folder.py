@@ -129,8 +129,8 @@ class ScanFolder:
 def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
     """The folder of a scan, created if it does not exist.
 
-    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ. Raises `MhaError` for a
-    folder with other files, or one that cannot be written.
+    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device and its reducer may differ. Raises
+    `MhaError` for a folder with other files, or one that cannot be written.
     """
     manifest = os.path.join(path, MANIFEST)
     try:
@@ -208,16 +208,13 @@ def _manifest(settings: Sequence[ScanSettings], facts: Mapping[str, Any]) -> byt
 
 
 def _require_same(path: str, old: ScanSettings, new: ScanSettings, *, mixed: bool) -> None:
-    """Raises `UsageError` with the settings that differ, unless only the device does and `mixed` is True."""
+    """Raises `UsageError` with the settings that differ, unless only the device does, with its reducer, and `mixed` is True."""
     changed = [*differences(old, new)]
-    if mixed and {name for name, _, _ in changed} == {"device"}:
+    is_other_device = {name for name, _, _ in changed} - {"reducer"} == {"device"}
+    if mixed and is_other_device:
         return
     changes = ", ".join(f"{name} was {before} and is {after}" for name, before, after in changed)
-    hint = (
-        "--mixed puts results of several devices together, and says so"
-        if len(changed) == 1 and "device" in changes
-        else ""
-    )
+    hint = "--mixed puts results of several devices together, and says so; " * is_other_device
     raise UsageError(
-        f"{path} was made with other settings: {changes}", hint=hint or "--out another folder starts anew", path=path
+        f"{path} was made with other settings: {changes}", hint=f"{hint}--out another folder starts anew", path=path
     )

@@ -45,6 +45,13 @@ def test_the_header_says_how_many_documents_there_are_and_which_is_the_example()
     assert "1,234 documents with 98,765 tokens, 512 at most" in words
     assert "3 bad ones left out" in words
     assert "patterns of one document, c.jsonl:17" in words
+    assert "cpu AVX2" not in words
+
+
+def test_the_header_and_the_page_name_the_devices_where_there_are_several() -> None:
+    record = replace(RECORD, corpus=replace(corpus_of(RECORD), devices=("cpu AVX2", "cuda <H100>")))
+    assert "on different devices: cpu AVX2, cuda <H100> ·" in flat(view(record))
+    assert "on different devices: cpu AVX2, cuda &lt;H100&gt;" in page(record, ViewOptions())
 
 
 def test_sinks_are_named_by_their_tokens_with_the_part_of_the_documents() -> None:

@@ -129,6 +129,16 @@ def test_another_device_is_refused_unless_devices_are_mixed(folder: ScanFolder) 
     assert mixed.finished(UNIT)[0] == open_folder(folder.path, SETTINGS).finished(UNIT)[0] == UNIT.name
 
 
+def test_the_reducer_follows_the_device_but_does_not_change_alone(folder: ScanFolder) -> None:
+    with pytest.raises(UsageError, match="reducer was torch and is triton"):
+        open_folder(folder.path, replace(SETTINGS, reducer="triton"), mixed=True)
+    other = replace(SETTINGS, device="cuda H100", reducer="triton")
+    with pytest.raises(UsageError, match="device was cpu AVX2") as refused:
+        open_folder(folder.path, other)
+    assert "--mixed" in str(refused.value.hint)
+    assert len(open_folder(folder.path, other, mixed=True).settings) == 2
+
+
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match="holds other files, and no scan"):
