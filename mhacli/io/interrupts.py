@@ -73,6 +73,26 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
         leave()
 
 
+@contextmanager
+def uninterrupted(seconds: float) -> Iterator[None]:
+    """Delays Ctrl-C and SIGTERM to the end of the block, at most for `seconds`, for steps that leave processes behind if they
+    are interrupted. Outside the main thread, which alone is interrupted, it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda sent, frame: received.append(sent)) for number in numbers}
+    more_time(seconds)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for sent in received:
+            signal.raise_signal(sent)
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 

@@ -114,17 +114,34 @@ def test_workers_of_which_one_is_killed_give_what_one_process_gives(scan: Scan, 
 
 
 @pytest.mark.scan
-def test_a_scan_with_workers_that_is_interrupted_goes_on_without_them(scan: Scan, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "terminated"])
+def test_a_scan_with_workers_that_is_interrupted_goes_on_without_them(
+    scan: Scan, tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     out = tmp_path / "NAME.mha"
     process = scan.begin(out, "--workers", "2")
     await_units(out, 1, process)
     family = [pid for pid, _ in descendants(process.pid)]
-    process.send_signal(signal.SIGINT)
-    ended(process, 130)
+    process.send_signal(sent)
+    _, stderr = ended(process, code)
+    assert "the same command resumes the scan" in stderr
     assert not (out / "summary.safetensors").exists()
     assert_gone(family)
     ended(scan.begin(out))
     assert files_of(out) == scan.expected
+
+
+@pytest.mark.scan
+def test_a_scan_that_is_ended_while_ray_starts_leaves_no_process(scan: Scan, tmp_path: Path) -> None:
+    process = scan.begin(tmp_path / "NAME.mha", "--workers", "2")
+    until = time.monotonic() + PATIENCE_S
+    while not (family := [pid for pid, command in descendants(process.pid) if b"gcs_server" in command]):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.terminate()
+    _, stderr = ended(process, 143)
+    assert "the same command resumes the scan" in stderr
+    assert_gone(family)
 
 
 @pytest.mark.scan

@@ -28,3 +28,19 @@ def test_the_process_ends_with_the_code_of_the_signal_and_other_signals_are_none
     os.close(reading)
     os.close(writing)
     assert caught.value.args == (code,)
+
+
+def test_an_interruption_waits_for_the_end_of_a_block_that_is_not_to_be_interrupted():
+    steps = []
+
+    def work():
+        with interrupts.uninterrupted(60.0):
+            for step in ("one", "two"):
+                signal.raise_signal(signal.SIGINT)
+                steps.append(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert steps == ["one", "two"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -32,7 +32,7 @@ from mhacli.cli.streams import flush, loading_torch, note
 from mhacli.cli.values import index_list, integer, size, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
-from mhacli.io.interrupts import graceful_interrupt
+from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS
@@ -235,14 +235,17 @@ def scan(
 def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
     """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
     `KeyboardInterrupt` is raised."""
-    with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
-        study.report_progress, study.note, study.is_stopped = report.report_progress, report.note, is_stopped
-        record = study.run()
-    if record is None and is_stopped():
+    try:
+        with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
+            study.report_progress, study.note, study.is_stopped = report.report_progress, report.note, is_stopped
+            record = study.run()
+        if record is None and is_stopped():
+            raise KeyboardInterrupt
+    except (KeyboardInterrupt, Terminated):
         progress = study.progress
         total = "" if progress.of_documents is None else f" of {progress.of_documents:,}"
         note(f"interrupted: {progress.n_documents:,}{total} documents are done; the same command resumes the scan")
-        raise KeyboardInterrupt
+        raise
     return record
 
 

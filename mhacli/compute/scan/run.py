@@ -59,6 +59,12 @@ class ScanStudy:
         Raises `UsageError` for a folder with other settings or documents, and `MhaError` for documents, computations or files
         that fail.
         """
+        try:
+            return self._run()
+        finally:
+            self.engine.end()
+
+    def _run(self) -> Record | None:
         settings = self.engine.settings(self.request)
         self._packer = packer_of(self.request) if self.request.pack else None
         folder = open_folder(self.out, settings, mixed=self.mixed)

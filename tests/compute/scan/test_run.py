@@ -13,6 +13,7 @@ from support.checkpoints_saved import Checkpoints
 from support.scans import corpus_file, digests, found, sentences, study
 
 from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+from mhacli.compute.scan.engines.single import SingleEngine
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import write_whole
 from mhacli.requests.scan import ScanRequest
@@ -220,6 +221,17 @@ def test_other_settings_are_refused_with_what_differs(model: str, corpus: str, t
     found(model, corpus, tmp_path / "out", form=CorpusFormat(max_docs=3))
     with pytest.raises(UsageError, match="was made with other settings: max_tokens was null and is 4"):
         study(model, corpus, tmp_path / "out", request={"max_tokens": 4}).run()
+
+
+def test_the_engine_is_ended_where_a_scan_is_refused(
+    model: str, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(SingleEngine, "end", lambda self: ended.append("ended"))
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match="holds other files"):
+        found(model, corpus, tmp_path)
+    assert ended == ["ended"]
 
 
 def test_other_documents_are_refused_and_a_corpus_that_has_grown_goes_on(

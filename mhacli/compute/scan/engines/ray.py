@@ -8,9 +8,7 @@ one, where they give the same bytes.
 from __future__ import annotations
 
 import os
-import signal
 import statistics
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +19,7 @@ from typing import Any
 from mhacli.compute.scan.engines.single import OnDone, name_here
 from mhacli.compute.scan.worker import Worker, WorkerStart, settings_here
 from mhacli.errors import MhaError, installing
+from mhacli.io.interrupts import Terminated, uninterrupted
 from mhacli.requests.scan import ScanRequest
 from mhacli.results.scan.settings import ScanSettings
 from mhacli.results.scan.unit import Unit, UnitFiles
@@ -33,6 +32,8 @@ CHECK_S = 5.0
 """The interval between checks for room for further workers and for slow units."""
 SLOW, SLOW_S = 5, 60.0
 """A unit is slow after `SLOW` times the median of the others and `SLOW_S` seconds; loading a model is slow after `SLOW_S`."""
+BEGIN_AND_END_S = 20.0
+"""Seconds in which Ray starts on this machine, or ends, even if mha is interrupted."""
 
 _LOADING = -1
 """Takes the place of a unit number while a worker loads the model."""
@@ -60,6 +61,17 @@ def _remote_settings(request: ScanRequest, folder: str) -> ScanSettings:
     return settings_here(request)
 
 
+@contextmanager
+def _plain_interruption() -> Iterator[None]:
+    """Raises an interruption as it was where compiled functions of Ray have turned it into a `SystemError`."""
+    try:
+        yield
+    except SystemError as fault:
+        if isinstance(fault.__cause__, (KeyboardInterrupt, Terminated)):
+            raise fault.__cause__ from None
+        raise
+
+
 @dataclass
 class RayEngine:
     """The engine of `--ray`: `address` is `local`, which starts Ray on this machine, `auto`, or the address of a cluster.
@@ -74,13 +86,15 @@ class RayEngine:
     note: Callable[[str], None] = lambda message: None
     _began_ray: bool = False
 
+    @_plain_interruption()
     def settings(self, request: ScanRequest) -> ScanSettings:
-        """The settings of a worker. Ray keeps running until `run` ends."""
+        """The settings of a worker. Ray keeps running until `run` or `end`."""
         ray = self._connected()
         remote_settings = ray.remote(_remote_settings).options(**self.needs(request.device))
         settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
         return settings
 
+    @_plain_interruption()
     def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
         """Computes all units. Raises `MhaError` also for a unit during which several workers have ended."""
         try:
@@ -89,7 +103,12 @@ class RayEngine:
                 self._connected()
                 _Crew(self, start, units, on_done, deque([first])).run()
         finally:
-            if self._began_ray:
+            self.end()
+
+    def end(self) -> None:
+        """Ends Ray's processes that were started here, which would outlive this process."""
+        if self._began_ray:
+            with uninterrupted(BEGIN_AND_END_S):
                 _ray().shutdown()
                 self._began_ray = False
 
@@ -101,8 +120,9 @@ class RayEngine:
         n_cpus = self.workers * self.cpus_per_worker if self.workers and self.address == "local" else None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray._private.worker._worker_logs_enabled = False  # they would go to stdout, and no option turns them off
+        ray._private.utils.set_sigterm_handler = lambda handler: None  # ours ends the process
         try:
-            with _keeping_signals():
+            with uninterrupted(BEGIN_AND_END_S):
                 ray.init(
                     self.address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
                 )
@@ -142,19 +162,6 @@ def _ray() -> Any:
         hint = f"{installing('ray')} installs it; the extra scan has it too"
         raise MhaError("workers need ray, which is not installed", hint=hint, code="missing-extra") from None
     return ray
-
-
-@contextmanager
-def _keeping_signals() -> Iterator[None]:
-    """Keeps our handler of SIGTERM, which Ray replaces when it starts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _result(ref: Any) -> Any:

@@ -34,6 +34,9 @@ class Engine(Protocol):
         start or a unit cannot be computed.
         """
 
+    def end(self) -> None:
+        """Ends the processes that the engine has started."""
+
 
 class SingleEngine:
     """The engine that computes in this process."""
@@ -48,3 +51,6 @@ class SingleEngine:
         for unit in units:
             worker = worker or start.load()
             on_done(unit, worker.compute(unit), name_here())
+
+    def end(self) -> None:
+        """Does nothing: there are no other processes."""
