@@ -175,6 +175,9 @@ def _record_line(record: Record, sequence: int, width: int, *, doubtful: bool) -
     tokens = count_of(len(text.tokens), "token", grouped=True)
     if len(record.sequences) > 1:
         tokens = f"sequence {sequence} of 0–{len(record.sequences) - 1}: {tokens}"
+    if record.corpus is not None:
+        n_documents = count_of(record.corpus.n_documents, "document", grouped=True)
+        tokens = f"means over {n_documents}, patterns of one: {tokens}"
     check = record.self_check
     words = " ".join(token_text(text, i) for i in range(min(40, len(text.tokens))))
     parts: list[StyledText] = [(name, ACCENT), (f"  {tokens}", BOLD)]

@@ -27,6 +27,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.results.record.corpus import CorpusSummary
 from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Record, UserModule
 from mhacli.viewer.app import Viewer
@@ -534,6 +535,12 @@ def test_the_first_line_says_which_layer_is_not_verified() -> None:
     assert ["not verified" in line for line in lines] == [False, True, False]
     beside = [drive(record, *["down"] * layer, size=(140, 40))[1] for layer in range(3)]
     assert ["not verified" in shown for shown in beside] == [False, True, False]
+
+
+def test_the_first_line_of_a_corpus_says_what_is_of_all_documents_and_what_of_one() -> None:
+    record = replace(layered(), corpus=CorpusSummary(1234, 98765, 0, 512, "c.jsonl", 17, ("cpu",), ()))
+    assert "means over 1,234 documents, patterns of one: " in drive(record)[1].split("\n")[0]
+    assert "documents" not in drive(layered())[1]
 
 
 def test_the_chosen_cell_alone_is_reversed() -> None:

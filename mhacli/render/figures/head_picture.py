@@ -229,6 +229,12 @@ def _lines(word: str, text: str, cells: int, fill: str) -> Piece:
 def map_notes(record: Record, pictures: Sequence[HeadPicture], shaded: Shading) -> Iterator[str]:
     """Sentences on what a cell is, and what was pooled, left out or hidden."""
     yield _what_a_cell_is(pictures)
+    if record.corpus is not None:
+        n_documents = count_of(record.corpus.n_documents, "document", grouped=True)
+        yield (
+            f"patterns of one document, {visible(record.corpus.example_named)}; types and statistics of heads are means over "
+            f"{n_documents}"
+        )
     if any(picture.in_words for picture in pictures):
         yield _WORDS
     rows = pictures[0].rows

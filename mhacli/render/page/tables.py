@@ -53,7 +53,12 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     ]
     foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
     head = tag("thead", tag("tr", *map(_heading, cells.columns)))
-    caption = tag("caption", text("means over all queries that see a key, of all sequences"))
+    over = (
+        "documents, of means over the queries that see a key"
+        if record.corpus is not None
+        else "all queries that see a key, of all sequences"
+    )
+    caption = tag("caption", text(f"means over {over}"))
     whole = tag("table", caption, head, tag("tbody", *body), *([tag("tfoot", *foot)] if foot else []))
     title = tag("h2", text("statistics"))
     legend = tag("p", text(" · ".join(legend_parts(cells.columns, listed))), class_="dim")

@@ -21,6 +21,7 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.figures.document import figure
 from mhacli.render.figures.svg import paragraph, wrapped
 from mhacli.render.figures.trace import SITE_POSITIONS, sources_of
+from mhacli.results.record.corpus import CorpusSummary
 from mhacli.results.record.head_statistics import HEAD_TYPES, HeadStatistics, Sink
 from mhacli.results.record.record import NonAttentionLayer, Step
 from mhacli.spec.sites import SITES
@@ -142,6 +143,12 @@ def test_padding_is_left_out_and_noted():
     weights, _ = drawn_shares(record, sequence=1)
     told = [float(one.said.split(": ")[1]) for one in cells(svg)]
     assert np.allclose(told, weights.ravel(), atol=1e-6)
+
+
+def test_the_document_of_a_corpus_whose_patterns_are_drawn_is_named():
+    record = replace(layered(), corpus=CorpusSummary(1234, 98765, 0, 512, "<c>.jsonl", 17, ("cpu",), ()))
+    for options in (ViewOptions(), replace(HEAD, layers=((None, 0),))):
+        assert "patterns of one document, <c>.jsonl:17; " in said(figure(record, options))
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
