@@ -10,9 +10,9 @@ same arguments give the same bytes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,13 +78,18 @@ def _line(text: str) -> bytes:
     return json.dumps({"text": text}).encode()
 
 
-def main(file: str, n_documents: str = "3000", *more: str) -> None:
-    """Writes the corpus."""
-    paths = [*sorted(SAMPLES.glob("*.txt")), *map(Path, more)]
-    made = lines(int(n_documents), [path.read_text(encoding="utf-8") for path in paths])
-    with open(file, "wb") as out:
+def main() -> None:
+    """Reads the command line and writes the corpus."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", help="the JSON lines to write")
+    parser.add_argument("n_documents", nargs="?", type=int, default=3000, help="how many lines (default: 3,000)")
+    parser.add_argument("texts", nargs="*", type=Path, help="text files from which passages are cut too")
+    given = parser.parse_args()
+    paths = [*sorted(SAMPLES.glob("*.txt")), *given.texts]
+    made = lines(given.n_documents, [path.read_text(encoding="utf-8") for path in paths])
+    with open(given.file, "wb") as out:
         out.writelines(line + b"\n" for line in made)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
