@@ -85,9 +85,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
             _HEADINGS[name] or name,
             *cells,
         )
-    legend = (
-        "agree = documents in which the head has this type by itself; interval = bootstrap, of the mean over documents"
-    )
+    legend = "agree = documents where the head has this type · interval: bootstrap of the mean"
     return Group(Text("spread over documents", style="bold"), table, Text(legend, style="dim"))
 
 

@@ -125,6 +125,8 @@ def _capture_lines(record: Record, model: Model) -> Iterator[str]:
         loading = record.timings.get("loading")
         loading_part = "" if loading is None else f", including {seconds_text(loading.median_s)} to load"
         yield f"took {seconds_text(total.median_s)}{loading_part}"
+    if record.corpus is not None:
+        return
     are_kept = all("pattern" in record.of_layer(index).arrays for index in range(len(layers)))
     verb = "take" if are_kept else "would take"
     yield f"full attention matrices {verb} {bytes_text(sum(layer.survey.full_bytes for layer in layers))}"

@@ -34,8 +34,9 @@ from mhacli.results.record.head_statistics import HEAD_TYPES, UNTYPED, HeadStati
 from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
-MAX_LISTED, MAX_RANKED, MAX_DRAWN, MAX_SINKS = 24, 8, 8, 5
-"""The largest number of heads in the table of one layer and of several, of patterns, and of sink keys."""
+MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN, MAX_SINKS = 24, 8, 4, 8, 5
+"""The largest number of heads in the table of one layer, of several, and of a corpus, which has two tables; of patterns; and of
+sink keys."""
 
 
 def layers_view(record: Record, options: ViewOptions, screen: Screen) -> RenderableType:
@@ -46,7 +47,7 @@ def layers_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     heads = chosen_heads(layers, options)
     require_inspected_heads(layers, options.maps)
     sequences = sequences_to_draw(options, len(record.sequences))
-    listed, description = listed_heads(heads, options)
+    listed, description = listed_heads(record, heads, options)
     remarks = [Text(f"{description} (--all, --layer N, --sort)", style="dim")] if description else []
     table = overview(record, listed, options, screen)
     if options.brief:
@@ -76,12 +77,15 @@ def _spread(
         yield from effects_view(record.corpus, layers, record, heads=options.heads, everything=options.everything)
 
 
-def listed_heads(heads: Sequence[HeadStatistics], options: ViewOptions) -> tuple[tuple[HeadStatistics, ...], str]:
+def listed_heads(
+    record: Record, heads: Sequence[HeadStatistics], options: ViewOptions
+) -> tuple[tuple[HeadStatistics, ...], str]:
     """The heads with a table row, in order, and how they were selected if not all: by the requested order, or by
     excess."""
     ordered = in_order(heads, options.sort)
     n_layers = len({(head.layer, head.attention) for head in heads})
-    limit = MAX_LISTED if n_layers == 1 else MAX_RANKED
+    ranked = MAX_RANKED if record.corpus is None else MAX_OF_CORPUS
+    limit = MAX_LISTED if n_layers == 1 else ranked
     if options.everything or len(ordered) <= limit:
         return ordered, ""
     typed = [head for head in heads if head.kind not in UNTYPED]

@@ -102,7 +102,7 @@ def _title(head: DrawableHead, count: int) -> str:
 
 def _heads(record: Record, options: ViewOptions) -> Html:
     """The head statistics as the terminal lists them, those with the largest excess if there are many."""
-    listed, description = listed_heads(record.heads, options)
+    listed, description = listed_heads(record, record.heads, options)
     cells = overview_cells(record, listed, options, _SCREEN)
     kinds = ["word" if column.cells == "word" else "" for column in cells.columns]
     headings = [

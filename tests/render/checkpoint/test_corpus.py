@@ -64,6 +64,13 @@ def test_a_row_says_how_the_statistic_of_the_type_spreads() -> None:
     assert row[-7:] == [".500", ".491", "to", ".512", ".100", "to", ".876"]
 
 
+def test_four_heads_are_listed_and_all_on_request() -> None:
+    assert len(RECORD.heads) > 4
+    for options, n in (({}, 4), ({"everything": True}, len(RECORD.heads))):
+        spreads = [line for line in view(RECORD, **options) if ".491 to .512" in line]
+        assert len(spreads) == n
+
+
 def test_a_page_says_how_many_documents_there_are_and_how_statistics_spread() -> None:
     drawn = page(RECORD, ViewOptions())
     assert re.search(r"<h1><bdi>attention in [^<]+: 1,234 documents</bdi></h1>", drawn)
