@@ -129,8 +129,8 @@ class ScanFolder:
 def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
     """The folder of a scan, created if it does not exist.
 
-    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device and its reducer may differ. Raises
-    `MhaError` for a folder with other files, or one that cannot be written.
+    Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ, and what follows it.
+    Raises `MhaError` for a folder with other files, or one that cannot be written.
     """
     manifest = os.path.join(path, MANIFEST)
     try:
@@ -208,9 +208,9 @@ def _manifest(settings: Sequence[ScanSettings], facts: Mapping[str, Any]) -> byt
 
 
 def _require_same(path: str, old: ScanSettings, new: ScanSettings, *, mixed: bool) -> None:
-    """Raises `UsageError` with the settings that differ, unless only the device does, with its reducer, and `mixed` is True."""
+    """Raises `UsageError` with the settings that differ, unless they are those of another device and `mixed` is True."""
     changed = [*differences(old, new)]
-    is_other_device = {name for name, _, _ in changed} - {"reducer"} == {"device"}
+    is_other_device = old.device != new.device and all(_follows_device(*change) for change in changed)
     if mixed and is_other_device:
         return
     changes = ", ".join(f"{name} was {before} and is {after}" for name, before, after in changed)
@@ -218,3 +218,8 @@ def _require_same(path: str, old: ScanSettings, new: ScanSettings, *, mixed: boo
     raise UsageError(
         f"{path} was made with other settings: {changes}", hint=f"{hint}--out another folder starts anew", path=path
     )
+
+
+def _follows_device(name: str, before: str, after: str) -> bool:
+    """Whether a setting differs as it does between devices: their reducers, and the build of torch, behind its version."""
+    return name in ("device", "reducer") or (name == "torch" and before.partition("+")[0] == after.partition("+")[0])

@@ -139,6 +139,17 @@ def test_the_reducer_follows_the_device_but_does_not_change_alone(folder: ScanFo
     assert len(open_folder(folder.path, other, mixed=True).settings) == 2
 
 
+def test_the_build_of_torch_follows_the_device_but_its_version_does_not(folder: ScanFolder) -> None:
+    other = replace(SETTINGS, device="cuda H100", torch=f"{SETTINGS.torch.partition('+')[0]}+cu130")
+    with pytest.raises(UsageError, match="device was cpu AVX2"):
+        open_folder(folder.path, other)
+    with pytest.raises(UsageError, match="torch was"):
+        open_folder(folder.path, replace(other, torch="9.9.9+cu130"), mixed=True)
+    with pytest.raises(UsageError, match="torch was"):
+        open_folder(folder.path, replace(other, device=SETTINGS.device), mixed=True)
+    assert len(open_folder(folder.path, other, mixed=True).settings) == 2
+
+
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match="holds other files, and no scan"):
