@@ -579,7 +579,7 @@ WRONGLY_CHOSEN = {
     "conditions of another sequence": ("k_numbers + batch * n_keys", "k_numbers"),
     "queries of another sequence": ("q_numbers + batch * n_queries", "q_numbers"),
     "masses of the condition before": ("chosen + n * rows_n", "chosen"),
-    "spans turned round": ("asked.q_spans.to(", "asked.k_spans.to("),
+    "spans turned round": ("request.q_spans.to(", "request.k_spans.to("),
     "the others in their place": ("matched[..., is_other] = cells.matched", "matched[..., is_other] = 0"),
 }
 
