@@ -168,7 +168,8 @@ def test_a_unit_over_which_workers_end_is_named(cluster: Any) -> None:
     with pytest.raises(MhaError) as caught:
         computed(RayEngine("auto", 2, note=said.append), Start(), actions("", "", "die", ""))
     assert "unit 2 (c:3 to c:3)" in caught.value.message
-    assert len(said) == MOST_ATTEMPTS - 1
+    notes = [note for note in said if "unit 2 (c:3 to c:3)" in note]  # a result of unit 1 may be lost with its worker
+    assert len(notes) == MOST_ATTEMPTS - 1
 
 
 def test_an_error_of_a_worker_keeps_its_hint_and_code(cluster: Any) -> None:
