@@ -5,8 +5,8 @@
 With `cpu`, the default:
 
 1. Time: z with the log-sum-exp, the overview of words and of characters, and three statistics alone, each over
-   `scaled_dot_product_attention`; and explicit matrices with the same statistics over the overview. One interleaved run,
-   A B C D A B C D …, medians of the ratios of each round; then medians of three such runs.
+   `scaled_dot_product_attention`. Medians of the ratios of each round in an interleaved run, A B C D A B C D …, and of these the
+   median of three runs. Explicit matrices with the same statistics over the overview, in one run of three rounds.
 2. The whole study of `mha heads`, from the text's ids to the record, of 16,384 words, causal, in turns with fused attention of
    as many tokens.
 3. Memory beyond q, k, v and z, at several lengths, each in a fresh process that reports by how much its largest resident size
@@ -83,7 +83,7 @@ CHARACTERS = torch.tensor(
 """Of the space and the usual letters in English, in percent: of all pairs of characters, 8 % are equal."""
 
 
-def asked_of(length: int, device: str = "cpu", frequencies: torch.Tensor = WORDS) -> StatisticsRequest:
+def request_of(length: int, device: str = "cpu", frequencies: torch.Tensor = WORDS) -> StatisticsRequest:
     """The questions of the overview for tokens of these frequencies."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.multinomial(frequencies, length, replacement=True, generator=generator)[None]
@@ -159,8 +159,8 @@ def ratios_to_first(calls: Mapping[str, Callable[[], object]], device: str, roun
 
 def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, float]:
     """Medians of ratios to fused attention."""
-    (scores, v), request = made(length, causal, device), asked_of(length, device)
-    characters = asked_of(length, device, CHARACTERS)
+    (scores, v), request = made(length, causal, device), request_of(length, device)
+    characters = request_of(length, device, CHARACTERS)
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
         "z+lse": lambda: attend_lse(scores, v),
@@ -174,7 +174,7 @@ def times(length: int, causal: bool, device: str, rounds: int) -> dict[str, floa
 
 def command_time(length: int, rounds: int) -> dict[str, float]:
     """Medians of the whole study of `mha heads`, from tensors to record, over fused attention."""
-    words = " ".join(str(token) for token in asked_of(length).q_tokens[0].tolist())
+    words = " ".join(str(token) for token in request_of(length).q_tokens[0].tolist())
     config = Config(d_model=N_HEADS * D_HEAD, n_heads=N_HEADS, causal=True, device="cpu", max_positions=length)
     encoded = encode([words], config.resolved())
     request = layer_request(encoded, config.resolved())
@@ -191,7 +191,7 @@ def command_time(length: int, rounds: int) -> dict[str, float]:
 
 def faster(length: int, causal: bool, device: str, rounds: int) -> float:
     """The median of how many times as long explicit matrices take as the overview."""
-    (scores, v), request = made(length, causal, device), asked_of(length, device)
+    (scores, v), request = made(length, causal, device), request_of(length, device)
     pairs = [
         (seconds(lambda: explicit(scores, v, request), device), seconds(lambda: overview(scores, v, request), device))
         for _ in range(rounds)
@@ -207,7 +207,7 @@ def extra_bytes(length: int, what: str) -> int:
 
 def child(length: int, what: str) -> None:
     """What the fresh process does. z counts as part of q, k and v: nobody attends without it."""
-    (scores, v), request = made(length, True), asked_of(length)
+    (scores, v), request = made(length, True), request_of(length)
     z = torch.ones_like(v)
     del z
     before = own_peak(reset=True)
@@ -247,7 +247,7 @@ def accuracy(
     reducer: Reducer = "torch",
 ) -> Mapping[str, float]:
     """The largest errors against float64: entropy in nats, received and distance relative."""
-    (scores, v), request = made(2048, causal, device, spread, d_head, dtype), asked_of(2048, device)
+    (scores, v), request = made(2048, causal, device, spread, d_head, dtype), request_of(2048, device)
     worst = {"entropy": 0.0, "received": 0.0, "distance": 0.0}
     found = summarise_by(reducer, attention_of(scores, v, range(N_HEADS)).pattern, request)
     places = torch.arange(2048, device=device)
@@ -319,7 +319,7 @@ def on_cuda(rounds: int) -> None:
 
 def cuda_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
     """Time and memory of the overview by each reducer."""
-    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), request_of(length, "cuda")
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),
         **{name: partial(overview, scores, v, request, name) for name in REDUCERS},
@@ -337,7 +337,7 @@ def layouts_line(length: int, causal: bool, d_head: int, rounds: int) -> str:
     """The kernel alone in each layout, relative to fused attention."""
     from mhacli.attention.tiled.kernel_statistics import kernel_statistics
 
-    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), asked_of(length, "cuda")
+    (scores, v), request = made(length, causal, "cuda", d_head=d_head, dtype=torch.bfloat16), request_of(length, "cuda")
     pattern = pattern_of(scores, attend_lse(scores, v).lse)
     calls: dict[str, Callable[[], object]] = {
         "fused": lambda: scaled_dot_product_attention(scores.q, scores.k, v, is_causal=causal),

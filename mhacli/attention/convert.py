@@ -119,7 +119,7 @@ def _agreed(
 
 @torch.no_grad()
 def _our_answers(ours: Mapping[str, Tensor], sizes: ProjectionSizes, rows: Tensor) -> Answers:
-    """The same questions to the layer that a run uses, without positions or mask."""
+    """The answers of the layer that a run uses to the same inputs, without positions or mask."""
     has_bias = "o_proj.bias" in ours or "q_proj.bias" in ours
     config = Config(
         d_model=sizes.d_model, n_heads=sizes.n_heads, n_kv_heads=sizes.n_kv_heads, d_head=sizes.d_head, d_v=sizes.d_v,

@@ -75,18 +75,26 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
 
 @contextmanager
 def uninterrupted(seconds: float) -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM to the end of the block, at most for `seconds`, for steps that leave processes behind if they
-    are interrupted. Outside the main thread, which alone is interrupted, it does nothing."""
+    """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted. A signal
+    that arrives after `seconds` interrupts at once. Outside the main thread, which alone is interrupted, it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
+    until, received = time.monotonic() + seconds, list[int]()
+
+    def delay(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if time.monotonic() >= until:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(received.pop())
+
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda sent, frame: received.append(sent)) for number in numbers}
+    before = {number: signal.signal(number, delay) for number in numbers}
     more_time(seconds)
     try:
         yield
     finally:
+        more_time(0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
         for sent in received:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,13 +136,18 @@ def test_a_scan_with_workers_that_is_interrupted_goes_on_without_them(
 def test_a_scan_that_is_ended_while_ray_starts_leaves_no_process(scan: Scan, tmp_path: Path) -> None:
     process = scan.begin(tmp_path / "NAME.mha", "--workers", "2")
     until = time.monotonic() + PATIENCE_S
-    while not (family := [pid for pid, command in descendants(process.pid) if b"gcs_server" in command]):
+    while not (family := {pid for pid, command in descendants(process.pid) if b"gcs_server" in command}):
+        assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)
     process.terminate()
+    while process.poll() is None:
+        with suppress(FileNotFoundError, ProcessLookupError):  # some end in between
+            family |= {pid for pid, _ in descendants(process.pid)}
+        time.sleep(0.02)
     _, stderr = ended(process, 143)
     assert "the same command resumes the scan" in stderr
-    assert_gone(family)
+    assert_gone([*family])
 
 
 @pytest.mark.scan

@@ -44,3 +44,20 @@ def test_an_interruption_waits_for_the_end_of_a_block_that_is_not_to_be_interrup
     assert steps == ["one", "two"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interruption_that_has_waited_long_enough_is_raised_within_the_block():
+    steps = []
+
+    def work():
+        with interrupts.uninterrupted(0.0):
+            signal.raise_signal(signal.SIGTERM)
+            steps.append("behind the signal")
+
+    before = signal.signal(signal.SIGTERM, interrupts._terminate)
+    try:
+        with pytest.raises(interrupts.Terminated):
+            work()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert steps == []

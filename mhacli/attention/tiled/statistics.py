@@ -402,7 +402,7 @@ class SharedCells(ABC):
         self._planes = TileMemory(pattern.like)
 
     def add(self, tile: Tile) -> None:
-        """Adds the weights of the chosen cells, which are looked for once for all heads."""
+        """Adds the weights of the chosen cells, which are found once for all heads. It takes the memory of the logarithms."""
         chosen = self._chosen.of(tile)
         if chosen.is_floating_point():
             self.mass[tile.batch_head].add_(torch.dot(tile.flat, chosen))
@@ -460,7 +460,7 @@ class SameLabel(SharedCells):
         rows = torch.repeat_interleave(counts, output_size=n)
         first = low - (counts.cumsum(0, dtype=torch.int32) - counts)  # of each run, less the cells before it
         keys = places.index_select(0, first.index_select(0, rows).add_(indices(range(n), rows)))
-        start = int(tile.weights.storage_offset()) - tile.keys.start
+        start = len(tile.queries) - tile.keys.start  # as many zeros stand before each row
         cells = torch.add(keys, rows, alpha=tile.weights.stride(0)).add_(start)
         if self._shift is None:
             return cells

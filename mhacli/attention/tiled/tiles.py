@@ -157,15 +157,17 @@ def reduce_tiles(
     """Passes every tile of a pattern to the reducers; `report_progress` receives numbers of visited cells."""
     batch, n_heads, n_queries, n_keys = pattern.shape
     shape, buffers = tile_shape(pattern.like.device, n_keys), _Buffers(pattern.like)
+    of_rows = pattern if isinstance(pattern, PatternRows) else None  # once: it reads every property
+    of_tiles = None if isinstance(pattern, PatternRows) else pattern
     for _, regions in groupby(
         rectangles(range(n_queries), range(n_keys), pattern.allowed, shape, pattern.like), key=lambda r: r.queries
     ):
         blanks = buffers.tiles(regions)
         for batch_head in ((b, h) for b in range(batch) for h in range(n_heads)):
-            bits = pattern.rows_into(blanks, batch_head) if isinstance(pattern, PatternRows) else None
+            bits = None if of_rows is None else of_rows.rows_into(blanks, batch_head)
             for blank in blanks:
-                if not isinstance(pattern, PatternRows):
-                    pattern.tile_into(blank.log2, blank.weights, batch_head, blank.region)
+                if of_tiles is not None:
+                    of_tiles.tile_into(blank.log2, blank.weights, batch_head, blank.region)
                 tile = blank.of(batch_head, bits)
                 for reducer in reducers:
                     reducer.add(tile)
@@ -192,7 +194,7 @@ class OfTiles(Generic[T]):
 
 
 class TileMemory:
-    """Memory for every tile of some queries, kept for the queries that come next: new memory would be slower to write to."""
+    """Memory for each tile of a block of queries, reused for the next block: writing to new memory takes longer."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -209,7 +211,7 @@ class TileMemory:
     def among_zeros(
         self, number: int, shape: tuple[int, int]
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, "query key"]]:
-        """Memory of a tile of this shape, with zeros beside its cells, and these, which hold anything."""
+        """The memory of a tile of this shape, 0 beside its cells; and the cells, a view of it, not initialised."""
         n, m = shape
         width = n + m
         flat = self.of(number, n * width + n)

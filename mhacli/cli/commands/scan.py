@@ -234,7 +234,7 @@ def scan(
 
 def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
     """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
-    `KeyboardInterrupt` is raised."""
+    `KeyboardInterrupt` is raised; a second Ctrl-C and SIGTERM are raised at once."""
     try:
         with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
             study.report_progress, study.note, study.is_stopped = report.report_progress, report.note, is_stopped

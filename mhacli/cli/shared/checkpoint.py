@@ -1,4 +1,4 @@
-"""The options of `--model` in `run`, `heads`, `trace` and `decode`, and the request that they describe."""
+"""The options of `--model` and the request that they describe, for `run`, `heads`, `view`, `trace`, `decode` and `effect`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class LayerDrawing:
 
 @dataclass(frozen=True)
 class ComputeRequest:
-    """The option groups of a computation, by a layer of mha or a checkpoint."""
+    """The option groups of a computation, of a layer of mha or of a checkpoint."""
 
     source: SourceOptions
     text: TextOptions

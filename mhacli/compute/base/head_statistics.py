@@ -71,9 +71,10 @@ def block_of(longest: int) -> int:
 def make_statistics_request(
     axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
 ) -> StatisticsRequest:
-    """What to ask of the heads of these tokens. Patterns count places from the beginning of a text, through its documents.
+    """The request for the statistics of the heads of these tokens.
 
-    `spans` are the tokens of named parts, which are parts of the queries' texts and of the keys'.
+    Patterns count places from the beginning of a text, through its documents. `spans` are the tokens of named parts, which are
+    parts of the queries' texts and of the keys'.
     """
     places = axes.on_keys([text.places for text in axes.keys], -1)
     k_tokens = axes.on_keys([text.ids for text in axes.keys], -1)
@@ -114,7 +115,7 @@ def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
 
 
 def make_baseline(pattern: Grid, statistics_request: StatisticsRequest, reducer: Reducer = "torch") -> Baseline:
-    """What the same questions find of uniform attention over the same visible keys."""
+    """The same statistics of uniform attention over the same visible keys."""
     visible = visible_keys(pattern)
     visible = visible.expand(pattern.shape[0], -1, -1)
     weights = uniform(visible, pattern.shape[3], pattern.allowed)

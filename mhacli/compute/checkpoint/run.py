@@ -223,7 +223,7 @@ def facts_of(model: Any, *, path: str, revision: str | None = None) -> ModelFact
 
 
 def nothing_seen(
-    family: str, asked: tuple[LayerChoice, ...] | None, found: Sequence[LayerKey], unfit: Sequence[str]
+    family: str, chosen: tuple[LayerChoice, ...] | None, found: Sequence[LayerKey], unfit: Sequence[str]
 ) -> MhaError:
     """The error if no requested attention can be shown: some were `found` but not requested, others `unfit`."""
     if unfit:
@@ -232,10 +232,10 @@ def nothing_seen(
             hint="its queries and keys are not tokens of the text, so mha cannot label them",
             code="not-tokens",
         )
-    if found and asked is not None:
+    if found and chosen is not None:
         numbers = ", ".join(str(n) for n in sorted({layer for _, layer in found}))
         return MhaError(
-            f"--layer {','.join(str(n) for _, n in asked)} has no attention; layers with attention: {numbers}",
+            f"--layer {','.join(str(n) for _, n in chosen)} has no attention; layers with attention: {numbers}",
             code="no-layer",
         )
     return MhaError(

@@ -54,7 +54,7 @@ def statistics(record: Record, options: ViewOptions, heads: Sequence[DrawableHea
     foot = [_statistics_row(cells.columns, row) for row in cells.baselines]
     head = tag("thead", tag("tr", *map(_heading, cells.columns)))
     over = (
-        "documents, of means over the queries that see a key"
+        "documents; in each, over all queries that see a key"
         if record.corpus is not None
         else "all queries that see a key, of all sequences"
     )

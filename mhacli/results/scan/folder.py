@@ -148,7 +148,8 @@ def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> Sc
     others = tuple(other for other in recorded if other.digest != settings.digest)
     if len(others) < len(recorded):
         return ScanFolder(path, (settings, *others))
-    _require_same(path, recorded[0], settings, mixed=mixed)
+    for other in recorded:
+        _require_same(path, other, settings, mixed=mixed)
     folder = ScanFolder(path, (settings, *recorded))
     write_whole(manifest, _manifest(folder.settings, {}), force=True)
     return folder

@@ -172,6 +172,25 @@ def test_a_unit_over_which_workers_end_is_named(cluster: Any) -> None:
     assert len(notes) == MOST_ATTEMPTS - 1
 
 
+def test_ray_is_ended_where_an_interruption_waited_for_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    calls: list[str] = []
+
+    def begin(*address: str, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        calls.append("begun")
+
+    monkeypatch.setattr(ray, "init", begin)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("ended"))
+    engine = RayEngine("local", 1)
+    with pytest.raises(KeyboardInterrupt):
+        engine.settings(ScanRequest("model"))
+    engine.end()
+    assert calls == ["begun", "ended"]
+
+
 def test_an_error_of_a_worker_keeps_its_hint_and_code(cluster: Any) -> None:
     with pytest.raises(MhaError) as caught:
         computed(RayEngine("auto", 2), Start(), actions("", "fail"))

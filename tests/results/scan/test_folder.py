@@ -137,6 +137,10 @@ def test_the_reducer_follows_the_device_but_does_not_change_alone(folder: ScanFo
         open_folder(folder.path, other)
     assert "--mixed" in str(refused.value.hint)
     assert len(open_folder(folder.path, other, mixed=True).settings) == 2
+    for device in (SETTINGS.device, other.device):  # whichever setting the manifest names first
+        changed = replace(SETTINGS, device=device, reducer="torch" if device == other.device else "triton")
+        with pytest.raises(UsageError, match="reducer was"):
+            open_folder(folder.path, changed, mixed=True)
 
 
 def test_the_build_of_torch_follows_the_device_but_its_version_does_not(folder: ScanFolder) -> None:

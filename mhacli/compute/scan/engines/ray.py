@@ -11,7 +11,7 @@ import os
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -33,7 +33,7 @@ CHECK_S = 5.0
 SLOW, SLOW_S = 5, 60.0
 """A unit is slow after `SLOW` times the median of the others and `SLOW_S` seconds; loading a model is slow after `SLOW_S`."""
 BEGIN_AND_END_S = 20.0
-"""Seconds in which Ray starts on this machine, or ends, even if mha is interrupted."""
+"""Seconds in which Ray starts on this machine, or ends, before an interruption is raised."""
 
 _LOADING = -1
 """Takes the place of a unit number while a worker loads the model."""
@@ -88,7 +88,7 @@ class RayEngine:
 
     @_plain_interruption()
     def settings(self, request: ScanRequest) -> ScanSettings:
-        """The settings of a worker. Ray keeps running until `run` or `end`."""
+        """The settings of a worker. Ray runs until `run` has ended or `end` is called."""
         ray = self._connected()
         remote_settings = ray.remote(_remote_settings).options(**self.needs(request.device))
         settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
@@ -122,17 +122,17 @@ class RayEngine:
         ray._private.worker._worker_logs_enabled = False  # they would go to stdout, and no option turns them off
         ray._private.utils.set_sigterm_handler = lambda handler: None  # ours ends the process
         try:
-            with uninterrupted(BEGIN_AND_END_S):
+            with uninterrupted(BEGIN_AND_END_S) if self.address == "local" else nullcontext():
                 ray.init(
                     self.address, num_cpus=n_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
                 )
+                self._began_ray = True
         except (OSError, ValueError, RuntimeError) as fault:
             raise MhaError(
                 f"--ray {self.address}: {fault}",
                 hint="ray start --head starts a cluster here, and --ray local needs none",
                 code="no-cluster",
             ) from fault
-        self._began_ray = True
         return ray
 
     def capacity(self, needs: Mapping[str, float]) -> int:
