@@ -76,7 +76,7 @@ def test_a_page_says_how_many_documents_there_are_and_how_statistics_spread() ->
     assert re.search(r"<h1><bdi>attention in [^<]+: 1,234 documents</bdi></h1>", drawn)
     section = drawn[drawn.index('id="documents"') : drawn.index("</section>", drawn.index('id="documents"'))]
     assert section.count(".491 to .512") == len(RECORD.heads)
-    assert "<caption>means over documents, " in drawn
+    assert "<caption>means over documents; " in drawn
 
 
 def with_removals() -> Record:
