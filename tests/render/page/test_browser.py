@@ -64,7 +64,8 @@ class Opened:
         self.tab.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def share_read(self) -> float:
-        """The number in the read-out, as text that numpy reads back."""
+        """The number in the read-out, once there is one, as text that numpy reads back."""
+        self.tab.wait_for_function("() => parseFloat(document.querySelector('#readout strong')?.innerText) >= 0")
         return float(self.tab.locator("#readout strong").inner_text())
 
     def colour_at(self, x: float, y: float) -> tuple[int, ...]:
