@@ -24,16 +24,6 @@ LENGTH = 13
 PACKED = {"pack": True, "max_tokens": LENGTH}
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: Checkpoints) -> str:
-    return checkpoints.of("gpt2")
-
-
 def packed_ids(folder: str, texts: Sequence[str], length: int) -> tuple[list[list[int]], list[tuple[int, int]]]:
     """The ids of every packed text, and its first document (from 1) and number of documents."""
     from transformers import AutoTokenizer

@@ -26,16 +26,6 @@ CONDITION = "k == 0"
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(scope="module")
-def model(checkpoints: Checkpoints) -> str:
-    return checkpoints.of("gpt2")
-
-
-@pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return corpus_file(tmp_path_factory.mktemp("corpus") / "c.jsonl", TEXTS)
 

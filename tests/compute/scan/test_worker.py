@@ -24,11 +24,6 @@ from mhacli.results.scan.unit import Unit, UnitFiles
 CONDITION = "k == 0"
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
 def computed(request: ScanRequest, made: list[Unit]) -> list[UnitFiles]:
     done: list[UnitFiles] = []
     SingleEngine().run(iter(made), start_of(request), lambda unit, files, worker: done.append(files))
