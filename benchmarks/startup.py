@@ -26,7 +26,7 @@ MHA = str(Path(sys.executable).with_name("mha"))
 SCREEN = [sys.executable, "-c", "import typer, rich.console, rich.table"]
 TENSORS = [sys.executable, "-c", "import torch, numpy"]
 TORCH = [sys.executable, "-c", "import torch"]
-RIGHT = str(Path(__file__).parents[1] / "tests/support/attentions/right.py") + ":Fused"
+RIGHT = str(Path(__file__).parents[1] / "tests/golden/files/attention.py") + ":Right"
 PAIRS = (
     ("mha --help", [MHA, "--help"], SCREEN),
     ("mha --version", [MHA, "--version"], SCREEN),

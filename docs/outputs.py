@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from support.documents import furnish, is_run, manual, run, settled, split_steps, unmatched  # noqa: E402
+from support.documents import furnish, is_run, manual, run, split_steps, unmatched, without_varying  # noqa: E402
 
 ELISION = "…"
 ALIKE = 0.6
@@ -62,7 +62,7 @@ def _likeness(old: Sequence[str], new: Sequence[str]) -> float:
         return 0.0
     ratios = [
         1.0 if a == b else SequenceMatcher(None, a, b).ratio()
-        for a, b in zip(map(settled, old), map(settled, new), strict=False)
+        for a, b in zip(map(without_varying, old), map(without_varying, new), strict=False)
     ]
     return sum(ratios) / len(ratios)
 

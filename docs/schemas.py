@@ -3,7 +3,7 @@
     python docs/schemas.py
 
 It also writes the table of a record's fields in docs/RECORDS.md. What no dataclass declares is added here.
-tests/docs/test_schemas.py validates what the commands print.
+The tests validate what the commands print.
 """
 
 from __future__ import annotations

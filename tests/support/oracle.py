@@ -1,19 +1,20 @@
-"""Attention from the formula: Python floats and loops over batch, head, query and key. Shares no code with mhacli."""
+"""Attention from the formula, in numpy float64. It shares no code with mhacli.
+
+Axes are `[batch, head, query, key]`; `allowed` is True where a query may attend to a key.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Turn = Callable[[np.ndarray], np.ndarray]
-"""`[batch, head, length, d_head]` to the same, turned by places."""
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 class Attention(NamedTuple):
-    """Every matrix on the way, `[batch, head, query, key]`, and the result `[batch, head, query, d_v]`, in float64."""
+    """Every matrix on the way, `[batch, head, query, key]`, and the result `[batch, head, query, d_v]`."""
 
     qk: np.ndarray
     scores: np.ndarray
@@ -30,95 +31,65 @@ def attention(
     softcap: float | None = None,
     bias: Any = None,
     allowed: Any = None,
+    sinks: Any = None,
 ) -> Attention:
-    """`softmax(scale · q kᵀ) v`. `bias` and `allowed` (True = may attend) have all four axes `[batch, head, query, key]`.
+    """`softmax(softcap(scale · q kᵀ) + bias) v`, masked. A query without an allowed key gets zeros.
 
-    `q` `[batch, head, query, d_head]`, `k` and `v` `[batch, kv_head, key, …]`. A row without an allowed key is zeros.
+    Query head `h` reads key head `h // (heads / key heads)`. `sinks` are the learned logits of the heads, `[head]`.
     """
     q, k, v = (np.asarray(array, dtype=np.float64) for array in (q, k, v))
-    (n_batch, n_heads, n_queries, d_head), (_, n_kv_heads, n_keys, _), d_v = q.shape, k.shape, v.shape[3]
-    kv_head_of = [kv_head for kv_head in range(n_kv_heads) for _ in range(n_heads // n_kv_heads)]
-    factor = 1 / math.sqrt(d_head) if scale is None else scale
-    qk, scores, pattern = (np.zeros((n_batch, n_heads, n_queries, n_keys)) for _ in range(3))
-    z = np.zeros((n_batch, n_heads, n_queries, d_v))
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for i in range(n_queries):
-                for j in range(n_keys):
-                    qk[b, h, i, j] = dot(q[b, h, i], k[b, kv_head_of[h], j])
-                    score = float(qk[b, h, i, j]) * factor
-                    if softcap is not None:
-                        score = softcap * math.tanh(score / softcap)
-                    if bias is not None:
-                        score += float(bias[b][h][i][j])
-                    if allowed is not None and not allowed[b][h][i][j]:
-                        score = -math.inf
-                    scores[b, h, i, j] = score
-                pattern[b, h, i] = softmax([float(score) for score in scores[b, h, i]])
-                for c in range(d_v):
-                    shares = [float(share) for share in pattern[b, h, i]]
-                    z[b, h, i, c] = sum(
-                        shares[j] * float(v[b, kv_head_of[h], j, c]) for j in range(n_keys) if shares[j] != 0
-                    )
-    return Attention(qk, scores, pattern, z)
+    k, v = (np.repeat(array, q.shape[1] // array.shape[1], axis=1) for array in (k, v))
+    qk = q @ k.swapaxes(-1, -2)
+    scores = qk * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + np.asarray(bias, dtype=np.float64)
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
+    pattern = softmax(scores, sinks)
+    return Attention(qk, scores, pattern, pattern @ v)
 
 
-def softmax(scores: list[float]) -> list[float]:
-    """Shares that sum to 1; zeros where no score is above −∞."""
-    largest = max(scores)
-    if largest == -math.inf:
-        return [0.0] * len(scores)
-    powers = [math.exp(score - largest) for score in scores]
-    return [power / sum(powers) for power in powers]
+def softmax(scores: Any, sinks: Any = None) -> np.ndarray:
+    """Weights of each row, which sum to 1, or to less with a sink; zeros where no score is above −∞."""
+    scores = np.asarray(scores, dtype=np.float64)
+    largest = scores.max(axis=-1, keepdims=True)
+    sink = -np.inf if sinks is None else np.asarray(sinks, dtype=np.float64)[:, None, None]
+    largest = np.maximum(largest, sink)
+    largest = np.where(np.isneginf(largest), 0.0, largest)
+    powers = np.exp(scores - largest)
+    total = powers.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
+    return powers / np.where(total == 0, 1.0, total)
 
 
-def dot(a: Any, b: Any) -> float:
-    """The sum of the products of two rows."""
-    return sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+# ------------------------------------------------------------------------------------------------------------ the layer
 
 
 def linear(rows: Any, weights: Mapping[str, Any], name: str) -> np.ndarray:
-    """`rows[b, t] · weight[o] + bias[o]` for every output `o`: weights lie as on disk, one row per output."""
-    rows, weight, bias = np.asarray(rows), weights[f"{name}.weight"], weights.get(f"{name}.bias")
-    out = np.zeros((*rows.shape[:2], len(weight)))
-    for b in range(rows.shape[0]):
-        for t in range(rows.shape[1]):
-            for o in range(len(weight)):
-                out[b, t, o] = dot(rows[b, t], weight[o]) + (0.0 if bias is None else float(bias[o]))
-    return out
+    """`rows · weightᵀ + bias`. Weights are named as on disk and have one row per output."""
+    out = np.asarray(rows, dtype=np.float64) @ np.asarray(weights[f"{name}.weight"], dtype=np.float64).T
+    return out + np.asarray(weights.get(f"{name}.bias", 0.0), dtype=np.float64)
 
 
-def cut(rows: np.ndarray, n_heads: int) -> np.ndarray:
-    """Columns `h·d … (h+1)·d` of every row become head `h`: `[batch, head, length, d]`."""
-    n_batch, length, width = rows.shape
-    d = width // n_heads
-    heads = np.zeros((n_batch, n_heads, length, d))
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for t in range(length):
-                for c in range(d):
-                    heads[b, h, t, c] = rows[b, t, h * d + c]
-    return heads
+def split_heads(rows: np.ndarray, n_heads: int) -> np.ndarray:
+    """Columns `h·d … (h+1)·d` of every row are head `h`: `[batch, head, length, d]`."""
+    return rows.reshape(*rows.shape[:2], n_heads, -1).transpose(0, 2, 1, 3)
 
 
-def joined(z: np.ndarray) -> np.ndarray:
+def merge_heads(z: np.ndarray) -> np.ndarray:
     """The heads side by side: `[batch, query, head·d_v]`."""
-    n_batch, n_heads, length, d = z.shape
-    rows = np.zeros((n_batch, length, n_heads * d))
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for t in range(length):
-                for c in range(d):
-                    rows[b, t, h * d + c] = z[b, h, t, c]
-    return rows
+    return z.transpose(0, 2, 1, 3).reshape(z.shape[0], z.shape[2], -1)
 
 
-class LayerResult(NamedTuple):
-    """The layer's tensors by the names of the house."""
+class Layer(NamedTuple):
+    """The tensors of a layer. `q_turned` and `k_turned` are queries and keys as they meet each other."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
+    q_turned: np.ndarray
+    k_turned: np.ndarray
     attention: Attention
     concat: np.ndarray
     out: np.ndarray
@@ -129,166 +100,234 @@ def layer(
     weights: Mapping[str, Any],
     *,
     n_heads: int,
-    n_kv_heads: int,
+    n_kv_heads: int | None = None,
     context: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
+    positions: str = "none",
+    places: Any = None,
+    theta: float = 10_000.0,
     bias: Any = None,
-    allowed: Any = None,
-    turn: Turn | None = None,
-) -> LayerResult:
-    """Multi-head attention of rows `[batch, query, d_input]`, with weights named and laid out as on disk.
+    **scores: Any,
+) -> Layer:
+    """Multi-head attention of rows `[batch, query, d_input]`. Keys and values come from `context` where there is one.
 
-    Keys and values come from `context` where there is one. Without `o_proj.weight` the joined heads are the output.
-    `turn` turns queries and keys by their places; `q` and `k` of the result are those before it.
+    `positions` of rope, rope-interleaved or alibi act here, at `places` `[batch, length]`. Without `o_proj.weight` the
+    merged heads are the output. `scores` are `scale`, `softcap`, `allowed` and `sinks` of `attention`.
     """
-    rows = x if context is None else context
-    q = cut(linear(x, weights, "q_proj"), n_heads)
-    k = cut(linear(rows, weights, "k_proj"), n_kv_heads)
-    v = cut(linear(rows, weights, "v_proj"), n_kv_heads)
-    q_turned, k_turned = (heads if turn is None else turn(heads) for heads in (q, k))
-    result = attention(q_turned, k_turned, v, scale=scale, softcap=softcap, bias=bias, allowed=allowed)
-    concat = joined(result.z)
+    x = np.asarray(x, dtype=np.float64)
+    rows = x if context is None else np.asarray(context, dtype=np.float64)
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    places = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2]) if places is None else np.asarray(places)
+    q = split_heads(linear(x, weights, "q_proj"), n_heads)
+    k, v = (split_heads(linear(rows, weights, name), n_kv_heads) for name in ("k_proj", "v_proj"))
+    q_turned, k_turned = q, k
+    if positions.startswith("rope"):
+        interleaved = positions == "rope-interleaved"
+        q_turned, k_turned = (rotated(heads, places, theta=theta, interleaved=interleaved) for heads in (q, k))
+    if positions == "alibi":
+        bias = alibi(n_heads, places, places) + (0.0 if bias is None else bias)
+    result = attention(q_turned, k_turned, v, bias=bias, **scores)
+    concat = merge_heads(result.z)
     out = linear(concat, weights, "o_proj") if "o_proj.weight" in weights else concat
-    return LayerResult(q, k, v, result, concat, out)
+    return Layer(q, k, v, q_turned, k_turned, result, concat, out)
 
 
-def waves(length: int, d_model: int) -> np.ndarray:
-    """Sinusoidal positions: sine in even columns, cosine of the same angle in the odd one that follows."""
-    table = np.zeros((length, d_model))
-    for i in range(length):
-        for j in range((d_model + 1) // 2):
-            angle = i / 10000 ** (2 * j / d_model)
-            table[i, 2 * j] = math.sin(angle)
-            if 2 * j + 1 < d_model:
-                table[i, 2 * j + 1] = math.cos(angle)
-    return table
+# ------------------------------------------------------------------------------------------------------------ positions
 
 
-def embed(ids: list[list[int]], embedding: Any, *, sinusoidal: bool) -> np.ndarray:
-    """One row of the embedding per id, plus its position; ids of −1 are padding and stay zeros."""
-    embedding = np.asarray(embedding, dtype=np.float64)
-    d_model = embedding.shape[1]
-    rows = np.zeros((len(ids), len(ids[0]), d_model))
-    table = waves(len(ids[0]), d_model) if sinusoidal else np.zeros((len(ids[0]), d_model))
-    for b, sequence in enumerate(ids):
-        for t, token in enumerate(sequence):
-            for c in range(d_model):
-                rows[b, t, c] = embedding[token, c] + table[t, c] if token >= 0 else 0.0
-    return rows
+def sinusoidal(length: int, d_model: int) -> np.ndarray:
+    """Sine in even columns, cosine of the same angle in the odd column that follows: `[length, d_model]`."""
+    column = np.arange(d_model)
+    angles = np.arange(length)[:, None] / 10_000 ** (column // 2 * 2 / d_model)
+    return np.where(column % 2 == 0, np.sin(angles), np.cos(angles))
 
 
-def full(rule: Any, n_batch: int, n_heads: int, n_queries: int, n_keys: int) -> np.ndarray:
-    """`rule(b, i, j)` written out for every cell of `[batch, head, query, key]`."""
-    cells = np.zeros((n_batch, n_heads, n_queries, n_keys), dtype=bool)
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for i in range(n_queries):
-                for j in range(n_keys):
-                    cells[b, h, i, j] = bool(rule(b, i, j))
-    return cells
+def embedded(ids: Any, embedding: Any, table: Any = None, places: Any = None) -> np.ndarray:
+    """One row of the embedding per id, plus the row of `table` at its place. Padding (id −1) stays zeros."""
+    ids = np.asarray(ids)
+    rows = np.asarray(embedding, dtype=np.float64)[ids]
+    if table is not None:
+        rows = rows + np.asarray(table, dtype=np.float64)[np.arange(ids.shape[1]) if places is None else places]
+    return np.where(ids[..., None] >= 0, rows, 0.0)
 
 
 def rotated(heads: Any, places: Any, *, theta: float = 10_000.0, interleaved: bool = False) -> np.ndarray:
-    """Every pair of columns of `[batch, head, length, d]` turned by `place · theta^(−2j/d)`; `places` `[batch][length]`."""
+    """Every pair of columns of `[batch, head, length, d]` turned by the angle `place · theta^(−2j/d)`.
+
+    Pair `j` is columns `j` and `j + d/2`, or with `interleaved` `2j` and `2j + 1`. `places` is `[batch, length]`.
+    """
     heads = np.asarray(heads, dtype=np.float64)
-    n_batch, n_heads, length, d = heads.shape
-    turned = np.zeros(heads.shape)
-    for b in range(n_batch):
-        for h in range(n_heads):
-            for t in range(length):
-                for j in range(d // 2):
-                    one, other = (2 * j, 2 * j + 1) if interleaved else (j, j + d // 2)
-                    angle = places[b][t] / theta ** (2 * j / d)
-                    x, y = float(heads[b, h, t, one]), float(heads[b, h, t, other])
-                    turned[b, h, t, one] = x * math.cos(angle) - y * math.sin(angle)
-                    turned[b, h, t, other] = y * math.cos(angle) + x * math.sin(angle)
+    d = heads.shape[-1]
+    angles = np.asarray(places)[:, None, :, None] / theta ** (np.arange(0, d, 2) / d)
+    first, second = (slice(0, d, 2), slice(1, d, 2)) if interleaved else (slice(0, d // 2), slice(d // 2, d))
+    turned = np.empty_like(heads)
+    turned[..., first] = heads[..., first] * np.cos(angles) - heads[..., second] * np.sin(angles)
+    turned[..., second] = heads[..., second] * np.cos(angles) + heads[..., first] * np.sin(angles)
     return turned
 
 
 def slopes(n_heads: int) -> list[float]:
     """The slopes of ALiBi as its authors published them: a geometric row, and gaps filled from the row twice as long."""
-    power = 1
-    while power * 2 <= n_heads:
-        power *= 2
-    if power == n_heads:
-        first = 2.0 ** (-8.0 / n_heads)
-        return [first**h for h in range(1, n_heads + 1)]
-    return slopes(power) + slopes(2 * power)[::2][: n_heads - power]
+    power = 1 << (n_heads.bit_length() - 1)
+    row = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    return row if power == n_heads else row + slopes(2 * power)[::2][: n_heads - power]
 
 
-def distances(n_heads: int, q_places: Any, k_places: Any) -> np.ndarray:
-    """What ALiBi adds to each score, `[batch, head, query, key]`; places are `[batch][length]`."""
-    rates = slopes(n_heads)
-    costs = np.zeros((len(q_places), n_heads, len(q_places[0]), len(k_places[0])))
-    for b in range(len(q_places)):
-        for h in range(n_heads):
-            for i, q_place in enumerate(q_places[b]):
-                for j, k_place in enumerate(k_places[b]):
-                    costs[b, h, i, j] = -rates[h] * abs(q_place - k_place)
-    return costs
+def alibi(n_heads: int, q_places: Any, k_places: Any) -> np.ndarray:
+    """What ALiBi adds to each score, `[batch, head, query, key]`. Places are `[batch, length]`."""
+    distance = np.abs(np.asarray(q_places)[:, None, :, None] - np.asarray(k_places)[:, None, None, :])
+    return -np.asarray(slopes(n_heads))[:, None, None] * distance
 
 
-def placed(ids: Any, places: Any, embedding: Any, *, positions: str, table: Any = None) -> np.ndarray:
-    """One row of the embedding per id, plus the wave or the row of the table of its place; padding (−1) stays zeros."""
-    embedding = np.asarray(embedding, dtype=np.float64)
-    width = embedding.shape[1]
-    if positions == "sinusoidal":
-        table = waves(max(max(row) for row in places) + 1, width)
-    rows = np.zeros((len(ids), len(ids[0]), width))
-    for b, sequence in enumerate(ids):
-        for t, token in enumerate(sequence):
-            for c in range(width if token >= 0 else 0):
-                rows[b, t, c] = float(embedding[token, c])
-                if positions in ("sinusoidal", "learned"):
-                    rows[b, t, c] += float(table[places[b][t]][c])
-    return rows
+# ------------------------------------------------------------------------------------------------- tokens and their masks
 
 
-class VariantResult(NamedTuple):
-    """The tensors of a layer of any variant: `q` and `k` as projected, and as they met each other."""
+class Side(NamedTuple):
+    """The tokens of queries or keys, `[batch, length]`: ids with −1 for padding, the document of each token, and its
+    place in that document."""
 
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    q_met: np.ndarray
-    k_met: np.ndarray
-    attention: Attention
-    concat: np.ndarray
-    out: np.ndarray
+    ids: np.ndarray
+    documents: np.ndarray
+    places: np.ndarray
+
+    @property
+    def real(self) -> np.ndarray:
+        """True for what is no padding."""
+        return self.ids >= 0
 
 
-def variant(
-    x: Any,
-    weights: Mapping[str, Any],
+def side(sequences: Sequence[Mapping[str, Any]], padding: str = "right") -> Side:
+    """The rows of the `sequences` of a record in JSON, padded to the longest."""
+    longest = max(len(s["ids"]) for s in sequences)
+    rows = []
+    for s in sequences:
+        n = len(s["ids"])
+        documents = s.get("documents") or [0] * n
+        places = [documents[:t].count(documents[t]) for t in range(n)]
+        around = ((longest - n, 0) if padding == "left" else (0, longest - n),)
+        columns = ((s["ids"], -1), (documents, -1), (places, 0))
+        rows.append([np.pad(list(row), around[0], constant_values=fill) for row, fill in columns])
+    return Side(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def visible(
+    queries: Side,
+    keys: Side,
     *,
-    n_heads: int,
-    n_kv_heads: int,
-    places: Any,
-    positions: str = "none",
-    theta: float = 10_000.0,
-    context: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Any = None,
-    allowed: Any = None,
-) -> VariantResult:
-    """`layer` with the positions that act inside it, and an additive bias `[batch][head][query][key]`.
+    causal: bool = False,
+    window: Any = None,
+    prefix: int | None = None,
+    sink: int | None = None,
+) -> np.ndarray:
+    """The mask `[batch, 1, query, key]` that the options of these names mean: True where a query may attend to a key."""
+    i, j, place = np.arange(queries.ids.shape[1])[:, None], np.arange(keys.ids.shape[1]), keys.places[:, None, :]
+    cells = np.ones((len(keys.ids), len(i), len(j)), dtype=bool)
+    if window is not None:
+        cells &= ((j >= i - window[0]) & (j <= i + window[1])) | (place < (sink or 0))
+    if causal or prefix:
+        cells &= j <= i
+    cells |= place < (prefix or 0)
+    cells &= queries.documents[:, :, None] == keys.documents[:, None, :]
+    return (cells & queries.real[:, :, None] & keys.real[:, None, :])[:, None]
 
-    `places` are those of queries and keys, `[batch][length]`: such positions have one text.
+
+# ---------------------------------------------------------------------------------------------------- statistics of a head
+
+TYPES = {
+    "sink": "sink", "previous": "previous-token", "diagonal": "diagonal", "induction": "induction",
+    "duplicate": "duplicate-token", "at_offset": "positional",
+}  # fmt: skip
+MEANS = ("entropy", "entropy_share", "effective_keys", "participation", "distance")
+QUANTILES = {"window_50": 0.5, "window_90": 0.9, "window_99": 0.99}
+
+
+def uniform(allowed: np.ndarray) -> np.ndarray:
+    """The same weight for every visible key."""
+    return allowed / np.maximum(allowed.sum(axis=-1, keepdims=True), 1)
+
+
+def entropy(pattern: np.ndarray) -> np.ndarray:
+    """Of each row, in nats."""
+    return -(pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(axis=-1)
+
+
+def marked(queries: Side, keys: Side, *, is_self: bool = True) -> dict[str, np.ndarray]:
+    """The cells `[batch, query, key]` whose weights each of these statistics adds up."""
+    i, j = np.arange(queries.ids.shape[1])[:, None], np.arange(keys.ids.shape[1])
+    token = np.where(queries.real, queries.ids, -2)[:, :, None]
+    before = np.where(keys.real & (keys.places > 0), np.roll(keys.ids, 1, axis=1), -1)
+    marks = {
+        "sink": (keys.places == 0)[:, None, :],
+        "leading": (keys.places < 4)[:, None, :],
+        "diagonal": i == j,
+        "previous": j == i - 1,
+        "duplicate": (keys.ids[:, None, :] == token) & ~(is_self & (i == j)),
+        "induction": (before[:, None, :] == token) & ~(is_self & (i == j - 1)),
+        "near": abs(i - j) <= 8,
+    }
+    shape = (len(keys.ids), len(i), len(j))
+    return {name: np.broadcast_to(cells, shape) for name, cells in marks.items()}
+
+
+def head_statistics(
+    pattern: np.ndarray,
+    allowed: np.ndarray,
+    marks: Mapping[str, np.ndarray],
+    offset: int | None = None,
+    *,
+    has_sink: bool = False,
+) -> dict[str, float | None]:
+    """The means over all queries with a key of one head, `[batch, query, key]`, by their names in JSON.
+
+    `at_offset` is the weight at the distance `offset`. The windows forgive rounding of a
+    millionth. A learned sink gets what is left of each row, as one more key;
+    the distance is a mean over what the other keys get.
     """
-    rows = x if context is None else context
-    q = cut(linear(x, weights, "q_proj"), n_heads)
-    k = cut(linear(rows, weights, "k_proj"), n_kv_heads)
-    v = cut(linear(rows, weights, "v_proj"), n_kv_heads)
-    q_met, k_met = q, k
-    if positions in ("rope", "rope-interleaved"):
-        q_met, k_met = (rotated(t, places, theta=theta, interleaved=positions != "rope") for t in (q, k))
-    added = None if bias is None else np.array(bias, dtype=np.float64)
-    if positions == "alibi":
-        costs = distances(n_heads, places, places)
-        added = costs if added is None else added + costs
-    result = attention(q_met, k_met, v, scale=scale, softcap=softcap, bias=added, allowed=allowed)
-    concat = joined(result.z)
-    out = linear(concat, weights, "o_proj") if "o_proj.weight" in weights else concat
-    return VariantResult(q, k, v, q_met, k_met, result, concat, out)
+    seen, far = allowed.any(axis=-1), abs(np.arange(pattern.shape[1])[:, None] - np.arange(pattern.shape[2]))
+    if not seen.any():
+        return dict.fromkeys((*MEANS, *QUANTILES, *marks, "at_offset"))
+    p, far, counts = pattern[seen], np.broadcast_to(far, pattern.shape)[seen], allowed[seen].sum(axis=-1) + has_sink
+    rows = np.column_stack([p, 1 - p.sum(axis=-1)]) if has_sink else p
+    h, choice = entropy(rows), counts > 1
+    distances = (p * far).sum(axis=-1) / (p.sum(axis=-1) if has_sink else 1)
+    mass = {name: float(np.where(cells[seen], p, 0.0).sum(axis=-1).mean()) for name, cells in marks.items()}
+    within = np.bincount(far.ravel(), p.ravel()).cumsum()
+    means = (
+        h.mean(), (h[choice] / np.log(counts[choice])).mean() if choice.any() else None, np.exp(h).mean(),
+        (1 / (rows**2).sum(axis=-1)).mean(), distances.mean(),
+    )  # fmt: skip
+    return {
+        **{name: None if mean is None else float(mean) for name, mean in zip(MEANS, means, strict=True)},
+        **{name: int(np.argmax(within >= (part - 1e-6) * within[-1])) for name, part in QUANTILES.items()},
+        **mass,
+        "at_offset": None if offset is None else float(np.trace(pattern, offset, axis1=1, axis2=2).sum() / len(p)),
+    }
+
+
+def head_type(means: Mapping[str, Any], uniformly: Mapping[str, Any]) -> tuple[str, float]:
+    """The type of a head and its certainty: the excess `(w − u) / (1 − u)` of its weights over uniform attention."""
+
+    def excess(name: str) -> float:
+        weight, even = means.get(name), uniformly.get(name)
+        return 0.0 if weight is None or even is None or even > 1 - 1e-6 else (weight - even) / (1 - even)
+
+    largest = max(TYPES, key=excess)
+    if excess(largest) >= 0.4:
+        return TYPES[largest], excess(largest)
+    if excess("near") >= 0.4:
+        return "local", excess("near")
+    if (means["entropy_share"] or 0) >= 0.9:
+        return "uniform", means["entropy_share"]
+    return "mixed", 1 - max(0.0, excess(largest), excess("near"))
+
+
+def sink_keys(pattern: np.ndarray, allowed: np.ndarray, least: float = 0.1) -> list[tuple[float, float, int, int]]:
+    """`(weight, uniform weight, sequence, key)` of the sinks of one head, as fractions of all attention of the sequence.
+
+    A sink gets the fraction `least` and three times its uniform fraction, and three times the uniform weight from more
+    than half of the 8 or more queries that see it.
+    """
+    even, total = uniform(allowed), np.maximum(allowed.any(axis=-1).sum(axis=-1), 1)[:, None]
+    weight, fair, n_queries = pattern.sum(axis=1) / total, even.sum(axis=1) / total, allowed.sum(axis=1)
+    often = ((pattern >= 3 * even) & allowed).sum(axis=1)
+    is_sink = (n_queries >= 8) & (weight >= least) & (weight >= 3 * fair) & (2 * often > n_queries)
+    return sorted(((weight[b, j], fair[b, j], b, j) for b, j in np.argwhere(is_sink).tolist()), reverse=True)[:8]

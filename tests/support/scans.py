@@ -1,68 +1,49 @@
-"""Corpora and scans for tests."""
+"""Corpora for scans, and what a scan wrote."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mhacli.compute.scan.engines.single import SingleEngine
-from mhacli.compute.scan.run import ScanStudy
-from mhacli.compute.scan.worker import WorkerStart
-from mhacli.requests.scan import ScanRequest
-from mhacli.results.record.record import Record
-from mhacli.results.scan.settings import ScanSettings
-from mhacli.results.scan.unit import Unit, units
-from mhacli.text.corpus import CorpusFormat, documents
-
-SETTINGS = ScanSettings(
-    model="gpt2", model_digest="5e" * 32, mha="1", torch="2", transformers="5", dtype="float32", reducer="torch",
-    device="cpu AVX2", threads=1, rows="jsonl", unit_size=16, max_tokens=None, pack=False, layers=None, heads=None, conditions=(),
-    spans=(), first_tokens=4, sink_weight=0.1, allow_nonfinite=False, effect=False,
-)  # fmt: skip
 TEXT = "the cat sat on the mat and the dog saw it sit there while rain fell on a red roof"
 WORDS = TEXT.split()
 
 
 def sentences(n: int) -> list[str]:
-    """Texts of 3 to 13 words, each another."""
-    return [" ".join(WORDS[(7 * i + j * (1 + i % 3)) % len(WORDS)] for j in range(3 + i % 11)) for i in range(n)]
+    """Texts of 3 to 7 words, each another."""
+    return [" ".join(WORDS[(7 * i + j * (1 + i % 3)) % len(WORDS)] for j in range(3 + i % 5)) for i in range(n)]
 
 
-def corpus_file(path: Path, texts: Sequence[Any]) -> str:
-    """A file of JSON lines, a line for each text; what is no string is written as it is."""
+def corpus_file(path: Path, texts: Sequence[Any]) -> Path:
+    """A file of JSON lines, one for each text; what is no string is written as it is."""
     lines = (json.dumps({"text": text} if isinstance(text, str) else text) for text in texts)
     path.write_text("".join(f"{line}\n" for line in lines))
-    return str(path)
+    return path
 
 
-def units_of(file: str, request: ScanRequest, size: int = 4) -> Iterator[Unit]:
-    """The units of a file, small ones."""
-    return units(documents([file], CorpusFormat()), SingleEngine().settings(request).digest, size)
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    """The rows of a result: one for each document, layer and head."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted((out / "rows").iterdir()):
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
 
-
-def start_of(request: ScanRequest) -> WorkerStart:
-    """What a worker is made from."""
-    return WorkerStart(request, SingleEngine().settings(request))
-
-
-def study(model: str, corpus: str, out: Path, **choices: Any) -> ScanStudy:
-    """A scan in this process."""
-    request = ScanRequest(model, **choices.pop("request", {}))
-    form = choices.pop("form", CorpusFormat())
-    return ScanStudy(request, [corpus], form, str(out), SingleEngine(), **choices)
-
-
-def found(model: str, corpus: str, out: Path, **choices: Any) -> Record:
-    """The record of a scan in this process."""
-    record = study(model, corpus, out, **choices).run()
-    assert record is not None
-    return record
+            rows += pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            rows += [json.loads(line) for line in path.read_text().splitlines()]
+    return rows
 
 
 def digests(out: Path) -> dict[str, str]:
     """The sha256 of every file of a result."""
     files = (path for path in out.rglob("*") if path.is_file())
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def has(module: str) -> bool:
+    """Whether a module is installed, without importing it."""
+    return importlib.util.find_spec(module) is not None

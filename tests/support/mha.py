@@ -1,0 +1,334 @@
+"""`mha` as a user meets it: words and files in; an exit code, two streams and files out.
+
+`run` forks the test process and calls the entry point of the installed `mha` in the child, with descriptors, environment, working
+folder and exit of its own. The imports are paid for once. With `cold=True` the installed script is started instead, for what
+depends on imports: start-up, signals while modules load, memory, another Python path. Every run must keep the invariants of
+`_require`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import unicodedata
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+MHA = str(Path(sys.executable).with_name("mha"))
+PATIENCE_S = 120
+"""Seconds after which a run is killed. It is far more than any takes: a busy machine must not fail a test."""
+PLAIN_SHELL = 'exec "$@"'
+WITHOUT_ROOT_RIGHTS = 'exec setpriv --bounding-set=-dac_override,-dac_read_search "$@"'
+"""A shell script for root, whom no permission stops."""
+NO_TORCH = {"torch": "import os\nos._exit(99)\n"}
+"""Modules with which a cold process ends with 99, which no test expects, if it imports torch."""
+BELONGS_TO_TEST = "modules"
+"""The folder of the Python modules that a cold run finds first. It is not compared."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    words: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    @functools.cached_property
+    def json(self) -> Any:
+        """The document on stdout."""
+        return json.loads(self.stdout)
+
+    @functools.cached_property
+    def error(self) -> dict[str, Any]:
+        """The error, from its JSON line or from its text: `message`, `hint`, and with `--json` `code`, `path` and `exit`."""
+        if self.stderr.startswith("{"):
+            return dict(json.loads(self.stderr.splitlines()[-1])["error"])
+        message, _, hint = re.sub(r"\n(?!hint: |mha: )", " ", self.stderr.strip()).partition("\nhint: ")
+        return {"message": message.rpartition("mha: error: ")[2], "hint": hint.replace("\nhint: ", "\n") or None}
+
+    @property
+    def said(self) -> str:
+        """The message and the hint of the error."""
+        return f"{self.error['message']}\n{self.error['hint'] or ''}"
+
+
+def run(
+    folder: Path,
+    *words: str | bytes | Path,
+    code: int | Collection[int] = 0,
+    stdin: bytes | str | int | None = None,
+    stdout: int | None = None,
+    env: Mapping[str, str | None] | None = None,
+    terminal: tuple[int, int] | None = None,
+    colour: bool = False,
+    writes: Collection[str] = (),
+    cold: bool = False,
+    shell: str = PLAIN_SHELL,
+    modules: Mapping[str, str] | None = None,
+) -> Ended:
+    """Runs `mha WORDS` in `folder`, which is its home and its place for temporary files too, and asserts how it ends.
+
+    `code` is the exit code, or those that may be. `stdin` is its content, or a descriptor; without it stdin is empty. `stdout`
+    is a descriptor to write to. `terminal` gives columns and rows of a terminal that is stdout and stderr; what is written to it
+    is `stdout`. `env` sets variables, or removes those that are None. `colour` allows codes of colours. Files that no word names
+    may not change; `writes` adds to them.
+
+    For cold processes: `shell` is a script that ends in `"$@"`, and `modules` are Python files that are found before others.
+    """
+    texts = tuple(os.fsdecode(word) for word in words)
+    before = _state(folder)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, _input(stdin) as source:
+        screen = None if terminal is None else _open_terminal(*terminal)
+        fds = (source, stdout or out.fileno(), err.fileno()) if screen is None else (source, screen[1], screen[1])
+        surroundings = _environment(folder, env or {}, modules or {})
+        begin = _start if cold or shell != PLAIN_SHELL or modules else _fork
+        pid = begin(folder, texts, fds, surroundings, shell)
+        watchdog = threading.Timer(PATIENCE_S, _kill, [pid])
+        watchdog.start()
+        shown = None if screen is None else _read_terminal(*screen)
+        _, status = os.waitpid(pid, 0)
+        watchdog.cancel()
+        out.seek(0)
+        err.seek(0)
+        shown = out.read() if shown is None else shown
+        result = os.waitstatus_to_exitcode(status)
+        ended = Ended(texts, result if result >= 0 else 128 - result, shown.decode(), err.read().decode())
+    _require(ended, {code} if isinstance(code, int) else set(code), colour=colour)
+    _require_unchanged(before, _state(folder), [*texts, *writes])
+    return ended
+
+
+# --------------------------------------------------------------------------------------------------------- what always holds
+
+
+def _require(ended: Ended, codes: Collection[int], *, colour: bool) -> None:
+    """Asserts exit code, no traceback, no character that a terminal obeys or hides, one JSON document, and the form of errors."""
+    assert ended.code in codes, ended
+    for text in (ended.stdout, ended.stderr):
+        assert not re.search(r"Traceback|panicked at|internal error", text), text
+        assert not obeyed_or_hidden(text, colour=colour), ascii(text)
+    options = ended.words[: ended.words.index("--")] if "--" in ended.words else ended.words
+    is_json = "--json" in options
+    if is_json and ended.stdout:
+        assert ended.json is not None
+    verdicts = (1, 3) if ended.words[:1] == ("check",) else (3,)  # `unknown` ends with 1
+    if ended.code not in (1, 2, 3) or (ended.code in verdicts and not ended.stderr):  # a verdict stands on stdout
+        assert "mha: error: " not in ended.stderr
+        assert ended.stdout or ended.code not in (1, 3)
+    elif is_json:
+        assert ended.error.keys() == {"code", "message", "hint", "path", "exit"}
+        assert ended.error["exit"] == ended.code
+        assert ended.error["message"]
+    else:
+        assert ended.error["message"] or ended.stdout
+        assert re.search(r"^mha: error: .", ended.stderr + ended.stdout, flags=re.MULTILINE), ended.stderr
+
+
+def obeyed_or_hidden(text: str, *, colour: bool = False) -> set[str]:
+    """The characters that a terminal would obey or not show: controls, C1, bidi, zero-width, line separators."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text) if colour else text
+    return {c for c in plain if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+
+
+def _state(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Every path below a folder with its kind and mode, the target of a link, or the content of a small file."""
+    state = {}
+    for place, folders, files in os.walk(folder):
+        if BELONGS_TO_TEST in folders:
+            folders.remove(BELONGS_TO_TEST)
+        for name in folders + files:
+            path = Path(place, name)
+            with contextlib.suppress(FileNotFoundError):
+                state[str(path.relative_to(folder))] = fingerprint(path)
+    return state
+
+
+def fingerprint(path: Path) -> tuple[object, ...]:
+    """Kind and mode, and the target of a link, or the identity and the content of a small file."""
+    status = path.lstat()
+    if path.is_symlink():
+        return status.st_mode, os.readlink(path)
+    if not path.is_file():
+        return status.st_mode, status.st_rdev
+    content = path.read_bytes() if status.st_size < 1 << 20 and os.access(path, os.R_OK) else b""
+    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, content
+
+
+def _require_unchanged(before: Mapping[str, object], after: Mapping[str, object], named: Collection[str]) -> None:
+    """Only files that the words name, and those below folders that they name, may be other than before."""
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    text = "\n".join(named)
+    unnamed = {
+        path for path in changed if not any(str(part) in text for part in (Path(path), *Path(path).parents[:-1]))
+    }
+    assert not unnamed, unnamed
+
+
+# ------------------------------------------------------------------------------------------------------------ how it is run
+
+
+@functools.cache
+def _entry() -> Callable[[], Any]:
+    """The entry point of `mha`, with all that its commands import loaded already."""
+    import mhacli
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")
+        import transformers
+
+        for name in ("AutoConfig", "AutoModel", "AutoTokenizer", "AttentionInterface"):
+            getattr(transformers, name)
+    for module in pkgutil.walk_packages(mhacli.__path__, "mhacli.", onerror=lambda name: None):
+        if not module.name.rpartition(".")[2].startswith(("__main__", "child")):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+    (entry,) = entry_points(group="console_scripts", name="mha")
+    loaded: Callable[[], Any] = entry.load()
+    gc.collect()
+    gc.freeze()
+    return loaded
+
+
+def _fork(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:
+    """The id of a child of this process that runs the entry point."""
+    entry = _entry()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    end: Any = 1
+    try:
+        os.setsid()
+        _become(folder, words, fds, env)
+        end = entry()
+    except SystemExit as leaving:
+        end = leaving.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        end = 120
+    os._exit(end if isinstance(end, int) else int(end is not None))
+
+
+def _become(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str]) -> None:
+    """Makes of this fork the process that a shell would have started."""
+    for place, fd in enumerate(map(os.dup, fds)):
+        os.dup2(fd, place)
+    os.closerange(3, 4096)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    gc.get_freeze_count = lambda: 0  # it would walk through all objects of the test process
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "torch" in sys.modules:  # which makes its pool of threads anew after a fork; two threads at once would break it
+        torch = sys.modules["torch"]
+        torch.set_num_threads(torch.get_num_threads())
+    sys.argv[:] = [MHA, *words]
+    sys.stdin = open(0, errors="surrogateescape")  # noqa: SIM115 (they stay open to the end)
+    sys.stdout = open(1, "w", errors="surrogateescape", newline="\n")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", newline="\n")  # noqa: SIM115
+
+
+def _start(folder: Path, words: tuple[str, ...], fds: tuple[int, ...], env: Mapping[str, str], shell: str) -> int:
+    """The id of a new process of the installed script."""
+    process = start(folder, *words, env=env, shell=shell, stdin=fds[0], stdout=fds[1], stderr=fds[2])
+    process.returncode = 0  # `run` waits for it
+    return process.pid
+
+
+def start(
+    folder: Path, *words: str, env: Mapping[str, str], shell: str = PLAIN_SHELL, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """The installed script as a new process, to be signalled or fed while it runs. `env` is all of its environment."""
+    command = ["sh", "-c", shell, "sh", MHA, *map(os.fsencode, words)]
+    return subprocess.Popen(
+        command, cwd=folder, env=dict(env), start_new_session=True, preexec_fn=_interruptible, **streams
+    )
+
+
+def _interruptible() -> None:
+    """A shell that runs the tests in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def environment(folder: Path, **variables: str | None) -> dict[str, str]:
+    """The environment of a run, for `start`."""
+    return _environment(folder, variables, {})
+
+
+def _environment(folder: Path, env: Mapping[str, str | None], modules: Mapping[str, str]) -> dict[str, str]:
+    place = folder / BELONGS_TO_TEST
+    for name, code in modules.items():
+        place.mkdir(exist_ok=True)
+        (place / f"{name}.py").write_text(code)
+    variables: dict[str, str | None] = {
+        "PATH": f"{Path(MHA).parent}:{os.environ['PATH']}", "HOME": str(folder), "TMPDIR": str(folder), "LC_ALL": "C.UTF-8",
+        "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TERM": "xterm-256color",
+        "PYTHONPATH": str(place) if modules else None, **env,
+    }  # fmt: skip
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _input(stdin: bytes | str | int | None) -> Any:
+    """A descriptor with this content."""
+    if isinstance(stdin, int):
+        yield stdin
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(stdin.encode() if isinstance(stdin, str) else stdin or b"")
+        file.flush()
+        file.seek(0)
+        yield file.fileno()
+
+
+def _open_terminal(columns: int, rows: int) -> tuple[int, int]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return ours, theirs
+
+
+def _read_terminal(ours: int, theirs: int) -> bytes:
+    """All that was written to the terminal until its last user closed it."""
+    os.close(theirs)
+    pieces = []
+    try:
+        while piece := os.read(ours, 65536):
+            pieces.append(piece)
+    except OSError as end:
+        if end.errno != errno.EIO:  # EIO: nobody is left at the other end
+            raise
+    os.close(ours)
+    return b"".join(pieces).replace(b"\r\n", b"\n")
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
