@@ -1,0 +1,355 @@
+"""The folder of a scan: the same bytes however it was computed, and refused where settings or documents are others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import checkpoints
+from support.mha import PATIENCE_S, environment, run, start
+from support.scans import corpus_file, digests, has, rows_of, sentences
+
+N_DOCUMENTS, UNIT = 18, 16
+"""The documents of the corpus, and those of a unit."""
+LAYER = ("--layer", "1")
+Mha = Any
+
+
+def words(out: str, *more: str) -> tuple[str, ...]:
+    """The command in a folder that has the model and the corpus."""
+    return ("scan", "--model", "model", "c.jsonl", "--out", out, *LAYER, *more)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a corpus, and `whole`, the result of a scan that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("scan")
+    (folder / "model").symlink_to(checkpoints.folder("gpt2"))
+    corpus_file(folder / "c.jsonl", sentences(N_DOCUMENTS))
+    (folder / "document.json").write_text(run(folder, *words("whole", "--json")).stdout)
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    """A folder of the test with the same model and corpus."""
+    (tmp_path / "model").symlink_to(checkpoints.folder("gpt2"))
+    shutil.copy(made / "c.jsonl", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def finished(made: Path, place: Path) -> Path:
+    """A copy of the whole result."""
+    return Path(shutil.copytree(made / "whole", place / "out"))
+
+
+def test_a_result_has_the_documented_files(made: Path) -> None:
+    names = {path.name for path in (made / "whole").iterdir()}
+    assert {"manifest.json", "summary.safetensors", "rows", "units", "example-00000000.safetensors"} == names
+    manifest = json.loads((made / "whole" / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["n_documents"], len(manifest["units"])) == ("mha.scan/1", N_DOCUMENTS, 2)
+    assert [path.stem for path in sorted((made / "whole" / "rows").iterdir())] == manifest["units"]
+
+
+def test_the_same_command_again_gives_the_same_bytes(mha: Mha, made: Path, finished: Path) -> None:
+    mha(*words("out"))
+    assert digests(finished) == digests(made / "whole")
+
+
+@pytest.mark.real
+def test_ranks_take_every_nth_unit_and_the_last_one_merges(mha: Mha, made: Path, place: Path) -> None:
+    for rank, n_documents in ((1, N_DOCUMENTS - UNIT), (0, UNIT)):
+        assert not (place / "out" / "summary.safetensors").exists()
+        ended = mha(*words("out", "--json"), env={"RANK": str(rank), "WORLD_SIZE": "2"})
+        progress = json.loads([line for line in ended.stderr.splitlines() if line.startswith("{")][-1])["progress"]
+        assert (progress["n_documents"], progress["of_documents"]) == (n_documents, n_documents)
+    assert digests(place / "out") == digests(made / "whole")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("first", [17, *(pytest.param(n, marks=pytest.mark.real) for n in (1, 16))])
+def test_documents_that_are_added_at_the_end_are_computed(mha: Mha, made: Path, place: Path, first: int) -> None:
+    assert mha(*words("out", "--max-docs", str(first), "--json")).json["corpus"]["n_documents"] == first
+    mha(*words("out"))
+    assert digests(place / "out") == digests(made / "whole")
+
+
+def test_the_document_is_the_record_that_show_prints_and_diff_compares(mha: Mha, made: Path, finished: Path) -> None:
+    document = json.loads((made / "document.json").read_text())
+    shown = mha("show", "out", "--json").json
+    assert shown["corpus"] == document["corpus"]
+    assert shown["heads"] == document["heads"]
+    assert mha("diff", "out", "out", "--tolerance", "0", "--json").json["verdict"] == "agree"
+    corpus_file(finished.parent / "other.jsonl", [*sentences(4), "a red cat"])
+    mha("scan", "--model", "model", "other.jsonl", "--out", "other", *LAYER)
+    differences = mha("diff", "out", "other", "--json", code=3).json
+    assert differences["verdict"] == "differ"
+    assert [site["site"] for layer in differences["layers"] for site in layer["sites"] if site["status"] == "beyond"]
+
+
+# ------------------------------------------------------------------------------------------------------ damaged and missing
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 9)
+
+
+def change(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-14] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    ("rows", cut), ("units", change), ("example-00000000.safetensors", Path.unlink),
+    *(pytest.param(*case, marks=pytest.mark.real) for case in (
+        ("rows", change), ("rows", Path.unlink), ("units", cut), ("units", Path.unlink), ("summary.safetensors", cut),
+        ("summary.safetensors", Path.unlink))),
+], ids=lambda value: getattr(value, "__name__", value))  # fmt: skip
+def test_what_is_damaged_or_missing_is_computed_again(
+    mha: Mha, made: Path, finished: Path, name: str, damage: Any
+) -> None:
+    path = finished / name
+    path = sorted(path.iterdir())[1] if path.is_dir() else path
+    damage(path)
+    mha(*words("out"))
+    assert digests(finished) == digests(made / "whole")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("damage", [cut, change])
+def test_damaged_rows_are_named(mha: Mha, finished: Path, damage: Any) -> None:
+    path = sorted((finished / "rows").iterdir())[0]
+    damage(path)
+    assert f"out/rows/{path.name}" in mha(*words("out"), env={"COLUMNS": "1000"}).stderr
+
+
+@pytest.mark.parametrize("content", [b'{"schema": ', b'{"schema": "mha.scan/1", "settings": [{}]}'])
+def test_a_damaged_manifest_is_refused_by_name_with_another_folder(mha: Mha, finished: Path, content: bytes) -> None:
+    (finished / "manifest.json").write_bytes(content)
+    ended = mha(*words("out", "--json"), code=1)
+    assert "manifest.json" in ended.said
+    assert "--out" in ended.said
+    assert (finished / "manifest.json").read_bytes() == content
+
+
+# ---------------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(("more", "mentions"), [
+    (["--max-tokens", "4"], "max_tokens"), (["--dtype", "float64"], "dtype"), (["--where", "k == 0"], "conditions"),
+    (["--effect"], "effect"), (["--threads", "2"], "threads"), (["--layer", "2"], "layers"),
+], ids=str)  # fmt: skip
+def test_other_settings_are_refused_with_what_differs(
+    mha: Mha, made: Path, finished: Path, more: list[str], mentions: str
+) -> None:
+    ended = mha(*words("out", *more, "--json"), code=2)
+    assert mentions in ended.said
+    assert digests(finished) == digests(made / "whole")
+
+
+def test_another_model_is_refused_and_the_same_elsewhere_goes_on(mha: Mha, made: Path, finished: Path) -> None:
+    other = checkpoints.copy_of("gpt2", finished.parent / "elsewhere")
+    mha("scan", "--model", other, "c.jsonl", "--out", "out", *LAYER)
+    for part in ("rows", "units"):
+        assert digests(finished / part) == digests(made / "whole" / part)
+    with (other / "model.safetensors").open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"\x01")
+    assert "model_digest" in mha("scan", "--model", other, "c.jsonl", "--out", "out", *LAYER, "--json", code=2).said
+
+
+def test_changed_and_missing_documents_are_refused(mha: Mha, made: Path, finished: Path) -> None:
+    missing = mha(*words("out", "--max-docs", "16", "--json"), code=2)
+    assert "1 unit" in missing.said
+    texts = sentences(N_DOCUMENTS)
+    corpus_file(finished.parent / "c.jsonl", [*texts[:3], f"{texts[3]} now", *texts[4:]])
+    changed = mha(*words("out", "--json"), code=2)
+    assert "c.jsonl:1 to" in changed.said
+    assert "c.jsonl:16" in changed.said
+    assert digests(finished) == digests(made / "whole")
+
+
+def test_a_folder_of_other_files_is_refused(mha: Mha, place: Path) -> None:
+    (place / "thesis").mkdir()
+    (place / "thesis" / "thesis.tex").write_text("")
+    assert "thesis" in mha(*words("thesis", "--json"), code=2).said
+    assert "file" in mha(*words("c.jsonl/file", "--json"), code=(1, 2)).said
+
+
+def test_what_a_killed_process_has_left_does_not_stand_in_the_way(mha: Mha, made: Path, finished: Path) -> None:
+    left = [finished / part / ".x.7.0aff1.tmp" for part in (".", "rows", "units")]
+    for path in left:
+        path.write_bytes(b"half")
+        os.utime(path, (0, 0))
+    mha(*words("out"))
+    assert digests(finished) == digests(made / "whole")
+
+
+@pytest.mark.parametrize("more", [
+    "--span s=0:3", "--sink-weight 2", "--where k==", "--lines --field text", "--layer 9", "--cpus-per-worker 2",
+    "--max-tokens 0", "--max-docs 0",
+])  # fmt: skip
+def test_options_that_no_document_can_answer_are_refused_before_anything_is_written(
+    mha: Mha, place: Path, more: str
+) -> None:
+    assert more.split()[0] in mha(*words("out", *more.split(), "--json"), code=2).said
+    assert not (place / "out").exists()
+
+
+def test_spans_of_an_encoder_and_decoder_are_refused(mha: Mha, place: Path) -> None:
+    t5 = checkpoints.folder("t5")
+    assert "--span" in mha("scan", "--model", t5, "c.jsonl", "--out", "out", "--span", "s=/cat/", "--json", code=2).said
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("x", "2"), ("0", "")])
+def test_ranks_that_cannot_be_are_refused(mha: Mha, place: Path, rank: str, size: str) -> None:
+    ended = mha(*words("out", "--json"), code=2, env={"RANK": rank, "WORLD_SIZE": size})
+    assert "RANK" in ended.said or "WORLD_SIZE" in ended.said
+
+
+@pytest.mark.parametrize("texts", [["the cat", {"no": "text"}, " "], [" ", ""]], ids=str)
+def test_strict_scans_end_at_a_bad_document_and_none_is_an_error(mha: Mha, place: Path, texts: list[Any]) -> None:
+    corpus_file(place / "c.jsonl", texts)
+    has_good = texts[0] == "the cat"
+    assert f"c.jsonl:{2 if has_good else 1}" in mha(*words("strict", "--strict", "--json"), code=1).said
+    ended = mha(*words("out", "--json"), code=0 if has_good else 1)
+    if has_good:
+        assert [bad["place"] for bad in ended.json["corpus"]["bad"]] == [2, 3]
+        assert "c.jsonl:2" in mha(*words("out", "--strict", "--json"), code=1).said, "known from before"
+    else:
+        assert "c.jsonl:1" in ended.said
+
+
+# ------------------------------------------------------------------------------------------- processes: ended, and in parallel
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a corpus of four units, and the result of a scan that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("longer")
+    (folder / "model").symlink_to(checkpoints.folder("gpt2"))
+    corpus_file(folder / "c.jsonl", sentences(4 * UNIT))
+    run(folder, *words("whole"))
+    return folder
+
+
+@pytest.fixture
+def begin(place: Path, longer: Path) -> Iterator[Any]:
+    """Starts a scan of the longer corpus as a process, and kills what is left of it at the end."""
+    shutil.copy(longer / "c.jsonl", place)
+    begun: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="mha") as short:  # Ray's sockets need a short path
+
+        def scan(out: str, *more: str) -> subprocess.Popen[bytes]:
+            process = start(place, *words(out, *more), env=environment(place, TMPDIR=short), stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+            begun.append(process)
+            return process
+
+        yield scan
+        for process in begun:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def await_units(out: Path, n: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until so many units are written."""
+    until = time.monotonic() + PATIENCE_S
+    while len([*out.glob("units/*.safetensors")]) < n:
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sent: sent.name)
+def test_a_scan_that_is_ended_goes_on_to_the_same_bytes(
+    mha: Mha, place: Path, longer: Path, begin: Any, sent: signal.Signals
+) -> None:
+    process = begin("out")
+    await_units(place / "out", 1, process)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
+    assert ("resumes" in stderr.decode()) == (sent != signal.SIGKILL)
+    assert 0 < len([*(place / "out" / "units").iterdir()]) < 4
+    assert "out" in mha("show", "out", "--json", code=1).said
+    mha(*words("out"))
+    assert digests(place / "out") == digests(longer / "whole")
+
+
+@pytest.mark.real
+def test_a_full_disk_is_an_error_and_the_scan_goes_on_later(mha: Mha, made: Path, place: Path) -> None:
+    full = mha(*words("out", "--json"), code=1, shell='ulimit -f 24; exec "$@"', writes=["torchinductor_root"])
+    assert "out/" in full.said
+    mha(*words("out"))
+    assert digests(place / "out") == digests(made / "whole")
+
+
+def descendants(pid: int) -> Iterator[tuple[int, bytes]]:
+    """The processes that a process began, and those that they began, with their command lines."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield child, Path(f"/proc/{child}/cmdline").read_bytes()
+            yield from descendants(child)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_gone(pids: list[int]) -> None:
+    """Processes end, if not at once."""
+    until = time.monotonic() + PATIENCE_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not has("ray"), reason="needs Ray")
+@pytest.mark.parametrize("ends", ["a worker is killed", "the scan is interrupted"])
+def test_workers_give_what_one_process_gives(mha: Mha, place: Path, longer: Path, begin: Any, ends: str) -> None:
+    process = begin("out", "--workers", "2")
+    await_units(place / "out", 1, process)
+    family = [*descendants(process.pid)]
+    if ends == "a worker is killed":
+        worker = next(pid for pid, command in family if b"ray::_Actor" in command)
+        os.kill(worker, signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == (0 if ends == "a worker is killed" else 130), stderr
+    assert_gone([pid for pid, _ in family])
+    assert (place / "out" / "summary.safetensors").exists() == (ends == "a worker is killed")
+    if ends != "a worker is killed":
+        mha(*words("out"))
+    assert digests(place / "out") == digests(longer / "whole")
+
+
+def test_workers_of_a_rank_are_refused(mha: Mha, place: Path) -> None:
+    ended = mha(*words("out", "--workers", "2", "--json"), code=2, env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert "--workers" in ended.said
+
+
+def test_progress_is_lines_of_json_that_end_with_all_documents(mha: Mha, place: Path) -> None:
+    ended = mha(*words("out", "--max-docs", "3", "--json"))
+    lines = [json.loads(line)["progress"] for line in ended.stderr.splitlines() if line.startswith("{")]
+    assert lines[-1]["n_documents"] == lines[-1]["of_documents"] == 3
+    assert sum(lines[-1]["by_worker"].values()) == 3
+    assert len(rows_of(place / "out")) == 3 * checkpoints.N_HEADS
