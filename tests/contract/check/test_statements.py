@@ -1,0 +1,256 @@
+"""What the user states, two mistakes at once, the corrected expression, and the comparison with another implementation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import user_code
+
+import mhacli
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MINE = """
+import math
+import torch
+from torch import nn
+
+
+class Mine(nn.Module):
+    def __init__(self, d_model=40, n_heads=5):
+        super().__init__()
+        self.h, self.hd = n_heads, d_model // n_heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, rows):
+        n, steps, width = rows.shape
+        a = self.wq(rows).view(n, steps, self.h, self.hd).transpose(1, 2)
+        b = self.wk(rows).view(n, steps, self.h, self.hd).transpose(1, 2)
+        c = self.wv(rows).view(n, steps, self.h, self.hd).transpose(1, 2)
+        s = {product} / {divisor}
+        s = {masked}
+        p = {pattern}
+        z = {weighed}
+        return self.wo({merged})
+"""
+RIGHT = {
+    "product": "a @ b.transpose(-2, -1)", "divisor": "math.sqrt(self.hd)", "masked": "s", "pattern": "s.softmax(-1)",
+    "weighed": "p @ c", "merged": "z.transpose(1, 2).reshape(n, steps, width)",
+}  # fmt: skip
+TRIANGLE = 's.masked_fill(torch.ones(steps, steps).triu(1).bool(), float("-inf"))'
+
+
+def check(folder: Path, parts: dict[str, str], **states: object) -> mhacli.check:
+    path = folder / "mine.py"
+    path.write_text(MINE.format(**RIGHT | parts))
+    return mhacli.check(user_code.load(path).Mine, **states)
+
+
+def codes(examination: object) -> list[str]:
+    return [finding.code for finding in examination.findings]
+
+
+# ------------------------------------------------------------------------------------------------------------------ the fix
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ("product", "b @ a.transpose(-2, -1)"),
+        ("masked", "s * torch.ones(steps, steps).tril()"),
+        ("pattern", "s.softmax(-2)"),
+        ("pattern", "s.softmax(-1) * torch.ones(steps, steps).tril()"),
+        ("weighed", "p.transpose(-2, -1) @ c"),
+        ("merged", "z.reshape(n, steps, width)"),
+    ],
+)
+def test_the_fix_in_place_of_the_wrong_expression_makes_the_code_right(tmp_path, place: str, wrong: str) -> None:
+    examination = check(tmp_path, {place: wrong})
+    assert examination.verdict == "wrong"
+    assert check(tmp_path, {place: examination.findings[0].fix}).verdict == "right"
+
+
+@pytest.mark.parametrize("divisor", ["self.hd", "math.sqrt(width)", "1.0"])
+def test_the_fix_of_a_scale_holds_product_and_divisor(tmp_path, divisor: str) -> None:
+    (finding,) = check(tmp_path, {"divisor": divisor}).findings
+    assert check(tmp_path, {"product": finding.fix, "divisor": "1.0"}).verdict == "right"
+
+
+@pytest.mark.parametrize(("place", "wrong"), [("pattern", "s.softmax(-2)"), ("merged", "z.reshape(n, steps, width)")])
+def test_the_evidence_of_a_finding_has_its_numbers(tmp_path, place: str, wrong: str) -> None:
+    (finding,) = check(tmp_path, {place: wrong}).findings
+    assert finding.proven
+    assert 0 <= finding.error <= finding.tolerance < 1e-3
+    assert all((finding.message, finding.evidence, finding.effect, finding.fix, finding.source))
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes together
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"pattern": "s.softmax(-2)", "divisor": "1.0"}, {"softmax-axis", "scale-missing"}),
+        ({"merged": "z.reshape(n, steps, width)", "divisor": "1.0"}, {"merge-without-transpose", "scale-missing"}),
+        ({"masked": TRIANGLE.replace("triu(1)", "triu(2)"), "pattern": "s.softmax(-2)"},
+         {"causal-off-by-one", "softmax-axis"}),
+    ],
+)  # fmt: skip
+@pytest.mark.real
+def test_two_mistakes_are_both_named(tmp_path, parts: dict[str, str], expected: set[str]) -> None:
+    examination = check(tmp_path, parts, causal="masked" in parts)
+    assert set(codes(examination)) == expected
+    assert all(finding.proven for finding in examination.findings)
+
+
+@pytest.mark.real
+def test_three_mistakes_are_unknown_and_something_to_try_is_named(tmp_path) -> None:
+    parts = {"masked": TRIANGLE.replace("triu(1)", "triu(2)"), "pattern": "s.softmax(-2)", "divisor": "0.3"}
+    examination = check(tmp_path, parts, scale=0.5, time_limit_s=0.5)
+    assert examination.verdict == "unknown"
+    assert any("--against" in step for step in examination.next_steps)
+
+
+# ------------------------------------------------------------------------------------------------------------- statements
+
+
+@pytest.mark.parametrize(
+    ("parts", "states", "expected"),
+    [
+        ({}, {"n_heads": 5, "scale": 8**-0.5}, []),
+        pytest.param({}, {"n_heads": 2}, ["heads-not-as-stated"], marks=pytest.mark.real),
+        pytest.param({}, {"scale": 0.25}, ["scale-not-as-stated"], marks=pytest.mark.real),
+        pytest.param({}, {"n_heads": 2, "scale": 0.25}, ["heads-not-as-stated", "scale-not-as-stated"],
+                     marks=pytest.mark.real),
+        pytest.param({"pattern": "s.softmax(-2)"}, {"scale": 0.25}, ["scale-not-as-stated", "softmax-axis"],
+                     marks=pytest.mark.real),
+        ({"divisor": "4.0"}, {"scale": 0.25}, []),
+        ({"masked": TRIANGLE}, {"causal": True}, []),
+        ({}, {"causal": True}, ["causal-missing"]),
+        pytest.param({}, {"causal": True, "scale": 0.25}, ["scale-not-as-stated", "causal-missing"],
+                     marks=[pytest.mark.real, pytest.mark.xfail(strict=True, reason="only the missing mask is named")]),
+    ],
+)  # fmt: skip
+def test_a_statement_that_the_code_contradicts_is_a_mistake(tmp_path, parts, states, expected: list[str]) -> None:
+    examination = check(tmp_path, parts, **states)
+    assert codes(examination) == expected
+    assert examination.verdict == ("wrong" if expected else "right")
+    if "scale-not-as-stated" in expected:
+        assert "0.25" in examination.findings[expected.index("scale-not-as-stated")].message
+    if "heads-not-as-stated" in expected:
+        assert all(number in examination.findings[0].message for number in ("5", "2"))
+
+
+@pytest.mark.parametrize(("layer", "layout"), [("RotaryAttention", "half"), ("ComplexLlama", "interleaved")])
+@pytest.mark.real
+def test_a_stated_layout_of_rotary_positions_is_that_of_the_code(layer: str, layout: str) -> None:
+    thing = getattr(user_code.load(user_code.ZOO / "positions.py"), layer)
+    other = {"half": "interleaved", "interleaved": "half"}[layout]
+    is_causal = layer == "ComplexLlama"
+    assert mhacli.check(thing, rope=layout, causal=is_causal).verdict == "right"
+    assert codes(mhacli.check(thing, rope=other, causal=is_causal)) == ["rope-pairing"]
+
+
+@pytest.mark.real
+def test_the_options_of_the_command_are_those_statements(mha, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(**RIGHT))
+    document = mha("check", "mine.py:Mine", "--heads", "5", "--causal", "--json", code=3).json
+    assert [finding["code"] for finding in document["findings"]] == ["causal-missing"]
+
+
+# ------------------------------------------------------------------------------------------------- another implementation
+
+SIZES = {"dim": 24, "num_heads": 3}
+TORCH = {"embed_dim": 24, "num_heads": 3, "batch_first": True}
+
+
+def compare(one: str, other: str, folder: Path | None = None, pair: tuple[str, str] | None = None) -> object:
+    """The comparison of two layers of the zoo, of which the second may have a mistake; both names may be of torch."""
+
+    def parts(layer: str, change: tuple[str, str] | None) -> tuple[object, dict[str, object]]:
+        if layer.startswith("torch"):
+            from torch import nn
+
+            return nn.MultiheadAttention, TORCH
+        file, _, name = layer.partition(":")
+        path = user_code.ZOO / f"{file}.py"
+        if change and folder:
+            path, _ = user_code.write(folder, layer, change)
+        thing = getattr(user_code.load(path), name)
+        is_vision = name == "VisionAttention"
+        return thing, (SIZES if is_vision else {"embed_dim": 24, "num_heads": 3}) if isinstance(thing, type) else {}
+
+    (first, given), (second, given_second) = parts(one, None), parts(other, pair)
+    return mhacli.check(first, arguments=given, against=second, against_arguments=given_second)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fused:VisionAttention", "separate:SelfAttention"),
+        pytest.param("separate:SelfAttention", "fused:VisionAttention", marks=pytest.mark.real),
+        ("separate:SelfAttention", "torch"),
+        pytest.param("torch", "fused:VisionAttention", marks=pytest.mark.real),
+        ("separate:SelfAttention", "separate:SelfAttention"),
+        ("functions:attend", "functions:attend_by_einsum"),
+    ],
+)
+def test_the_same_attention_written_otherwise_gives_the_same_output(one: str, other: str) -> None:
+    examination = compare(one, other)
+    assert (examination.verdict, examination.findings) == ("right", ())
+    assert examination.comparison.max_abs_difference <= examination.comparison.tolerance
+    assert examination.against
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "pair", "site"),
+    [
+        (
+            "fused:VisionAttention",
+            "separate:SelfAttention",
+            ("energy.softmax(dim=-1)", "energy.softmax(dim=-2)"),
+            "pattern",
+        ),
+        ("fused:VisionAttention", "separate:SelfAttention", ("self.head_dim**-0.5", "self.head_dim**-1.0"), "scores"),
+        ("fused:VisionAttention", "separate:SelfAttention", ("weights @ v", "weights.mT @ v"), "z"),
+        pytest.param(
+            "fused:VisionAttention", "separate:SelfAttention", ("context.transpose(1, 2)", "context"), "concat",
+            marks=pytest.mark.xfail(strict=True, reason="q is named, which is the same in both"),
+        ),
+        ("functions:attend_by_einsum", "functions:attend", (" / math.sqrt(q.size(-1))", ""), "scores"),
+    ],
+)  # fmt: skip
+def test_the_first_difference_of_two_implementations_is_located(tmp_path, one, other, pair, site: str) -> None:
+    examination = compare(one, other, tmp_path, pair)
+    assert (examination.verdict, codes(examination)) == ("wrong", ["differs"])
+    assert examination.comparison.max_abs_difference > 1000 * examination.comparison.tolerance
+    difference = examination.departure
+    assert difference.site == site
+    lines = (tmp_path / f"{other.partition(':')[0]}.py").read_text().splitlines()
+    assert pair[1] in lines[difference.other_line - 1]
+    assert difference.file.endswith(f"{one.partition(':')[0]}.py")
+    assert difference.line
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("separate:SelfAttention", "functions:attend"),
+        ("separate:SelfAttention", "odd:NoAttention"),
+    ],
+)
+def test_two_that_cannot_have_the_same_weights_are_not_compared(one: str, other: str) -> None:
+    with pytest.raises(mhacli.MhaError) as raised:
+        compare(one, other)
+    assert raised.value.exit_code == 1
+
+
+@pytest.mark.real
+def test_the_command_compares_with_another_implementation(mha, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(MINE.format(**RIGHT | {"pattern": "s.softmax(-2)"}))
+    words = ("--arg", "d_model=24", "--arg", "n_heads=3", "--against", "torch.nn:MultiheadAttention")
+    document = mha("check", "mine.py:Mine", *words, "--against-arg", "batch_first=true", "--json", code=3).json
+    assert document["against"] == "torch.nn:MultiheadAttention"
+    assert document["departure"]["site"] == "pattern"
+    assert "s.softmax(-2)" in document["departure"]["source"]

@@ -1,0 +1,479 @@
+"""How somebody's attention is named, built and called, and how it is reported when that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+from support import user_code
+from support.mha import NO_TORCH
+from torch import nn
+
+import mhacli
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TARGETS = user_code.ZOO / "targets.py"
+SIZES = {"d_model": 24, "n_heads": 3}
+SHORT = ("--time-limit", "1.5")
+
+
+class Call(NamedTuple):
+    """A target, the arguments of its call in their order, and words that the report of its call must have."""
+
+    name: str
+    arguments: str
+    says: str = ""
+    sizes: Mapping[str, object] = MappingProxyType(SIZES)
+    states: Mapping[str, object] = MappingProxyType({})
+    choices: str = ""
+
+
+CALLS = (
+    Call("OddName", "melody"),
+    Call("BatchSecond", "query key value", "seq, batch, d"),
+    Call("OptionalMemory", "hidden_states encoder_hidden_states"),
+    Call("SourceAndTarget", "src tgt"),
+    Call("QueryAndKv", "q kv"),
+    Call("CapitalLetters", "V K Q"),
+    Call("OptionalKeys", "query key value"),
+    Call("KeywordOnly", "value query key"),
+    Call("Rotations", "hidden_states position_embeddings", choices="rope"),
+    Call("Phases", "x start_pos freqs_cis mask", choices="rope"),
+    Call("Switch", "x"),
+    Call("Switch", "x is_causal", states={"causal": True}),
+    Call("NeedsNumber", "x fudge", "1.0", states={"call_arguments": {"fudge": 1.0}}),
+    Call("RequiredMask", "x mask", choices="mask-form"),
+    Call("AddedMask", "hidden_states attention_mask", choices="mask-form"),
+    Call("TwoMasks", "query key value attn_mask key_padding_mask", choices="mask-form"),
+    Call("TokenMask", "x attention_mask", choices="mask-form"),
+    Call("ReturnsNamed", "x", ".context"),
+    Call("ReturnsDict", "x", "output"),
+    Call("ReturnsDataclass", "x output_attentions", "last_hidden_state"),
+    Call("ReturnsScoresToo", "x", "[0]"),
+    Call("ThirdsInnermost", "x", choices="fused-layout"),
+    Call("NamedOrder", "x"),
+    Call("Transposed", "x"),
+    Call("ListPerProjection", "x", choices="per-head"),
+    Call("KeysAndValues", "x", choices="fused-per-head"),
+    Call("OfDataclass", "x", sizes={"args.n_embd": 24}),
+    Call("OfConfig", "x", sizes={"config.hidden_size": 24, "config.num_attention_heads": 3}),
+    Call("OfMapping", "x", sizes={"cfg.emb_dim": 24, "cfg.n_heads": 3}),
+    Call("build", "melody"),
+    Call("ready", "melody", sizes={}),
+    Call("attend_heads_third", "q k v", "batch, seq, head, d", sizes={}),
+)
+
+
+def names_in(called: str) -> list[str]:
+    """The names of the arguments of a reported call, of the last if there are two modes."""
+    inside = re.search(r"\w+\(([^()]*)\)", called.split("; ")[-1])
+    assert inside is not None
+    return [part.partition("=")[0].strip() for part in inside[1].split(",") if part.strip()]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[f"{call.name}-{number}" for number, call in enumerate(CALLS)])
+def test_the_call_the_layout_and_the_masks_follow_from_names(call: Call) -> None:
+    thing = getattr(user_code.load(TARGETS), call.name)
+    examination = mhacli.check(thing, arguments=call.sizes, **call.states)
+    assert examination.verdict == "right"
+    assert names_in(examination.called) == call.arguments.split()
+    assert call.says in examination.called
+    assert {choice.name for choice in examination.choices} >= set(call.choices.split())
+    values = {argument.name: argument.value for argument in examination.arguments}
+    assert values.items() >= {name: str(size) for name, size in call.sizes.items()}.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "guessed"),
+    [
+        ("OddName", {}, {"d_model", "n_heads"}),
+        ("OddName", {"n_heads": 3}, {"d_model"}),
+        ("OfConfig", {"config.hidden_size": 60}, {"config.num_attention_heads"}),
+        ("OfMapping", {}, {"cfg.emb_dim", "cfg.n_heads"}),
+        ("OfDataclass", {}, {"args.n_embd"}),
+        ("build", {}, set()),
+    ],
+)
+def test_sizes_that_are_not_given_are_guessed_to_fit_and_reported(
+    name: str, given: dict[str, int], guessed: set[str]
+) -> None:
+    examination = mhacli.check(getattr(user_code.load(TARGETS), name), arguments=given)
+    assert examination.verdict == "right"
+    origins = {argument.name: argument.origin for argument in examination.arguments}
+    assert {name for name, origin in origins.items() if origin == "guessed"} == guessed
+    assert {name for name, origin in origins.items() if origin == "given"} == set(given)
+
+
+def test_arguments_that_were_never_given_or_never_read_are_reported() -> None:
+    examination = mhacli.check(user_code.load(TARGETS).Gated, arguments=SIZES)
+    assert examination.verdict == "right"
+    assert set(examination.not_examined) == {"gate", "sharpen"}
+    (note,) = examination.notes
+    assert "positions" in note
+    assert all(name in examination.summary for name in ("gate", "sharpen", "positions"))
+
+
+MEANS = {
+    ("KeepMask", "keep"): None, ("KeepMask", "hide"): "mask-inverted",
+    ("HideMask", "hide"): None, ("HideMask", "keep"): "mask-inverted",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "meaning"), MEANS)
+def test_what_true_means_in_a_mask_can_be_stated(name: str, meaning: str) -> None:
+    examination = mhacli.check(getattr(user_code.load(TARGETS), name), arguments=SIZES, mask_means=meaning)
+    code = MEANS[name, meaning]
+    assert [finding.code for finding in examination.findings] == ([code] if code else [])
+
+
+# ------------------------------------------------------------------------------------------------------ through the command
+
+MINE = """
+import math
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model=24, n_heads=3):
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.out(((q @ k.mT / math.sqrt(q.size(-1))).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Shouts(Attention):
+    def forward(self, x):
+        print("x" * 100_000)
+        print("\\x1b[31mred\\x1b[2J", file=sys.stderr)
+        sys.stdout.write('{"schema": "mha.check/1", "verdict": "wrong"}\\n')
+        return super().forward(x)
+
+
+class NeedsKeyword(Attention):
+    def forward(self, x, *, temperature_schedule):
+        return super().forward(x)
+
+
+class NeedsArgument(Attention):
+    def __init__(self, flux_capacity):
+        super().__init__()
+
+
+class RaisesInCall(Attention):
+    def forward(self, x):
+        raise ValueError("the tide table is missing \\x1b[2J")
+
+
+class RaisesInConstructor(Attention):
+    def __init__(self):
+        raise RuntimeError("licence missing: /etc/tides.lic")
+
+
+class NeverReturns(Attention):
+    def forward(self, x):
+        while True:
+            time.sleep(0.05)
+
+
+class NeverBuilt(Attention):
+    def __init__(self):
+        while True:
+            time.sleep(0.05)
+
+
+class NeedsCuda(Attention):
+    def __init__(self):
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+class Exits(Attention):
+    def forward(self, x):
+        sys.exit(0)
+
+
+class Crashes(Attention):
+    def forward(self, x):
+        os._exit(7)
+
+
+class ReturnsNothing(Attention):
+    def forward(self, x):
+        super().forward(x)
+
+
+class ReturnsNumpy(Attention):
+    def forward(self, x):
+        return super().forward(x).detach().numpy()
+
+
+class ReturnsMean(Attention):
+    def forward(self, x):
+        return super().forward(x).mean(dim=1)
+
+
+class HugeMemory(Attention):
+    def forward(self, x):
+        return super().forward(x) + torch.empty(1 << 50)[0]
+
+
+class TokenIds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 24)
+        self.layer = Attention()
+
+    def forward(self, input_ids):
+        return self.layer(self.embedding(input_ids))
+
+
+class NoForward(nn.Module):
+    pass
+
+
+class Indivisible(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        assert d_model % n_heads == 0, "heads must divide"
+
+    def forward(self, x):
+        return x
+
+
+WIDTH = 24
+"""
+
+
+class Ends(NamedTuple):
+    """How the command ends: its words after the file, its exit code, the code of its error, and what the error mentions."""
+
+    words: str
+    exit: int
+    code: str
+    mentions: str
+
+
+FAILURES = (
+    Ends("NeedsKeyword", 1, "cannot-examine", "temperature_schedule --call-arg"),
+    Ends("NeedsArgument", 1, "argument", "flux_capacity --arg"),
+    Ends("RaisesInCall", 1, "cannot-examine", "ValueError|the tide table is missing|line 4"),
+    Ends("RaisesInConstructor", 1, "build", "RuntimeError|licence missing|/etc/tides.lic"),
+    Ends("NeverReturns --time-limit 1.5", 1, "too-slow", "1.5 --time-limit"),
+    Ends("NeverBuilt --time-limit 1.5", 1, "too-slow", "NeverBuilt 1.5"),
+    Ends("NeedsCuda", 1, "no-device", "CUDA NeedsCuda"),
+    Ends("Exits", 1, "cannot-examine", "SystemExit Exits"),
+    Ends("Crashes", 1, "crashed", "Crashes 7"),
+    Ends("ReturnsNothing", 1, "cannot-examine", "None"),
+    Ends("ReturnsMean", 1, "cannot-examine", "ReturnsMean 24]"),
+    Ends("HugeMemory", 1, "cannot-examine", "HugeMemory memory"),
+    Ends("TokenIds", 1, "cannot-examine", "token ids"),
+    Ends("NoForward", 1, "no-target", "NoForward forward"),
+    Ends("Indivisible --arg d_model=63 --arg n_heads=4", 1, "build", "d_model=63 n_heads=4 AssertionError"),
+    Ends("WIDTH", 1, "no-target", "WIDTH int"),
+    Ends("Atention", 1, "no-target", "Atention Attention"),
+    Ends("Attention --arg d_modle=24", 1, "argument", "d_modle d_model"),
+    Ends("Attention --call-arg y=1", 1, "cannot-examine", "--call-arg y"),
+    Ends("Attention --device cuda:9", 1, "no-device", "cuda:9"),
+)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.words) for row in FAILURES])
+def test_code_that_cannot_be_built_or_called_is_reported(mha, tmp_path, row: Ends) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    name, *options = row.words.split()
+    ended = mha("check", f"mine.py:{name}", *options, "--json", code=row.exit)
+    assert ended.stdout == ""
+    assert ended.error["code"] == row.code
+    for word in row.mentions.split("|" if "|" in row.mentions else " "):
+        assert word in ended.said
+    assert len(ended.said) < 2000
+
+
+IMPORTS = (
+    ("raise RuntimeError('the table holds infinities')", "RuntimeError|the table holds infinities|mine.py:1", True),
+    ("import einops_of_the_future", "einops_of_the_future|pip install|mine.py:1", False),
+    ("import sys\nsys.exit('usage: mine.py FILE')", "SystemExit|usage: mine.py FILE|mine.py:2", False),
+    ("class Attention:\n    def forward(self, x)\n        pass", "SyntaxError|mine.py:2", False),
+    ("if True:\nx = 1", "IndentationError|mine.py:2", False),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "mentions"),
+    [pytest.param(text, words, marks=[] if common else [pytest.mark.real]) for text, words, common in IMPORTS],
+)
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(mha, tmp_path, text: str, mentions: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    ended = mha("check", "mine.py:Attention", "--json", code=1)
+    assert ended.stdout == ""
+    assert (ended.error["code"], ended.error["path"]) == ("import", str(tmp_path / "mine.py"))
+    for words in mentions.split("|"):
+        assert words in ended.said
+
+
+@pytest.mark.real
+def test_an_import_that_never_ends_is_ended(mha, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("while True: pass\n")
+    ended = mha("check", "mine.py:Attention", *SHORT, "--json", code=1)
+    assert ended.error["code"] == "too-slow"
+    assert "1.5" in ended.said
+
+
+@pytest.mark.real
+def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    ended = mha("check", "mine.py:Shouts", "--json")
+    assert ended.json["verdict"] == "right"
+    assert "mha.check/1" in ended.json["printed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "FILE.py:NAME"),
+        (("mine.py",), "mine.py:Attention"),
+        (("mine.py:",), "''"),
+        (("my-module:A",), "my-module"),
+        (("folder",), "folder"),
+        (("notes.txt",), "notes.txt"),
+        (("mine.py:Attention", "--arg", "d_model"), "d_model"),
+        (("mine.py:Attention", "--arg", "a=1", "--arg", "a=2"), "twice"),
+        (("mine.py:Attention", "--call-arg", "x"), "--call-arg"),
+        (("mine.py:Attention", "--against-arg", "a=1"), "--against"),
+        (("mine.py:Attention", "--time-limit", "0"), "--time-limit 0"),
+        (("mine.py:Attention", "--heads", "0"), "heads"),
+        (("mine.py:Attention", "--device", "gpu"), "device"),
+        (("mine.py:Attention", "--mask-means", "drop"), "keep"),
+        (("mine.py:Attention", "--rope", "both"), "interleaved"),
+    ],
+)
+def test_words_that_name_no_code_are_a_usage_error_and_nothing_runs(mha, tmp_path, words, says) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(99)\nclass Attention: pass\n")
+    (tmp_path / "notes.txt").write_text("a text")
+    (tmp_path / "folder").mkdir()
+    ended = mha("check", *words, "--json", code=2)
+    assert (ended.stdout, ended.error["code"]) == ("", "usage")
+    assert says in ended.said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("my_atention.py:A",), "my_attention.py"),
+        (("my_attention.py:A", "--against", "nowhere.py:A"), "nowhere.py"),
+        (("notes.txt:A",), "notes.txt"),
+        (("folder.py:A",), "folder.py"),
+    ],
+)
+def test_a_file_that_is_none_is_reported_without_loading_torch(mha, tmp_path, words, says) -> None:
+    (tmp_path / "my_attention.py").write_text("raise SystemExit(99)\nclass A: pass\n")
+    (tmp_path / "notes.txt").write_text("a text")
+    (tmp_path / "folder.py").mkdir()
+    assert says in mha("check", *words, code=1).said
+
+
+@pytest.mark.real
+def test_usage_errors_load_no_torch(mha, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(99)\nclass Attention: pass\n")
+    assert "mine.py:Attention" in mha("check", "mine.py", code=2, modules=NO_TORCH).said
+    assert "mha check" in mha("check", "--help", modules=NO_TORCH).stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("files", "target"),
+    [
+        ({"deep/mine.py": "from sibling import *\n", "deep/sibling.py": MINE}, "deep/mine.py:Attention"),
+        ({"pack/__init__.py": "", "pack/base.py": MINE, "pack/inner/__init__.py": "",
+          "pack/inner/mine.py": "from ..base import Attention\n"}, "pack/inner/mine.py:Attention"),
+        ({"pack/__init__.py": "", "pack/base.py": MINE}, "pack.base:Attention"),
+        ({"odd:folder/mine.py": MINE}, "odd:folder/mine.py:Attention"),
+        ({"inspect.py": MINE}, "inspect.py:Attention"),
+        ({"mine.py": MINE + "class Outer:\n    class Inner(Attention): pass\n"}, "mine.py:Outer.Inner"),
+        ({"mine.py": MINE + "import functools\nmake = functools.partial(Attention, 20, 2)\n"}, "mine.py:make"),
+        ({"mine.py": "# coding: latin-1\n" + MINE}, "mine.py:Attention"),
+    ],
+)  # fmt: skip
+def test_a_target_is_found_in_a_file_a_package_or_a_class(mha, tmp_path, files: dict[str, str], target: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    document = mha("check", target, "--json").json
+    assert (document["verdict"], document["target"]) == ("right", target)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("change", "code", "verdict"),
+    [
+        (("dim=-1", "dim=-2"), 3, "wrong"),
+        pytest.param(("dim=-1", "dim=-1"), 0, "right", marks=pytest.mark.real),
+        pytest.param((".softmax(dim=-1)", ".relu()"), 1, "unknown", marks=pytest.mark.real),
+    ],
+)
+def test_the_exit_code_and_the_document_give_the_verdict(mha, tmp_path, change, code: int, verdict: str) -> None:
+    (tmp_path / "mine.py").write_text(MINE.replace(*change))
+    words = ("check", "mine.py:Attention", "--arg", "d_model=24", "--arg", "n_heads=3")
+    ended = mha(*words, "--json", code=code)
+    document = ended.json
+    assert (document["schema"], document["verdict"], ended.stderr) == ("mha.check/1", verdict, "")
+    assert document["command"] == ["mha", *words, "--json"]
+    assert document.keys() >= {
+        "findings", "summary", "choices", "probes", "comparison", "arguments", "closest", "departure", "modes", "reason",
+        "not_examined", "next_steps", "notes", "printed", "called", "n_parameters", "environment", "against", "time_s",
+    }  # fmt: skip
+    assert document["n_parameters"] == 24 * 72 + 72 + 24 * 24 + 24
+    if verdict == "wrong":
+        (finding,) = document["findings"]
+        assert (finding["code"], finding["proven"]) == ("softmax-axis", True)
+        assert finding["file"] == str(tmp_path / "mine.py")
+        assert finding["source"] in (tmp_path / "mine.py").read_text().splitlines()[finding["line"] - 1]
+        assert 0 <= finding["error"] <= finding["tolerance"] < 1e-3
+    if verdict == "unknown":
+        assert document["reason"] or document["closest"]
+        assert document["next_steps"]
+    assert verdict in mha(*words, code=code).stdout
+
+
+# ----------------------------------------------------------------------------------------------------------- as a function
+
+
+def test_a_module_in_memory_is_not_changed() -> None:
+    module = user_code.load(TARGETS).OddName(24, 3).train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    examination = mhacli.check(module)
+    assert (examination.verdict, examination.findings) == ("right", ())
+    assert module.training
+    assert not module._forward_hooks
+    assert all((tensor == before[name]).all() for name, tensor in module.state_dict().items())
+
+
+def test_a_function_call_reports_errors_as_the_command_does() -> None:
+    with pytest.raises(mhacli.MhaError, match="config") as raised:
+        mhacli.check(user_code.load(TARGETS).OfConfig, arguments={"config": nn.Identity()})
+    assert raised.value.exit_code == 2
+    with pytest.raises(mhacli.MhaError) as raised:
+        mhacli.check(user_code.load(TARGETS).NeedsNumber)
+    assert (raised.value.code, raised.value.exit_code) == ("cannot-examine", 1)
+
+
+def test_an_examination_shows_itself_in_a_notebook() -> None:
+    examination = mhacli.check(user_code.load(TARGETS).OddName, arguments=SIZES)
+    assert "right" in repr(examination)
+    assert "\n" not in repr(examination)
+    page = examination._repr_html_()
+    assert "OddName" in page
+    assert "<script" not in page
+    assert examination.to_dict()["schema"] == "mha.check/1"
