@@ -1,0 +1,84 @@
+"""Inputs that people give: chats in parts, pairs of sentences, tables and compressed files, paths."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.small_models import TEXT, bert_config, byte_tokenizer, eager, filled, llama_folder, saved, word_tokenizer
+
+import mhacli
+
+ANY = (0, 1, 2)
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+
+
+@pytest.mark.real
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="contents that are lists of texts are refused")
+def test_a_chat_whose_contents_are_lists_of_texts_has_the_tokens_of_the_texts(mha: Any, tmp_path: Path) -> None:
+    byte_tokenizer(llama_folder(tmp_path / "model"), template=TEMPLATE)
+    plain = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "past the mill"}]
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in plain]
+    ids = []
+    for name, chat in {"plain.json": plain, "parts.json": parts}.items():
+        (tmp_path / name).write_text(json.dumps(chat))
+        document = mha("run", "--chat", name, "--model", "model", "--view", "none", "--json").json
+        ids.append(document["sequences"][0]["ids"])
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("use", [lambda path: mhacli.load(path).heads, lambda path: mhacli.diff(path, path).verdict],
+                         ids=["load", "diff"])  # fmt: skip
+@pytest.mark.xfail(
+    strict=True, raises=(TypeError, AttributeError), reason="load and diff end with a bare exception for a path"
+)
+def test_a_record_is_read_from_a_path(tmp_path: Path, use: Any) -> None:
+    path = tmp_path / "r.safetensors"
+    mhacli.inspect(TEXT, mhacli.Config(n_heads=2)).save(path)
+    assert use(path)
+
+
+@pytest.mark.real
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a CSV file is scanned as one text")
+def test_a_table_of_texts_is_not_scanned_as_one_text_in_silence(mha: Any, tmp_path: Path) -> None:
+    llama_folder(tmp_path / "model")
+    (tmp_path / "rows.csv").write_text('id,text\n1,"the fox, the mill"\n2,"a small ""old"" river"\n3,the fox sleeps\n')
+    ended = mha("scan", "--model", "model", "rows.csv", "--out", "out", "--json", code=ANY)
+    if ended.code == 0 and ended.json["corpus"]["n_documents"] != 3:
+        assert re.search(r"csv|column|--field", ended.stderr, re.IGNORECASE)
+
+
+@pytest.mark.real
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a compressed file is refused as text that is not UTF-8")
+def test_a_compressed_corpus_is_read_or_refused_as_compressed(mha: Any, tmp_path: Path) -> None:
+    llama_folder(tmp_path / "model")
+    lines = b'{"text": "the fox sleeps"}\n{"text": "a small river"}\n'
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines))
+    ended = mha("scan", "--model", "model", "c.jsonl.gz", "--out", "out", "--json", code=ANY)
+    assert ended.code == 0 or re.search("gzip|compress|gunzip|zcat", ended.said, re.IGNORECASE)
+
+
+@pytest.mark.real
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the pair is computed with one type of tokens, without a warning"
+)
+def test_a_pair_of_sentences_has_the_weights_of_a_pair_or_a_warning(mha: Any, tmp_path: Path) -> None:
+    import transformers
+
+    model = filled(transformers.BertModel(bert_config()), scale=0.2)
+    pair = word_tokenizer(saved(model, tmp_path / "model"))("the old mill", TEXT, return_tensors="pt")
+    with torch.no_grad():
+        expected = eager(model)(**pair, output_attentions=True).attentions[0][0]
+    command = ("run", f"the old mill [SEP] {TEXT}", "--model", "model", "--layer", "0")
+    ended = mha(*command, "--json", "--keep", "pattern", "--save", "r.safetensors")
+    is_pair = ended.json["sequences"][0]["ids"] == pair["input_ids"][0].tolist()
+    is_said = re.search("token.?type|segment|pair|second (text|sentence)", ended.stderr, re.IGNORECASE)
+    if is_pair and not is_said:
+        weights = mhacli.load(str(tmp_path / "r.safetensors")).pattern(layer=0).values
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-3)

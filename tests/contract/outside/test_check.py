@@ -1,0 +1,106 @@
+"""`mha check` on small reproductions of attention code about which people reported in public; each file says what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import user_code
+
+import mhacli
+
+pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
+
+FOLDER = Path(__file__).parent / "check"
+
+
+class Case(NamedTuple):
+    """A layer of a file, and what is right: the verdict, the codes that may name its mistake, and words of the mistake's line.
+
+    `today` says what is wrong with today's answer.
+    """
+
+    file: str
+    layer: str
+    code: str = ""
+    line: str = ""
+    today: str = ""
+    arguments: dict[str, int] | None = None
+
+    @property
+    def verdict(self) -> str:
+        return "wrong" if self.code else "right"
+
+
+PAIRS = {"dim": 64, "n_heads": 4}
+CASES = (
+    Case("causal_unless_masked", "CausalSelfAttention", today="is_causal=mask is None is called a missing mask"),
+    Case("causal_flag_missing", "CausalSelfAttention", "causal-missing"),
+    Case("mask_of_added_keys", "AddedKeysAttention", today="a mask of keys that were not given is called ignored"),
+    Case("two_paths_added_mask", "TwoPaths", today="cache-position, although nothing rotates"),
+    Case("mask_minus_ten_thousand", "MaskedHeads", today="-10000 is called too small for a mask"),
+    Case("torch_layer_batch_second", "BatchBlock", "*", today="unknown: batch_first is missing"),
+    Case(
+        "scale_after_softmax", "LateScale", "scale-after-softmax", "/ self.d_model**0.5", "unknown: the root of d_model"
+    ),
+    Case("batch_leak", "Folded", "merge-batch-moved", "z.view(self.num_heads, batch", "unknown"),
+    Case("unused_projections", "SlicedHeads", "one-projection|queries-from-keys|values-from-keys", today="unknown"),
+    Case("feature_map", "PixelAttention", today="refused: [batch, channels, height, width]"),
+    Case(
+        "feature_map_softmax", "PixelAttention", "softmax-axis", "softmax", "refused: [batch, channels, height, width]"
+    ),
+    Case("rope_pairs_table", "RotaryAttention", today="unknown: a table of pairs", arguments=PAIRS),
+    Case("rope_pairs_values", "RotaryAttentionV", "rope-of-values", today="unknown: a table of pairs", arguments=PAIRS),
+    Case("separate_biases_right", "TwoBiases", today="unknown: biases beside a fused weight"),
+    Case("relu_after", "Interacting", today="unknown: a ReLU after the residual"),
+    Case(
+        "set_block_scale", "SetBlockScale", "scale-d-model", "q.shape[-1] ** 0.5", "unknown: queries added to the heads"
+    ),
+    Case("windows_only", "Windowed", today="called no attention", arguments={"window_size": 4}),
+    Case("empty_default_mask", "ExportableAttention", today="refused: the default mask is an empty tensor"),
+    Case("qkv_innermost", "Alternating"),
+    Case(
+        "eval_dropout_two_layers",
+        "NoisyKernel",
+        "dropout-in-eval",
+        "dropout_p=self.rate",
+        "the other dropout is blamed",
+    ),
+    Case("names_reused", "Reusing", "values-from-keys", "value = self.k_proj(value)"),
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=case.file,
+            marks=[pytest.mark.xfail(strict=True, raises=(AssertionError, mhacli.MhaError), reason=case.today)]
+            if case.today
+            else [],
+        )
+        for case in CASES
+    ],
+)
+def test_code_that_people_reported_gets_the_right_answer(case: Case) -> None:
+    path = FOLDER / f"{case.file}.py"
+    layer = getattr(user_code.load(path), case.layer)
+    examination = mhacli.check(layer, arguments=case.arguments or {}, time_limit_s=0.5)
+    codes = {finding.code for finding in examination.findings}
+    assert examination.verdict == case.verdict
+    assert case.code == "*" or codes <= set(case.code.split("|"))
+    if case.line:
+        assert case.line in path.read_text().splitlines()[examination.findings[0].line - 1]
+
+
+@pytest.mark.xfail(strict=True, reason="the fix assigns another name")
+def test_the_fix_uses_the_name_that_the_line_assigns() -> None:
+    (finding,) = mhacli.check(user_code.load(FOLDER / "names_reused.py").Reusing).findings
+    assert "self.v_proj(value)" in finding.fix
+    assert not finding.fix.startswith("key")
+
+
+def test_every_file_is_examined() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == {case.file for case in CASES}
