@@ -1,0 +1,127 @@
+"""What answers before anything is computed: help, version, completion, other names of options, and usage errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from support.mha import NO_TORCH, Ended
+
+Mha = Callable[..., Ended]
+COMMANDS = ["run", "heads", "effect", "scan", "trace", "decode", "bench", "check", "doctor", "vocab", "weights", "view", "show",
+            "explain", "diff"]  # fmt: skip
+LAYER = ["the cat sat", "--d-model", "8"]
+
+
+def test_mha_alone_names_every_command(mha: Mha) -> None:
+    alone = mha().stdout
+    assert alone == mha("--help").stdout
+    assert [command for command in COMMANDS if not re.search(rf"^  {command} ", alone, flags=re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "weights info"])
+def test_help_shows_examples_and_options_within_the_width(mha: Mha, command: str) -> None:
+    text = mha(*command.split(), "--help").stdout
+    assert f"mha {command}" in text
+    assert re.search(r"^Examples?:", text, flags=re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("words", [["run"], ["weights", "info"]])
+def test_help_is_a_command_too(mha: Mha, words: list[str]) -> None:
+    assert mha("help", *words).stdout == mha(*words, "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["run", "effect", "bench", "explain"])
+def test_the_whole_help_has_every_option_of_the_short_one(mha: Mha, command: str) -> None:
+    short, whole = (set(re.findall(r"--[a-z][a-z-]+", mha(command, word).stdout)) for word in ("--help", "--help-all"))
+    assert short - {"--help-all"} <= whole
+    assert "--color" in whole
+
+
+def test_the_version_is_that_of_the_package(mha: Mha) -> None:
+    import mhacli
+
+    assert mha("--version").stdout.split()[-1] == mhacli.__version__
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["rum"], "rum"), (["run", "x", "--haeds", "4"], "--haeds"), (["run", "x", "--head-count=4"], "--head-count"),
+     (["show", "a", "b"], "b"),
+     (["weights", "burn"], "burn"), (["run", "x", "--view", "matrx"], "matrx"), (["help", "rum"], "rum")],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_exist_is_named_in_a_usage_error(mha: Mha, words: list[str], said: str) -> None:
+    ended = mha(*words, code=2)
+    assert said in ended.said
+    assert ended.stdout == ""
+
+
+def test_an_error_as_json_has_its_five_fields(mha: Mha) -> None:
+    error = mha("run", "the cat", "--heads", "5", "--json", code=2).error
+    assert error.keys() == {"code", "message", "hint", "path", "exit"}
+    assert (error["code"], error["path"], error["exit"]) == ("usage", None, 2)
+    for piece in ("--heads", "5", "64"):
+        assert piece in error["message"]
+
+
+NAMES = {
+    "--n-heads 2 --n-kv-heads 2 --head-dim 3 --hidden-size 12": {
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "d_head": 3,
+        "d_model": 12,
+    },
+    "--num-heads=6 --num-kv-heads 2 --d-k=5 --embed-dim=18": {
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "d_head": 5,
+        "d_model": 18,
+    },
+    "--num-attention-heads 6 --num-key-value-heads 3 --n-embd 24": {"n_heads": 6, "n_kv_heads": 3, "d_model": 24},
+    "--is-causal --sliding-window 3 --sink 1": {"causal": True, "window": [3, 0], "sink": 1},
+    "--bidirectional --max-length 2": {"causal": False},
+}
+"""Other names of options, and the settings of a run that they choose."""
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_another_name_of_an_option_chooses_the_same_setting(mha: Mha, words: str) -> None:
+    config = mha("run", "the cat sat", *words.split(), "--keep", "z", "--json").json["config"]
+    assert {field: config[field] for field in NAMES[words]} == NAMES[words]
+
+
+def test_another_name_of_an_option_works_in_each_command_that_has_it(mha: Mha) -> None:
+    assert len(mha("vocab", "a b b c", "--top-k", "2", "--json").json["tokens"]) == 2
+    assert mha("run", "a b c", *LAYER[1:], "--max-length", "2", "--json").json["sequences"][0]["tokens"] == ["a", "b"]
+    assert mha("heads", *LAYER, "--pattern", "k < q", "--json").json["heads"][0]["patterns"]
+    assert "512x" in mha("bench", "--seq-len", "512x", code=2).said
+
+
+def test_what_is_a_value_or_follows_two_dashes_is_no_name_of_an_option(mha: Mha) -> None:
+    for words in (["--text", "--n-heads"], ["--", "--n-heads"]):
+        assert [row["token"] for row in mha("vocab", "--json", *words).json["tokens"]] == ["nheads"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_the_completion_of_a_shell_names_the_program(mha: Mha, shell: str) -> None:
+    env = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    assert "_MHA_COMPLETE" in mha("--show-completion", shell, env=env).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("mha d", {"decode", "doctor", "diff"}),
+        ("mha run x --head", {"--head", "--heads"}),
+        ("mha run --vi", {"--view"}),
+        ("mha rum", set()),
+    ],
+)
+def test_a_completion_gives_the_words_that_fit(mha: Mha, line: str, words: set[str]) -> None:
+    n = str(len(line.split()) - 1)
+    ended = mha(env={"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": n}, modules=NO_TORCH)
+    assert set(ended.stdout.split()) == words
