@@ -1,0 +1,285 @@
+"""`mha bench`: its rows agree with their samples, its comparison with a saved run decides the exit code. No time is judged."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import math
+import os
+import statistics
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mha import NO_TORCH, Ended, run
+
+import mhacli
+
+Mha = Callable[..., Ended]
+Document = dict[str, Any]
+ON_CPU = ("--device", "cpu", "--threads", "1", "--repeat", "12", "--budget", "0.01")
+LENGTHS, BACKENDS, MISSING, DIRECTIONS = (7, 14), ("explicit", "sdpa"), "cudnn", ("forward", "backward")
+N_HEADS, N_KV_HEADS, D_HEAD, BATCH = 6, 3, 5, 2
+SIZES = ("--heads", str(N_HEADS), "--kv-heads", str(N_KV_HEADS), "--d-head", str(D_HEAD), "--batch", str(BATCH))
+MEASURED = ("--lengths", "7..14", "--backends", ",".join((*BACKENDS, MISSING)), "--causal", "--direction", "forward,backward",
+            *SIZES, *ON_CPU)  # fmt: skip
+FAR = 1e6
+"""A factor between two times that no busy machine makes."""
+ROW = {
+    "backend": "sdpa", "status": "ok", "batch": 2, "n_heads": 6, "n_kv_heads": 3, "d_head": 5, "q_len": 7, "k_len": 7,
+    "dtype": "float32", "causal": True, "direction": "forward",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """A folder with the JSON of a run in `printed`, and its baseline, picture and page. All workers share it."""
+    place = Path(os.environ["MHA_TESTS_SHARED"]) / "bench"
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.mkdir()
+            files = ("--save-baseline", "b.json", "--svg", "b.svg", "--html", "b.html")
+            done = run(place, "bench", *MEASURED, *files, "--json", writes=[".cache", ".config"])
+            (place / "printed").write_text(done.stdout)
+    return place
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> Document:
+    return dict(json.loads((folder / "printed").read_text()))
+
+
+def ranks(n: int) -> int:
+    """The innermost order statistic (from 1) that bounds an interval which holds the median in 95 % of all draws."""
+    below, rank = 0.0, 0
+    while 2 * (below + math.comb(n, rank) * 0.5**n) <= 0.05:
+        below += math.comb(n, rank) * 0.5**n
+        rank += 1
+    return rank
+
+
+# ------------------------------------------------------------------------------------------------------------- measured
+
+
+@pytest.mark.real
+def test_every_size_and_backend_has_a_row_in_order(document: Document) -> None:
+    assert (document["schema"], document["seed"]) == ("mha.bench/1", 0)
+    assert document["environment"]["device"] == "cpu"
+    rows = document["rows"]
+    expected = [(d, n, b) for d in DIRECTIONS for n in LENGTHS for b in (*BACKENDS, MISSING)]
+    assert [(row["direction"], row["k_len"], row["backend"]) for row in rows] == expected
+    for row in rows:
+        assert (row["batch"], row["n_heads"], row["n_kv_heads"], row["d_head"]) == (BATCH, N_HEADS, N_KV_HEADS, D_HEAD)
+        assert (row["q_len"], row["dtype"], row["causal"]) == (row["k_len"], "float32", True)
+
+
+@pytest.mark.real
+def test_the_numbers_of_a_row_follow_from_its_samples(document: Document) -> None:
+    for row in document["rows"]:
+        if row["backend"] == MISSING:
+            assert (row["status"], row["samples_s"], row["median_s"], row["max_error"]) == (
+                "unsupported",
+                [],
+                None,
+                None,
+            )
+            assert MISSING in row["reason"]
+            continue
+        samples = sorted(row["samples_s"])
+        assert row["status"] == "ok"
+        assert len(samples) == row["n_samples"] == 12
+        low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+        assert row["median_s"] == pytest.approx(statistics.median(samples))
+        assert (row["p25_s"], row["p75_s"], row["min_s"]) == pytest.approx((low, high, samples[0]))
+        rank = ranks(len(samples))
+        assert (row["median_low_s"], row["median_high_s"]) == (samples[rank - 1], samples[-rank])
+        assert row["tflops"] == pytest.approx(row["flops"] / row["median_s"] / 1e12)
+
+
+@pytest.mark.real
+def test_work_and_bytes_are_those_of_the_visible_cells_and_of_the_tensors(document: Document) -> None:
+    """Two products for each visible cell. A pass backward has five of them, and reads and writes as much again."""
+    for row in document["rows"]:
+        n, is_forward = row["k_len"], row["direction"] == "forward"
+        n_products = 2 if is_forward else 5
+        assert row["flops"] == n_products * 2 * BATCH * N_HEADS * D_HEAD * (n * (n + 1) // 2)
+        tensors = 4 * BATCH * n * D_HEAD * (2 * N_HEADS + 2 * N_KV_HEADS)
+        assert row["bytes"] == tensors * (1 if is_forward else 2)
+
+
+@pytest.mark.real
+def test_each_backend_is_compared_with_float64_and_names_the_kernel_that_ran(document: Document) -> None:
+    for row in document["rows"]:
+        if row["status"] == "ok":
+            assert 0 < row["mean_error"] <= row["max_error"] < 2e-6
+            assert row["ran"] == row["backend"] if row["backend"] != "sdpa" else row["ran"] in ("flash", "math")
+
+
+@pytest.mark.real
+def test_ratios_are_to_the_fastest_of_a_size(document: Document) -> None:
+    for direction, length in ((d, n) for d in DIRECTIONS for n in LENGTHS):
+        of_size = [row for row in document["rows"] if (row["direction"], row["k_len"]) == (direction, length)]
+        rows = [row for row in of_size if row["status"] == "ok"]
+        fastest = min(row["median_s"] for row in rows)
+        for row in rows:
+            assert row["ratio"] == pytest.approx(row["median_s"] / fastest)
+            assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+
+
+@pytest.mark.real
+def test_baseline_picture_and_page_are_those_of_the_run(folder: Path) -> None:
+    assert (folder / "b.json").read_text() == (folder / "printed").read_text()
+    assert ElementTree.fromstring((folder / "b.svg").read_text()).tag.endswith("}svg")
+    n_rows = len(json.loads((folder / "printed").read_text())["rows"])
+    assert (folder / "b.html").read_text().count("<tr") >= 1 + n_rows
+
+
+def slowed(document: Document, folder: Path, factor: float) -> Document:
+    """The baseline `then.json`, which is the document with other times."""
+    then = json.loads(json.dumps(document))
+    for row in then["rows"]:
+        for name in [name for name in row if name.endswith("_s") and row[name] is not None]:
+            row[name] = [value * factor for value in row[name]] if name == "samples_s" else row[name] * factor
+    (folder / "then.json").write_text(json.dumps(then))
+    return dict(then)
+
+
+AGAIN = (
+    "--lengths",
+    "7",
+    "--direction",
+    "forward",
+    *SIZES,
+    *ON_CPU,
+    "--compare",
+    "then.json",
+    "--fail-if",
+    "slower:1.10",
+)
+
+
+@pytest.mark.real
+def test_a_run_that_is_slower_than_its_baseline_ends_with_3(mha: Mha, tmp_path: Path, document: Document) -> None:
+    then = slowed(document, tmp_path, 1 / FAR)
+    now = mha("bench", *AGAIN, "--backends", "sdpa", "--json", code=3).json
+    (row,), (change,) = now["rows"], now["comparison"]["changes"]
+    assert row["causal"], "what the words leave open is taken from the baseline"
+    (old,) = [old for old in then["rows"] if (old["k_len"], old["backend"], old["direction"]) == (7, "sdpa", "forward")]
+    assert (change["backend"], change["verdict"]) == ("sdpa", "slower")
+    assert change["baseline_s"] == pytest.approx(old["median_s"])
+    assert change["ratio"] == pytest.approx(change["median_s"] / change["baseline_s"])
+    assert (now["comparison"]["rule"]["limit"], now["comparison"]["rule"]["outcome"]) == (1.1, "slower")
+    assert len(now["comparison"]["unmatched"]) == len(then["rows"]) - 1
+
+
+@pytest.mark.real
+def test_a_run_that_is_faster_ends_with_0_and_csv_has_a_line_for_each_row(
+    mha: Mha, tmp_path: Path, document: Document
+) -> None:
+    slowed(document, tmp_path, FAR)
+    done = mha("bench", *AGAIN, "--backends", f"explicit,{MISSING}", "--csv")
+    ran, missing = csv.DictReader(io.StringIO(done.stdout))
+    assert (ran["backend"], ran["status"], ran["k_len"], ran["n_samples"]) == ("explicit", "ok", "7", "12")
+    assert float(ran["p25_s"]) <= float(ran["median_s"]) <= float(ran["p75_s"])
+    assert (missing["status"], missing["median_s"], missing["max_error"]) == ("unsupported", "", "")
+
+
+@pytest.mark.real
+def test_where_no_backend_runs_the_rows_are_printed_and_the_exit_code_is_1(mha: Mha) -> None:
+    """A call would take longer than it may."""
+    sizes = ("--lengths", "1000k", "--heads", "1", "--d-head", "8", "--batch", "1", "--call-limit", "0.01")
+    done = mha("bench", *ON_CPU, *sizes, "--backends", "sdpa", "--json", code=1)
+    assert [row["status"] for row in done.json["rows"]] == ["too-slow"]
+    assert all(row["reason"] for row in done.json["rows"])
+    assert (done.error["code"], "sdpa" in done.error["message"]) == ("nothing-ran", True)
+
+
+@pytest.mark.real
+def test_the_function_measures_decoding_in_every_dtype() -> None:
+    """One query against all keys, in the dtypes that are given; 16 bits are less exact."""
+    made = mhacli.bench(
+        [7, 13], backends=["sdpa"], batch=[2], n_heads=[6], n_kv_heads=[3], d_head=[5], dtypes=["float32", "bfloat16"],
+        decode=True, device="cpu", threads=1, repeat=6, budget_s=0.01,
+    )  # fmt: skip
+    rows = made.to_dict()["rows"]
+    assert {(row["q_len"], row["k_len"], row["dtype"]) for row in rows} == {
+        (1, k_len, dtype) for k_len in (7, 13) for dtype in ("float32", "bfloat16")
+    }
+    for row in rows:
+        assert row["flops"] == 4 * 2 * 6 * 5 * row["k_len"]
+        assert (row["max_error"] > 1e-5) == (row["dtype"] == "bfloat16")
+    assert "\n" not in repr(made)
+
+
+# ------------------------------------------------------------------------------------------- refused before anything is measured
+
+USAGE = [
+    *(["--lengths", word] for word in ("", ",", "12x", "0", "-1", "8,", "16..8", "8..", "1_0", "9999999k")),
+    ["--batch", "x"], ["--heads", "0"], ["--kv-heads", "two"], ["--d-head", "1..0"], ["--backends", "SDPA"],
+    ["--direction", "up"], ["--dtype", "float8"], ["--device", "tpu"], ["--threads", "0"], ["--seed", "-1"], ["--repeat", "0"],
+    ["--budget", "0"], ["--call-limit", "nan"], ["--heads", "9", "--kv-heads", "2"], ["--strict"],
+    ["--fail-if", "slower:2"], *(["--fail-if", word, "--compare", "b.json"] for word in ("faster:2", "slower:0", "slower:nan")),
+    ["--direction", "both", "--decode"], ["--svg", "out", "--html", "./out"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_what_has_no_meaning_is_refused_by_its_option(mha: Mha, words: list[str]) -> None:
+    done = mha("bench", *words, "--json", code=2)
+    name = words[0].lstrip("-")
+    assert (done.error["code"], done.stdout) == ("usage", "")
+    assert name in done.error["message"] or name.replace("-", "_") in done.error["message"]
+
+
+@pytest.mark.parametrize("option", ["--save-baseline", "--svg", "--html"])
+def test_a_file_that_cannot_be_written_is_refused(mha: Mha, tmp_path: Path, option: str) -> None:
+    (tmp_path / "old").write_text("old")
+    done = mha("bench", option, "old", "--json", code=1)
+    assert (done.error["code"], done.error["path"]) == ("exists", "old")
+    assert "none" in mha("bench", option, "none/new", code=1).said
+
+
+def baseline(**changes: Any) -> Document:
+    return {"schema": "mha.bench/1", "rows": [ROW], **changes}
+
+
+@pytest.mark.parametrize(
+    ("content", "mentions"),
+    [
+        (baseline(schema="mha.record/1"), "mha.record/1"), (baseline(schema="mha.bench/2"), "mha.bench/2"),
+        (baseline(rows=[{**ROW, "batch": "1"}]), "then.json"), (baseline(rows=7), "then.json"), ([1], "then.json"),
+        (b"", "then.json"), (b"time 5 ms", "then.json"), (b'{"schema":NaN}', "then.json"), (b"\xff\xfe{}", "then.json"),
+        (b"[" * 100_000, "then.json"), (b"\x80\x04\x95", "then.json"), (b"{}", "mha.bench/1"),
+        ({"schema": "mha.bench/1"}, "then.json"), (baseline(rows=[{"backend": "sdpa", "direction": "forward"}]), "then.json"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_baseline_that_is_none_is_refused(mha: Mha, tmp_path: Path, content: Any, mentions: str) -> None:
+    (tmp_path / "then.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    done = mha("bench", "--compare", "then.json", "--json", code=1)
+    assert (done.error["code"], done.stdout) == ("bad-file", "")
+    assert "then.json" in done.said
+    assert mentions in done.said
+
+
+def test_a_missing_baseline_and_missing_devices_are_named(mha: Mha) -> None:
+    done = mha("bench", "--compare", "gone.json", "--json", code=1)
+    assert (done.error["code"], done.error["path"]) == ("unreadable", "gone.json")
+    assert "cuda:99" in mha("bench", "--device", "cuda:99", "--lengths", "8", code=1).said
+    assert "--kv-heads" in mha("bench", "--kv-heads", "3", "--device", "cpu", code=2).said
+
+
+def test_without_matplotlib_a_plot_is_refused(tmp_path: Path) -> None:
+    hidden = (
+        "import sys\nfrom importlib.machinery import PathFinder\nclass Without(PathFinder):\n    @staticmethod\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        return None if name == 'matplotlib' else PathFinder.find_spec(name, path, target)\n"
+        "sys.meta_path[sys.meta_path.index(PathFinder)] = Without\n"
+    )
+    done = run(tmp_path, "bench", "--svg", "new", code=1, modules={**NO_TORCH, "sitecustomize": hidden})
+    assert "matplotlib" in done.said

@@ -1,0 +1,112 @@
+"""`mha explain` knows every word that it lists, by each of its names, and suggests the nearest for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mha import Ended, run
+
+Mha = Callable[..., Ended]
+Term = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def terms(tmp_path_factory: pytest.TempPathFactory) -> list[Term]:
+    """All terms."""
+    ended = run(tmp_path_factory.mktemp("terms"), "explain", "--json")
+    assert ended.json["schema"] == "mha.explain/1"
+    return list(ended.json["terms"])
+
+
+def names(terms: list[Term]) -> list[tuple[str, str]]:
+    return [(term["group"], term["name"]) for term in terms]
+
+
+def test_terms_differ_and_each_is_explained_in_sentences(terms: list[Term]) -> None:
+    assert len(terms) > 150
+    assert len(set(names(terms))) == len(terms)
+    for term in terms:
+        assert term["explanation"].endswith("."), term["name"]
+        assert term["name"] not in term["also"]
+        assert not term["formula"] or term["group"] != "mistake"
+
+
+def test_every_term_is_found_by_each_of_its_names(mha: Mha, terms: list[Term]) -> None:
+    """Words without blanks can be asked for together."""
+    words = {word: term for term in terms for word in (term["name"], *term["also"]) if " " not in word}
+    words = {word: term for word, term in words.items() if not word.startswith("-")}
+    printed = names(mha("explain", "--json", "--", *words).json["terms"])
+    for word, term in words.items():
+        assert (term["group"], term["name"]) in printed, word
+    longer = {term["group"]: term["name"] for term in terms if " " in term["name"]}
+    assert len(longer) > 5
+    for group, name in longer.items():
+        assert (group, name) in names(mha("explain", *name.split(), "--json").json["terms"])
+
+
+def test_the_list_and_the_groups_name_every_term(mha: Mha, terms: list[Term]) -> None:
+    text = " ".join(mha("explain", env={"COLUMNS": "200"}).stdout.split())
+    for group in ("sites", "probes", "mistakes"):
+        text += " " + " ".join(mha("explain", group, env={"COLUMNS": "200"}).stdout.split())
+    for term in terms:
+        assert term["name"] in text
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("sink", {("concept", "sink"), ("column", "first"), ("head type", "first token")}),
+        ("Effective_Keys", {("column", "eff.keys")}),
+        ("previous-token", {("head type", "previous token")}),
+        ("|i-j|", {("column", "|i−j|")}),
+        ("≈", {("sign", "≈")}),
+        ("KL", {("effect", "KL")}),
+    ],
+)
+def test_a_word_means_every_term_of_that_name_however_it_is_spelt(
+    mha: Mha, word: str, expected: set[tuple[str, str]]
+) -> None:
+    assert set(names(mha("explain", word, "--json").json["terms"])) == expected
+
+
+DECODE = pytest.param("decode", marks=pytest.mark.xfail(strict=True, reason="decode is another name of the term phase"))
+
+
+@pytest.mark.parametrize("group", ["bench", DECODE, "effect", "diff", "mistakes", "head types"])
+def test_the_terms_of_a_group_are_those_of_its_name(mha: Mha, terms: list[Term], group: str) -> None:
+    printed = names(mha("explain", group, "--json").json["terms"])
+    assert set(printed) == {pair for pair in names(terms) if pair[0] in (group, group.removesuffix("s"))}
+    assert len(printed) > 5
+
+
+def test_every_column_of_heads_and_every_site_is_a_term(mha: Mha, terms: list[Term]) -> None:
+    known = {word for term in terms for word in (term["name"], *term["also"])}
+    ran = mha("run", "the cat sat on the cat", "--json").json
+    fields = {name for name, value in ran["heads"][0].items() if isinstance(value, float)}
+    spelt = {word.replace(" ", "_").replace("-", "_") for word in known}
+    assert {step["site"] for step in ran["trace"]} <= known
+    assert fields <= spelt, fields - spelt
+
+
+def test_text_has_formula_and_source_and_fits_80_columns(mha: Mha, terms: list[Term]) -> None:
+    (entropy,) = [term for term in terms if (term["group"], term["name"]) == ("column", "H")]
+    done = mha("explain", "entropy")
+    text = " ".join(done.stdout.split())
+    for field in ("explanation", "formula", "source"):
+        assert entropy[field] in text
+    for words in ((), ("mistakes",), ("sites",)):
+        assert max(map(len, mha("explain", *words).stdout.splitlines())) <= 80
+
+
+def test_an_unknown_word_is_a_usage_error_that_names_the_nearest(mha: Mha, tmp_path: Path) -> None:
+    for words, nearest in ((["indcution"], "induction"), (["atention"], "attention"), (["zzzzzz"], "explain")):
+        done = mha("explain", *words, "--json", code=2)
+        assert words[0] in done.error["message"]
+        assert nearest in done.error["hint"]
+    assert mha("explain", "H/max", "nothing-of-that-name", code=2).stdout == ""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    assert "star" in mha("explain", "a.txt", "b.txt", code=2).said

@@ -1,0 +1,65 @@
+"""The Python names of `mhacli`: each exists, is documented, and its errors say what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mhacli
+
+NAMES = {
+    "Config", "MhaError", "MultiHeadAttention", "Record", "bench", "check", "diff", "doctor", "effects", "inspect",
+    "inspecting", "load", "removed",
+}  # fmt: skip
+
+
+def test_every_public_name_is_listed_and_documented() -> None:
+    assert list(mhacli.__all__) == sorted(mhacli.__all__)
+    assert dir(mhacli) == list(mhacli.__all__)
+    assert set(mhacli.__all__) >= {*NAMES, "__version__"}
+    for name in NAMES:
+        assert getattr(mhacli, name).__doc__, name
+    assert Path(mhacli.__file__).with_name("py.typed").exists()
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        mhacli.nothing_of_that_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "exit_code", "mentions"),
+    [
+        (lambda: mhacli.load("missing.safetensors"), 1, "missing.safetensors"),
+        (lambda: mhacli.inspect("the cat", mhacli.Config(n_heads=5)), 2, "5"),
+        (lambda: mhacli.inspect("", mhacli.Config()), 1, "tokens"),
+        (lambda: mhacli.bench([64], backends=["none"]), 2, "none"),
+        (lambda: mhacli.doctor(device="cuda:99"), 1, "cuda:99"),
+        (lambda: mhacli.check("nowhere.py:Attention"), 1, "nowhere.py"),
+        (lambda: mhacli.MultiHeadAttention(7, 2), 2, "7"),
+    ],
+    ids=["load", "inspect", "empty", "bench", "doctor", "check", "layer"],
+)
+def test_an_error_has_a_message_a_code_and_an_exit_code(call: Callable[[], Any], exit_code: int, mentions: str) -> None:
+    with pytest.raises(mhacli.MhaError) as caught:
+        call()
+    fault = caught.value
+    assert fault.exit_code == exit_code
+    assert fault.code
+    assert fault.hint is None or fault.hint.strip()
+    assert mentions in fault.message
+    assert fault.message in str(fault)
+
+
+def test_a_saved_record_is_loaded_with_the_same_document_and_arrays(tmp_path: Path) -> None:
+    record = mhacli.inspect("the cat sat", mhacli.Config(n_heads=2, device="cpu"))
+    record.save(str(tmp_path / "r"))
+    loaded = mhacli.load(str(tmp_path / "r"))
+    assert isinstance(loaded, mhacli.Record)
+    assert loaded.arrays.keys() == record.arrays.keys()
+    for name, array in record.arrays.items():
+        assert (loaded.arrays[name] == array).all(), name
+    with pytest.raises(mhacli.MhaError) as caught:
+        record.save(str(tmp_path / "r"))
+    assert caught.value.code == "exists"
+    assert "force" in str(caught.value.hint)

@@ -1,0 +1,175 @@
+"""SIGINT and SIGTERM end `mha` with 130 and 143, without a word and without a changed file, wherever they arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pyte
+import pytest
+from support.mha import BELONGS_TO_TEST, NO_TORCH, PATIENCE_S, environment, fingerprint, start
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+PAUSE = "import time\nwith open('modules/reached', 'wb', 0) as fifo:\n    fifo.write(b'!')\ntime.sleep(600)\n"
+"""A Python program that says through a FIFO that it has come to this place, and stays there."""
+
+
+def indented(code: str, n_levels: int = 1) -> str:
+    return code.replace("\n", "\n" + "    " * n_levels).rstrip()
+
+
+DURING_SAVE = f"""
+import os
+real = os.fsync
+def pausing(fd):
+    real(fd)
+    {indented(PAUSE)}
+os.fsync = pausing
+"""
+DURING_IMPORT = f"""
+import sys
+class Pausing:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch.nn":
+            {indented(PAUSE, 3)}
+sys.meta_path.insert(0, Pausing)
+"""
+
+
+@pytest.fixture
+def reached(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Waits until the program has come to its pause."""
+    (tmp_path / BELONGS_TO_TEST).mkdir()
+    os.mkfifo(tmp_path / BELONGS_TO_TEST / "reached")
+    fifo = os.open(tmp_path / BELONGS_TO_TEST / "reached", os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait() -> None:
+        assert select.select([fifo], [], [], PATIENCE_S)[0]
+
+    yield wait
+    os.close(fifo)
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: str, modules: Mapping[str, str], **streams: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of `mha` that finds these modules before others, and is killed at the end if it still runs."""
+    (folder / BELONGS_TO_TEST).mkdir(exist_ok=True)
+    for name, code in modules.items():
+        (folder / BELONGS_TO_TEST / f"{name}.py").write_text(code)
+    variables = environment(folder, PYTHONPATH=str(folder / BELONGS_TO_TEST), PYTHONDONTWRITEBYTECODE="1")
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    process = start(folder, *words, env=variables, **streams)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def end_of(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, bytes]:
+    """Exit code as a shell gives it, stdout and stderr after a signal."""
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode, stdout, stderr
+
+
+def files(folder: Path) -> dict[str, object]:
+    return {path.name: fingerprint(path) for path in folder.iterdir() if path.name != BELONGS_TO_TEST}
+
+
+@SIGNALS
+@pytest.mark.parametrize("modules", [{"typer": PAUSE}, {"sitecustomize": DURING_IMPORT}], ids=["typer", "torch"])
+def test_a_signal_during_an_import_ends_the_process(
+    tmp_path: Path, reached: Callable[[], None], modules: Mapping[str, str], number: int, code: int
+) -> None:
+    with started(tmp_path, "run", "a", "--save", "r", modules=modules) as process:
+        reached()
+        assert end_of(process, number) == (code, b"", b"")
+    assert files(tmp_path) == {}
+
+
+@SIGNALS
+@pytest.mark.parametrize("target", ["old", "new"])
+def test_a_signal_during_a_save_leaves_the_files_as_they_were(
+    tmp_path: Path, reached: Callable[[], None], target: str, number: int, code: int
+) -> None:
+    (tmp_path / "old").write_text("old")
+    before = files(tmp_path)
+    words = ("vocab", "a b", "--save", target, "--force", "--json")
+    with started(tmp_path, *words, modules={**NO_TORCH, "sitecustomize": DURING_SAVE}) as process:
+        reached()
+        assert end_of(process, number) == (code, b"", b"")
+    assert files(tmp_path) == before
+
+
+@SIGNALS
+def test_a_signal_while_stdin_is_read_ends_the_process(tmp_path: Path, number: int, code: int) -> None:
+    """The writer gets no more into the pipe than it holds: the process has begun to read once more goes in."""
+    reading, writing = os.pipe()
+    with started(tmp_path, "vocab", "-", modules=NO_TORCH, stdin=reading) as process:
+        os.close(reading)
+        for _ in range(4):
+            os.write(writing, b"words " * 20_000)
+        assert end_of(process, number) == (code, b"", b"")
+    os.close(writing)
+
+
+LONG = ("heads", "--file", "long.txt", "--max-tokens", "100000", "--heads", "32", "--device", "cpu", "--save", "new")
+BENCH = (
+    "bench",
+    "--device",
+    "cpu",
+    "--lengths",
+    "16",
+    "--backends",
+    "sdpa",
+    "--budget",
+    "600",
+    "--save-baseline",
+    "new",
+)
+PROGRESS = re.compile(rb"\x1b\[\?25l.*[a-z]{4}", flags=re.DOTALL)
+"""A bar of progress, which hides the cursor, and words that say what is computed."""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("words", "number", "code"), [(LONG, signal.SIGINT, 130), (BENCH, signal.SIGTERM, 143), (BENCH, signal.SIGINT, 130)],
+    ids=["heads", "bench", "bench-SIGINT"],
+)  # fmt: skip
+def test_a_signal_during_a_computation_ends_it_with_all_its_processes_and_clears_the_terminal(
+    tmp_path: Path, words: tuple[str, ...], number: int, code: int
+) -> None:
+    """The computation would take minutes."""
+    (tmp_path / "long.txt").write_text(" ".join(f"w{i % 977}" for i in range(60_000)))
+    before = files(tmp_path)
+    screen = pyte.Screen(80, 24)
+    stream = pyte.ByteStream(screen)
+    ours, theirs = pty.openpty()
+    with started(tmp_path, *words, modules={}, stderr=theirs) as process:
+        shown = b""
+        while not PROGRESS.search(shown):
+            shown += os.read(ours, 65536)
+        ended, stdout, _ = end_of(process, number)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+    os.close(theirs)
+    with contextlib.suppress(OSError):  # nobody is left at the other end
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    stream.feed(shown)
+    assert (ended, stdout) == (code, b"")
+    assert files(tmp_path) == before
+    assert not screen.cursor.hidden
+    assert "━" not in "".join(screen.display)

@@ -1,0 +1,114 @@
+"""What `mha` imports: commands that compute nothing answer without torch, and errors of usage before any library is loaded."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.mha import NO_TORCH, PATIENCE_S, run
+
+NO_LIBRARIES = {
+    name: NO_TORCH["torch"] for name in ("torch", "numpy", "transformers", "tokenizers", "matplotlib", "ray")
+}
+"""Modules with which a process ends with 99 if it imports a large library."""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with records, weights that are none, and a baseline that is none."""
+    place = tmp_path_factory.mktemp("startup")
+    run(place, "run", "the cat sat", "--repeat", "1", "--save", "r")
+    run(place, "run", "the cat ran", "--repeat", "1", "--save", "other")
+    (place / "none.safetensors").write_bytes(bytes(7))
+    (place / "none.json").write_text("{}")
+    return place
+
+
+@pytest.fixture
+def folder(tmp_path: Path, saved: Path) -> Path:
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", 0), ("--version", 0), ("run --help", 0), ("check --help", 0), ("bench --help-all", 0), ("rum", 2),
+        ("explain", 0), ("explain sink", 0), ("vocab the cat", 0), ("run", 2), ("run a --heads 5", 2),
+        ("run a --view cubist", 2), ("run --file missing", 1), ("run a --weights none.safetensors", 1),
+        ("run a --d-head 5 --positions rope", 2), ("run a --random 2,5", 2), ("decode a --heads 5", 2), ("view r", 1),
+        ("heads a --heads 5", 2), ("heads a --query 9", 2), ("check", 2), ("help weights info", 0),
+        ("doctor --model ./missing", 1), ("doctor --seed -1", 2), ("check missing.py:X", 1),
+        ("bench --lengths few", 2), ("bench --backends sdpa3", 2), ("bench --heads 9 --kv-heads 2", 2),
+        ("bench --compare none.json", 1), ("bench --save-baseline none.json", 1), ("bench --fail-if slower:2", 2),
+    ],
+)  # fmt: skip
+def test_help_and_errors_load_no_large_library(folder: Path, words: str, code: int) -> None:
+    run(folder, *words.split(), code=code, modules=NO_LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("show r", 0), ("show r --json", 0), ("show r --csv", 0), ("show r --view heatmap --head 1", 0), ("diff r other", (0, 3)),
+        ("show r --html p.html --svg p.svg --png p.png", 0), ("show none.safetensors", 1),
+    ],
+)  # fmt: skip
+def test_saved_records_are_shown_and_compared_without_torch(
+    folder: Path, words: str, code: int | tuple[int, ...]
+) -> None:
+    run(folder, *words.split(), *(["--force"] if "--html" in words else []), code=code, modules=NO_TORCH)
+
+
+def test_a_run_imports_torch_so_that_the_rows_above_can_fail(folder: Path) -> None:
+    run(folder, "run", "the cat", code=99, modules=NO_TORCH)
+
+
+@pytest.mark.real
+def test_a_library_that_an_option_needs_is_named_before_any_work(folder: Path) -> None:
+    """Three modules are missing, as they are where their extras are not installed."""
+    hidden = """
+import sys
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {names} else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+    modules = {"sitecustomize": hidden.format(names=("transformers", "resvg_py", "textual"))}
+    for words, package in (
+        (["show", "r", "--png", "q.png"], "resvg"),
+        (["run", "a", "--model", "org/name"], "transformers"),
+        (["view", "r"], "textual"),
+    ):
+        ours, theirs = pty.openpty()
+        screen = {"stdin": theirs, "terminal": (80, 24)} if words[0] == "view" else {}
+        done = run(folder, *words, code=1, modules=modules, **screen)
+        os.close(ours)
+        os.close(theirs)
+        assert package in done.stdout + done.stderr
+        assert "pip install" in done.stdout + done.stderr
+
+
+def test_the_module_is_the_program(folder: Path) -> None:
+    words = [sys.executable, "-m", "mhacli", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == run(folder, "--version", cold=True).stdout
+
+
+def test_importing_the_package_loads_none_of_its_libraries() -> None:
+    code = (
+        "import sys, mhacli\n"
+        "large = ('torch', 'numpy', 'rich', 'typer', 'transformers', 'polars', 'pandas', 'textual')\n"
+        "print([name for name in large if name in sys.modules])\n"
+        "mhacli.Config, mhacli.MhaError, mhacli.Record, mhacli.load\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+    assert done.stdout.splitlines() == ["[]", "False"]

@@ -1,0 +1,128 @@
+"""`mha` with another home, without one, in a folder that was deleted, and with little memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.mha import NO_TORCH, PLAIN_SHELL, WITHOUT_ROOT_RIGHTS, run
+
+READ_ONLY = WITHOUT_ROOT_RIGHTS if os.geteuid() == 0 else PLAIN_SHELL
+DELETED = f"mkdir gone; cd gone; rmdir ../gone; {PLAIN_SHELL}"
+MIB = 1 << 20
+SMALL = 256 * MIB
+"""An address space that holds Python and the largest text that is read, but no text without end."""
+
+
+def limited(n_bytes: int) -> str:
+    """A shell script that gives the process so much address space."""
+    return f"ulimit -v {n_bytes // 1024}; {PLAIN_SHELL}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a record `r`."""
+    place = tmp_path_factory.mktemp("surroundings")
+    run(place, "run", "the cat sat", "--repeat", "1", "--save", "r")
+    return place
+
+
+# ------------------------------------------------------------------------------------------------------------------ folders
+
+
+@pytest.mark.parametrize("home", [None, "", "/no/such/home"], ids=str)
+def test_a_home_that_is_not_there_does_not_matter(folder: Path, home: str | None) -> None:
+    for words in (["vocab", "a"], ["show", "r"], ["run", "a"]):
+        run(folder, *words, env={"HOME": home, "USER": None})
+
+
+@pytest.mark.real
+def test_a_home_that_cannot_be_written_does_not_matter(folder: Path) -> None:
+    (folder / "locked").mkdir(0o555, exist_ok=True)
+    env = {"HOME": "locked", "XDG_CACHE_HOME": "locked", "TMPDIR": "locked", "USER": None}
+    run(folder, "run", "a b", "--json", env=env, shell=READ_ONLY)
+    run(folder, "show", "r", env=env, shell=READ_ONLY, modules=NO_TORCH)
+
+
+def test_a_deleted_working_folder_does_not_matter_to_files_elsewhere(folder: Path) -> None:
+    run(folder, "vocab", "a b", "--save", folder / "v", "--force", shell=DELETED, modules=NO_TORCH)
+    run(folder, "show", folder / "r", "--json", shell=DELETED, modules=NO_TORCH)
+    assert "w" in run(folder, "run", "a", "--weights", "w", code=1, shell=DELETED, modules=NO_TORCH).said
+
+
+def test_a_file_in_a_deleted_working_folder_is_refused(folder: Path) -> None:
+    for words in (
+        ["vocab", "a", "--save", "v"],
+        ["run", "a", "--save-weights", "v"],
+        ["show", folder / "r", "--html", "v"],
+    ):
+        assert "v" in run(folder, *words, code=1, shell=DELETED, modules=NO_TORCH).said
+
+
+@pytest.mark.real
+def test_a_computation_in_a_deleted_working_folder_ends_with_a_result_or_an_error(folder: Path) -> None:
+    run(folder, "run", "a", "--json", code=(0, 1), shell=DELETED)
+
+
+# ------------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("words", [["run"], ["vocab", "--max-bytes", "8M", "--json"]], ids=["run", "vocab"])
+def test_a_file_of_100_mb_is_refused_in_little_memory(tmp_path: Path, words: list[str]) -> None:
+    with (tmp_path / "text.txt").open("wb") as file:
+        file.write(b"many words " * 9_600_000)
+    shell = limited(SMALL)
+    done = run(tmp_path, *words, "--file", "text.txt", code=1, shell=shell, modules=NO_TORCH)
+    assert "text.txt" in done.said
+    assert "--max-bytes" in done.said
+
+
+@pytest.mark.parametrize("words", [["run", "-"], ["vocab", "-", "--max-bytes", "8M", "--json"]], ids=["run", "vocab"])
+def test_a_stdin_without_end_is_refused_in_little_memory(tmp_path: Path, words: list[str]) -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        assert endless.stdout is not None
+        fd = endless.stdout.fileno()
+        done = run(tmp_path, *words, code=1, stdin=fd, shell=limited(SMALL), modules=NO_TORCH)
+        endless.kill()
+    assert "stdin" in done.said
+    assert "--max-bytes" in done.said
+
+
+@pytest.mark.parametrize("words", [["run"], ["vocab", "--json"]], ids=" ".join)
+def test_a_word_of_a_million_letters_is_refused_with_its_limit(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "text.txt").write_text("a " + "b" * 1_000_000)
+    shell = limited(SMALL)
+    done = run(tmp_path, *words, "--file", "text.txt", code=1, shell=shell, modules=NO_TORCH)
+    assert "1000" in done.said
+    assert "--max-token-len" in done.said
+
+
+PEAK = """
+import os
+end = os._exit
+def report(code):
+    with open("/proc/self/status") as status, open("modules/peak", "w") as file:
+        file.write(next(line.split()[1] for line in status if line.startswith("VmHWM")))
+    end(code)
+os._exit = report
+"""
+"""A module that writes the largest memory of the process, in KiB."""
+
+
+@pytest.mark.real
+def test_a_run_that_does_not_fit_is_refused_with_what_it_takes_and_with_a_length_that_does_fit(tmp_path: Path) -> None:
+    """The same run without the limit takes at least half of the predicted memory, and no more."""
+    words = ("run", "-", "--device", "cpu", "--view", "none")
+    done = run(tmp_path, *words, code=1, stdin="word " * 2200, shell=limited(1500 * MIB))
+    needed = re.search(r"([\d.]+) MiB needed, ([\d.]+) MiB available", done.said)
+    assert needed
+    predicted, available = float(needed[1]) * MIB, float(needed[2]) * MIB
+    assert available < 1500 * MIB
+    (fits,) = re.findall(r"--max-tokens (\d+)", done.said)
+    run(tmp_path, *words, stdin="word " * int(fits), shell=limited(1500 * MIB))
+    run(tmp_path, *words, stdin="word " * 2200, modules={"sitecustomize": PEAK})
+    measured = int((tmp_path / "modules" / "peak").read_text()) * 1024
+    assert measured <= predicted <= 2 * measured
