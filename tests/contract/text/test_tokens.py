@@ -169,7 +169,7 @@ def test_the_first_tokens_are_taken_where_a_number_is_given(mha: Any) -> None:
 def test_a_long_word_is_refused_and_the_longest_that_may_be_is_not(mha: Any) -> None:
     assert mha("run", "four four", "--max-token-len", "4", *SMALL).json["sequences"][0]["tokens"] == ["four"] * 2
     for command in (("run", *SMALL), ("vocab", "--json")):
-        ended = mha(command[0], "four fifth", "--max-token-len", "4", *command[1:], code=1)
+        ended = mha(command[0], "four fifth four", "--max-token-len", "4", *command[1:], code=1)
         assert ended.error["code"] == "too-large"
         assert "5" in ended.error["message"]
         assert "--max-token-len" in ended.said
