@@ -445,3 +445,17 @@ def test_a_field_of_any_other_value_breaks_no_command(
         (tmp_path / "r").write_bytes(edited(saved["record"], alter))
         for form in (["--json"], ["--view", "heatmap", "--all", "--verbose"]):
             mha("show", "r", *form, code=(0, 1, 3))
+
+
+def test_an_array_of_a_record_in_an_unknown_kind_of_numbers_is_refused(mha: Any, tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    mha("run", "the cat sat", "--heads", "2", "--save", "whole.safetensors")
+    with safe_open(tmp_path / "whole.safetensors", "np") as file:
+        metadata = file.metadata()
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    save_file(arrays | {"entropy": arrays["entropy"].astype(np.int16)}, tmp_path / "other.safetensors", metadata)
+    ended = mha("show", "other.safetensors", "--json", code=1)
+    assert ended.error["code"] == "bad-file"
+    assert "I16" in ended.error["message"]
