@@ -349,3 +349,10 @@ def test_info_of_a_saved_record_names_the_command_that_shows_it(mha: Any) -> Non
     mha("run", "the cat", "--save", "r.safetensors")
     ended = mha("weights", "info", "r.safetensors", "--json", code=1)
     assert "mha show" in ended.said
+
+
+def test_a_model_of_one_layer_with_one_head_is_read(mha: Any, tmp_path: Path) -> None:
+    place = checkpoints.copy_of("gpt2", tmp_path / "small", n_head=1, n_layer=1)
+    document = mha("run", "the cat", "--model", place, "--json").json
+    assert len(document["layers"]) == 1
+    assert np.array(document["layers"][0]["pattern"]).shape[:2] == (1, 1)
