@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,23 @@ def test_a_trace_that_cannot_be_saved_is_refused_before_the_code_runs(tmp_path) 
     (tmp_path / "side.py").write_text("open('ran', 'w')\ndef attend(q, k, v):\n    return v\n")
     run(tmp_path, "trace", "side.py:attend", "--save", "none/r.safetensors", code=1)
     assert not (tmp_path / "ran").exists()
+
+
+CHUNKED = (
+    MINE.partition("class Grouped")[0].replace(
+        "self.qkv(x).view(B, T, 3, self.h, C // self.h).permute(2, 0, 3, 1, 4)",
+        "(part.view(B, T, self.h, C // self.h).transpose(1, 2) for part in self.parts(x))",
+    )
+    + """
+    def parts(self, x):
+        first, second, third = self.qkv(x).chunk(3, dim=-1)
+        return first, second, third
+"""
+)
+
+
+def test_the_parts_of_a_fused_projection_are_counted_in_their_order(mha: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CHUNKED)
+    steps = mha("trace", "mine.py:Fused", "--json").json["trace"]
+    parts = [re.findall(r"\d+", step["formula"]) for step in steps if "chunk" in step["formula"].partition("=")[2]]
+    assert parts[:3] == [["1"], ["2"], ["3"]]
