@@ -28,11 +28,11 @@ import torch
 from peak import peak_mib
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhacli.adapters.hf.load import Loaded
-from mhacli.checkpoints.folder import Checkpoint
-from mhacli.compute.effect.metric import Target
-from mhacli.compute.effect.removal import Removal
-from mhacli.compute.effect.run import TOKENS_AT_ONCE, EffectRun
+from mhacli.commands.effect.metric import Target
+from mhacli.commands.effect.removal import Removal
+from mhacli.commands.effect.run import TOKENS_AT_ONCE, EffectRun
+from mhacli.models.folder import Checkpoint
+from mhacli.models.load import Loaded
 
 Result = TypeVar("Result")
 N_LAYERS, N_HEADS, LENGTH, EVERY = 12, 12, 128, 12

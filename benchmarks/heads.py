@@ -37,6 +37,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
 from mhacli.attention.tiled.reducer import choice, summarise_by
+from mhacli.attention.tiled.reduction import Launch
 from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import SoftmaxPattern, attend_lse, attention_of, pattern_of, tiled_attend
 from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
@@ -44,10 +45,9 @@ from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
 from mhacli.compute.heads import head_groups, prepare_heads
+from mhacli.record.heads import HeadsRequest
 from mhacli.requests.layer import layer_request
-from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.spec.config import Config, Reducer
-from mhacli.spec.reduction import Launch
+from mhacli.settings import Config, Reducer
 from mhacli.text.encode import encode
 
 N_HEADS, D_HEAD = 12, 64

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from transformers import AutoModel, GPT2Config
 
-from mhacli.adapters.hf.inputs import ModelInputs
-from mhacli.adapters.hf.load import Loaded
-from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.spec.tokens import TokenSequence
+from mhacli.models.folder import Checkpoint
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.load import Loaded
+from mhacli.record.heads import HeadsRequest
+from mhacli.text.tokens import TokenSequence
 
 VOCABULARY, MOST_POSITIONS, EAGER_MOST = 4000, 16_384, 4096
 SENTENCE = "The quick brown fox jumps over the lazy dog"

@@ -29,15 +29,15 @@ from typing import Any
 import torch
 from peak import peak_mib
 
+from mhacli.commands.scan.engines.single import SingleEngine
+from mhacli.commands.scan.folder import open_folder
+from mhacli.commands.scan.request import ScanRequest
+from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles, units
+from mhacli.commands.scan.worker import WorkerStart
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.compute.scan.engines.single import SingleEngine
-from mhacli.compute.scan.worker import WorkerStart
 from mhacli.errors import MhaError
-from mhacli.requests.scan import ScanRequest
-from mhacli.results.scan.folder import open_folder
-from mhacli.results.scan.unit import UNIT_SIZE, Unit, UnitFiles, units
 from mhacli.text.corpus import CorpusFormat, Document, documents
 
 MAX_TOKENS = 64
@@ -111,7 +111,7 @@ class NoWork:
 
 def done_at(n_workers: int, start: Any, made: list[Unit]) -> list[float]:
     """When each unit was done."""
-    from mhacli.compute.scan.engines.ray import RayEngine
+    from mhacli.commands.scan.engines.ray import RayEngine
 
     times: list[float] = []
     RayEngine("auto", n_workers).run(iter(made), start, lambda *done: times.append(perf_counter()))

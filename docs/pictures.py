@@ -85,7 +85,7 @@ def photograph(page: Path, target: Path) -> None:
 
 async def viewed(record: Path) -> str:
     """What the viewer shows of a head of a record, as SVG."""
-    from mhacli.results.record import storage
+    from mhacli.record import storage
     from mhacli.viewer.app import Viewer
     from mhacli.viewer.session import ViewerOptions
 

@@ -2,7 +2,7 @@
 
     python docs/reading.py
 
-It also writes mhacli/results/mistakes.json, the texts of the catalogue of mistakes, for `mha explain`, which loads no torch.
+It also writes mhacli/commands/check/mistakes.json, the catalogue of mistakes for `mha explain`, which loads no torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mhacli.commands.check.result import PROBES
+from mhacli.record.glossary import CONCEPTS, SIGNS, TABLES
+from mhacli.record.heads import HEAD_TYPES, SINK_TOKENS, STATISTICS
 from mhacli.render.base.colours import KIND_SIGNS
-from mhacli.results.check import PROBES
-from mhacli.results.glossary import CONCEPTS, SIGNS, TABLES
-from mhacli.results.record.head_statistics import HEAD_TYPES, SINK_TOKENS, STATISTICS
 
 PAGE = Path(__file__).parent / "READING.md"
-MISTAKES_FILE = Path(__file__).parent.parent / "mhacli" / "results" / "mistakes.json"
+MISTAKES_FILE = Path(__file__).parent.parent / "mhacli" / "commands" / "check" / "mistakes.json"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

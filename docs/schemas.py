@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mhacli.checkpoints.contents import Contents
-from mhacli.results.bench.comparison import BaselineComparison
-from mhacli.results.bench.result import Benchmark, BenchRow, NoiseBaseline
-from mhacli.results.check import Examination
-from mhacli.results.diff.result import (
+from mhacli.commands.bench.comparison import BaselineComparison
+from mhacli.commands.bench.result import Benchmark, BenchRow, NoiseBaseline
+from mhacli.commands.check.result import Examination
+from mhacli.commands.diff.result import (
     EffectDifference,
     HeadChange,
     Setting,
@@ -28,14 +27,15 @@ from mhacli.results.diff.result import (
     TextDifference,
     TokenChange,
 )
-from mhacli.results.doctor import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
-from mhacli.results.glossary import Term
-from mhacli.results.mask import SequenceMask
-from mhacli.results.record.head_statistics import MATRICES, PER_QUERY
-from mhacli.results.record.record import InspectedLayer, Record, SelfCheck
-from mhacli.spec.config import Config
-from mhacli.spec.sites import SITES
-from mhacli.spec.tokens import TokenSequence
+from mhacli.commands.doctor.result import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
+from mhacli.commands.weights.contents import Contents
+from mhacli.record.glossary import Term
+from mhacli.record.heads import MATRICES, PER_QUERY
+from mhacli.record.mask import SequenceMask
+from mhacli.record.record import InspectedLayer, Record, SelfCheck
+from mhacli.settings import Config
+from mhacli.sites import SITES
+from mhacli.text.tokens import TokenSequence
 
 FOLDER = Path(__file__).parent / "schemas"
 PAGE = Path(__file__).parent / "RECORDS.md"

@@ -4,18 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
-    from mhacli.compute.bench.sizes import bench
-    from mhacli.compute.check.run import check
+    from mhacli.commands.bench.sizes import bench
+    from mhacli.commands.check.run import check
+    from mhacli.commands.diff.records import diff
+    from mhacli.commands.doctor.run import doctor
+    from mhacli.commands.effect.in_memory.effects import effects
+    from mhacli.commands.effect.in_memory.removed import removed
     from mhacli.compute.checkpoint.inspecting import inspecting
-    from mhacli.compute.doctor.run import doctor
-    from mhacli.compute.effect.in_memory.effects import effects
-    from mhacli.compute.effect.in_memory.removed import removed
     from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
-    from mhacli.results.diff.records import diff
-    from mhacli.results.record.record import Record
-    from mhacli.results.record.storage import load
-    from mhacli.spec.config import Config
+    from mhacli.record.record import Record
+    from mhacli.record.storage import load
+    from mhacli.settings import Config
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,19 +24,19 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "Config": "mhacli.spec.config",
+    "Config": "mhacli.settings",
     "MhaError": "mhacli.errors",
     "MultiHeadAttention": "mhacli.attention.layer",
-    "Record": "mhacli.results.record.record",
-    "bench": "mhacli.compute.bench.sizes",
-    "check": "mhacli.compute.check.run",
-    "diff": "mhacli.results.diff.records",
-    "doctor": "mhacli.compute.doctor.run",
-    "effects": "mhacli.compute.effect.in_memory.effects",
+    "Record": "mhacli.record.record",
+    "bench": "mhacli.commands.bench.sizes",
+    "check": "mhacli.commands.check.run",
+    "diff": "mhacli.commands.diff.records",
+    "doctor": "mhacli.commands.doctor.run",
+    "effects": "mhacli.commands.effect.in_memory.effects",
     "inspect": "mhacli.compute.layer.run",
     "inspecting": "mhacli.compute.checkpoint.inspecting",
-    "load": "mhacli.results.record.storage",
-    "removed": "mhacli.compute.effect.in_memory.removed",
+    "load": "mhacli.record.storage",
+    "removed": "mhacli.commands.effect.in_memory.removed",
 }
 
 

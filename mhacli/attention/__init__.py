@@ -1,6 +1,20 @@
 """Attention itself: the definition, its masks and positions, the layer around it, its statistics, its weights on disk."""
 
-from mhacli.attention import masks
-from mhacli.attention.core import attend
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mhacli.attention import masks
+    from mhacli.attention.core import attend
 
 __all__ = ["attend", "masks"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported on first use: reading a weights file needs no torch."""
+    from importlib import import_module
+
+    if name == "attend":
+        return import_module("mhacli.attention.core").attend
+    if name == "masks":
+        return import_module("mhacli.attention.masks")
+    raise AttributeError(f"module 'mhacli.attention' has no attribute {name!r}")

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention
 from mhacli.attention.layer_file import LayerWeights, new_attention, require_finite, to_bytes
+from mhacli.attention.weights_file import EMBEDDING, POSITION_EMBEDDING, LayerFile
 from mhacli.checkpoints.conversion import Conversion, projection_sizes
 from mhacli.checkpoints.families import Layout, expected_shapes, require_fitting_heads
-from mhacli.checkpoints.folder import StoredTensor, read_bytes
-from mhacli.checkpoints.head_counts import ProjectionSizes
-from mhacli.checkpoints.mha_weights import EMBEDDING, POSITION_EMBEDDING, LayerFile
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import tensors_of
-from mhacli.spec.config import Config
+from mhacli.models.folder import StoredTensor, read_bytes
+from mhacli.models.sizes import ProjectionSizes
+from mhacli.settings import Config
 
 TOLERANCE = 1e-10
 """Largest difference relative to the largest number compared: float64 sums in another order, with room."""

@@ -24,7 +24,7 @@ class Tap(Protocol):
     """A callback that receives the tensors of a computation. It observes and never changes them."""
 
     def __call__(self, site: str, tensor: Tensor, **where: Any) -> None:
-        """Called once per site of `mhacli.spec.sites.SITES`, in the order of execution."""
+        """Called once per site of `mhacli.sites.SITES`, in the order of execution."""
 
 
 def no_tap(site: str, tensor: Tensor, **where: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells_of, weighted_sum
 from mhacli.attention.positions import alibi, rotate, sinusoidal
 from mhacli.errors import UsageError
-from mhacli.spec.config import ROPE, Config, Init, LayerPositions, Positions
+from mhacli.settings import ROPE, Config, Init, LayerPositions, Positions
 
 TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]

@@ -1,7 +1,7 @@
 """A layer's weights to bytes and back, with the probe that notices a transposed matrix.
 
 The probe is what the layer answers to a fixed input: a transposed square matrix has the right shape, but not the right
-answer. The format is described in `mhacli.checkpoints.mha_weights`.
+answer. The format is described in `mhacli.attention.weights_file`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention, new_embedding
-from mhacli.checkpoints.mha_weights import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, WeightsProbe
+from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, WeightsProbe
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import METADATA_KEY, tensors_of
-from mhacli.spec.config import Config
+from mhacli.settings import Config
 
 PROBE_TOLERANCE = 1e-6
 """Largest difference from a stored probe, relative to its largest number: its rounding to 9 digits, with room."""

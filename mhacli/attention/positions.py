@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mhacli.spec.sites import WAVES_AT_ONCE, alibi_slopes
+from mhacli.sites import WAVES_AT_ONCE, alibi_slopes
 
 
 def sinusoidal(places: Int[Tensor, "*rows"], width: int, *, dtype: torch.dtype) -> Float[Tensor, "*rows width"]:

@@ -1,1 +1,1 @@
-"""Reads untrusted checkpoints by their headers and configs, without tensors or torch."""
+"""Model folders, by their headers."""

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mhacli.attention.weights_file import DTYPES
 from mhacli.checkpoints.families import Family, Layout, family_of, layout_named, layout_of
-from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.head_counts import ProjectionSizes, head_counts, part_of, sizes_of
-from mhacli.checkpoints.mha_weights import DTYPES
 from mhacli.checkpoints.tensor_names import (
     FoundLayer,
     chosen_stack,
@@ -23,7 +21,9 @@ from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import shown_name
-from mhacli.spec.config import Config
+from mhacli.models.folder import Checkpoint, StoredTensor
+from mhacli.models.sizes import ProjectionSizes, head_counts, part_of, sizes_of
+from mhacli.settings import Config
 
 _WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 

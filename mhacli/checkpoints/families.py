@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError, UsageError
+from mhacli.models.sizes import ProjectionSizes
 
 Order = Literal["separate", "stack", "per-head", "per-group", "four-blocks", "kernels"]
 """The order of rows in a fused matrix: q, k, v one after the other; `[head, (q, k, v), d_head]`; for each kv head its

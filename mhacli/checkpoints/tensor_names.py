@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mhacli.checkpoints.families import TOWERS, Layout, expected_shapes, require_fitting_heads
-from mhacli.checkpoints.folder import Checkpoint, StoredTensor
-from mhacli.checkpoints.head_counts import ProjectionSizes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.safetensors import shown_name
+from mhacli.models.folder import Checkpoint, StoredTensor
+from mhacli.models.sizes import ProjectionSizes
 
 _LANGUAGE = ("language_model.", "text_model.")
 _MEANINGS: Mapping[str, str] = {

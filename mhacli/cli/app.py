@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -43,7 +44,8 @@ COMMANDS: Mapping[str, str] = {
     "explain": "Explain a column, sign, head type, tensor or mistake, with its formula and source.",
     "diff": "Compare two saved records: where they first differ, and what changed in each head. Needs no torch.",
 }
-"""The commands with their help. The module `mhacli.cli.commands.NAME` defines each as a function or Typer group named NAME."""
+"""The commands with their help. Each is a function or Typer group named NAME, in the module `mhacli.commands.NAME` or, of a
+folder of that name, in its `command`."""
 
 
 class LazyGroup(HelpGroup):
@@ -72,7 +74,10 @@ class LazyGroup(HelpGroup):
 
 
 def _load(name: str) -> Any:
-    command = getattr(importlib.import_module(f"mhacli.cli.commands.{name}"), name)
+    module = f"mhacli.commands.{name}"
+    found = importlib.util.find_spec(module)
+    is_folder = found is not None and found.submodule_search_locations is not None
+    command = getattr(importlib.import_module(f"{module}.command" if is_folder else module), name)
     if isinstance(command, typer.Typer):
         command.info.name, command.info.help = name, COMMANDS[name]
         return typer.main.get_command(command)

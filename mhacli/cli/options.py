@@ -18,9 +18,9 @@ import typer
 from mhacli.cli.streams import SCREEN_WIDTHS, ColourChoice
 from mhacli.cli.values import integer, real, size, whole
 from mhacli.io.files import format_size
+from mhacli.record.heads import SORTS
 from mhacli.render.base.options import Scale, View
-from mhacli.results.record.head_statistics import SORTS
-from mhacli.spec.config import (
+from mhacli.settings import (
     DEFAULT_KEEP_LIMIT,
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_TOKEN_LEN,

@@ -47,10 +47,8 @@ from mhacli.compute.base.taps import Capture, stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
 from mhacli.io.progress import Progress, no_progress
-from mhacli.requests.layer import LayerRequest, require_no_dropout
-from mhacli.requests.memory import predict_heads_memory
-from mhacli.results.record.consistency import MOST_OF_SUMS
-from mhacli.results.record.head_statistics import (
+from mhacli.record.consistency import MOST_OF_SUMS
+from mhacli.record.heads import (
     COLUMN_TOTALS,
     HEAD_OUTPUTS,
     MAP_TOTALS,
@@ -62,9 +60,11 @@ from mhacli.results.record.head_statistics import (
     Kept,
     worst_check,
 )
-from mhacli.results.record.record import Record, SelfCheck, Step
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.tolerances import MEASURED_KEYS, TOLERANCES
+from mhacli.record.record import Record, SelfCheck, Step
+from mhacli.record.tables import HeadTable
+from mhacli.record.tolerances import MEASURED_KEYS, TOLERANCES
+from mhacli.requests.layer import LayerRequest, require_no_dropout
+from mhacli.requests.memory import predict_heads_memory
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that one thread inspects together: some seconds. Masks and matches are evaluated once for all of them."""

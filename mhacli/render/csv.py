@@ -11,10 +11,10 @@ from io import StringIO
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.results.record.head_statistics import Averages, HeadStatistics
-from mhacli.results.record.record import Record
-from mhacli.spec.tokens import TokenSequence
+from mhacli.record.heads import Averages, HeadStatistics
+from mhacli.record.record import Record
 from mhacli.text.escape import visible
+from mhacli.text.tokens import TokenSequence
 
 HEADER = ("sequence", "head", "query", "query_token", "key", "key_token", "allowed", "pattern")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import PER_QUERY
-from mhacli.results.record.record import Record, layer_prefix
+from mhacli.record.arrays import Array
+from mhacli.record.heads import PER_QUERY
+from mhacli.record.record import Record, layer_prefix
 
 _FIRST = ("schema", "command", "config", "sequences", "context", "vocabulary", "trace")
 _STATED = ("qk", "scores", "pattern", "z", "out")

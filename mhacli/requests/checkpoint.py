@@ -6,11 +6,11 @@ import os
 import re
 from dataclasses import dataclass
 
-from mhacli.checkpoints.folder import Checkpoint
+from mhacli.models.folder import Checkpoint
+from mhacli.record.heads import HeadsRequest
+from mhacli.record.record import LayerChoice
 from mhacli.requests.device_map import DeviceMap
-from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.results.record.record import LayerChoice
-from mhacli.spec.config import DEFAULT_KEEP_LIMIT, PaddingSide
+from mhacli.settings import DEFAULT_KEEP_LIMIT, PaddingSide
 from mhacli.text.spans import Message
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mhacli.checkpoints.mha_weights import LayerFile
+from mhacli.attention.weights_file import LayerFile
 from mhacli.errors import UsageError, out_of_range
+from mhacli.facts import Facts
 from mhacli.io import memory
 from mhacli.requests.memory import Plan, make_plan, plan_memory
-from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
-from mhacli.spec.facts import Facts
+from mhacli.settings import DEFAULT_KEEP_LIMIT, Config
 from mhacli.text.encode import Encoded
 
 

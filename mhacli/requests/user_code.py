@@ -9,6 +9,18 @@ DEFAULT_TIME_LIMIT_S = 5.0
 """Seconds for one call, and for importing: half of the ten seconds within which a command must refuse bad input."""
 
 
+Mode = Literal["self", "cross"]
+"""Self-attention or cross-attention, for attention with an optional context."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A valid design choice; `name` is stable."""
+
+    name: str
+    message: str
+
+
 @dataclass(frozen=True)
 class TargetRequest:
     """One class or function, `FILE.py:NAME` or `package.module:NAME`, and how to build and call it.

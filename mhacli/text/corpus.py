@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened, read_up_to
-from mhacli.spec.config import DEFAULT_MAX_BYTES
+from mhacli.settings import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
     import pyarrow

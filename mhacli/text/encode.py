@@ -12,10 +12,10 @@ from typing import get_args
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import describe, read_chunks
-from mhacli.spec.config import DEFAULT_MAX_BYTES, DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config, OnBadBytes
-from mhacli.spec.tokens import TokenSequence, places
+from mhacli.settings import DEFAULT_MAX_BYTES, DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config, OnBadBytes
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Token, Tokenizer, WordTokenizer
+from mhacli.text.tokens import TokenSequence, places
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 
 

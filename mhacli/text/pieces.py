@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
-from mhacli.spec.tokens import Piece, TokenSequence
+from mhacli.text.tokens import Piece, TokenSequence
 
 
 class Encoding(Protocol):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import load_json
-from mhacli.spec.tokens import TokenSequence
+from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:
     import regex

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import load_json
-from mhacli.spec.config import Punctuation
+from mhacli.settings import Punctuation
 from mhacli.text.vocabulary import MAX_ENTRIES, Vocabulary
 
 BUILT_IN = ("word", "char", "byte")

@@ -22,7 +22,7 @@ from textual.screen import Screen
 
 from mhacli.errors import MhaError
 from mhacli.io.interrupts import Terminated, more_time
-from mhacli.results.record.record import Record
+from mhacli.record.record import Record
 from mhacli.viewer.overview import Overview
 from mhacli.viewer.screen import HeadsScreen, ViewerScreen
 from mhacli.viewer.session import Session, ViewerOptions

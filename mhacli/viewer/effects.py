@@ -12,6 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
 
+from mhacli.record.effect import Effect, numbers_of
 from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.format import fitted
 from mhacli.render.base.options import Screen as Paper
@@ -26,7 +27,6 @@ from mhacli.render.checkpoint.effect import (
     scale_text,
 )
 from mhacli.render.checkpoint.effect_map import EffectMap, removal_name
-from mhacli.results.record.effect import Effect, numbers_of
 from mhacli.viewer.lines import BOLD, CURSOR, DIM, PLAIN, Line, Lines, Pane, StyledText, flowed, ruled, segments
 from mhacli.viewer.screen import EFFECT_KEYS, HeadsScreen, bindings, keys_line
 from mhacli.viewer.session import Session

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Record
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import listed_numbers, short_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.results.record.record import InspectedLayer, LayerChoice, NonAttentionLayer
+    from mhacli.record.record import InspectedLayer, LayerChoice, NonAttentionLayer
 
 
 @dataclass(frozen=True, eq=False)

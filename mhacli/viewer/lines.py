@@ -14,9 +14,9 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from mhacli.record.heads import HeadStatistics
 from mhacli.render.base.colours import EMPTY, type_sign
 from mhacli.render.base.format import fitted, type_text
-from mhacli.results.record.head_statistics import HeadStatistics
 from mhacli.viewer.head_table import TableHead
 
 Line = Sequence[Segment]

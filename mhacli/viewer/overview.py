@@ -10,10 +10,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
+from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, Statistic
+from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import check_text, count_of, fitted, short_text, token_text, weight_text
-from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS, HeadStatistics, Statistic
-from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.head_table import TableHead
 from mhacli.viewer.lines import (

@@ -12,14 +12,14 @@ from rich.segment import Segment
 
 from mhacli.errors import first_names
 from mhacli.io.json_schema import finite
+from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text, weight_text
 from mhacli.render.base.options import Scale
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap, head_map
-from mhacli.results.record.arrays import Array
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import without_surrogates
+from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.head_table import TableHead
 from mhacli.viewer.lines import BROKEN, segment
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from mhacli.record.arrays import are_read
+from mhacli.record.consistency import contradictions
+from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
 from mhacli.render.heads.drawable import scale_of
-from mhacli.results.record.arrays import are_read
-from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 from mhacli.viewer.head_table import HeadTable, TableHead, head_table
 

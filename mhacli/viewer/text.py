@@ -12,9 +12,9 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
+from mhacli.record.record import Record
 from mhacli.render.base.format import provenance
 from mhacli.render.base.options import Screen as Paper
-from mhacli.results.record.record import Record
 from mhacli.viewer.lines import Line, Lines, ScrolledPane, ruled
 from mhacli.viewer.screen import EFFECT_KEYS, GRID_KEYS, HEAD_KEYS, TEXT_KEYS, ViewerScreen, bindings, keys_line
 

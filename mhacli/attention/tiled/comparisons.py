@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mhacli.attention.tiled.conditions import CellValues, TokenCondition, ValuesOfTile
-from mhacli.spec.conditions import Axis
+from mhacli.text.conditions import Axis
 
 MAX_COMPARISONS = 5
 """Of a condition: all their answers are an index into a table of 32 bits."""
@@ -81,7 +81,7 @@ _Condition = _Plane | _Table
 
 
 class _Separated:
-    """The operations of `mhacli.spec.conditions.Cells`, of which those that compare query and key are put off.
+    """The operations of `mhacli.text.conditions.Cells`, of which those that compare query and key are put off.
 
     What depends on one axis is a tensor with an axis of 1 for the other one, as in `ValuesOfTile`, which calculates it.
     """

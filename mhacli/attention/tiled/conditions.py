@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.spec.conditions import OPERATIONS, RELATIONS, Pattern
+from mhacli.text.conditions import OPERATIONS, RELATIONS, Pattern
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -44,7 +44,7 @@ def matcher(
     zero, even `!=`; `not` around it is then true.
     Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
 
-    >>> from mhacli.spec.conditions import parse_pattern
+    >>> from mhacli.text.conditions import parse_pattern
     >>> ids = torch.tensor([4, 7, 4])
     >>> matches = matcher(parse_pattern("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
     >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
@@ -101,7 +101,7 @@ def _known(*sides: CellValues) -> list[_Plane]:
 
 
 class ValuesOfTile(NamedTuple):
-    """The cells of a tile, as `mhacli.spec.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
+    """The cells of a tile, as `mhacli.text.conditions.Cells`: numbers and tokens are `CellValues`, conditions planes of bool."""
 
     places: Mapping[str, Tensor]
     texts: Mapping[str, Tensor]

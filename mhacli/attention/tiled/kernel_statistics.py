@@ -23,10 +23,10 @@ from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Arithmetic, Chosen, arithmetic_of
 from mhacli.attention.tiled.comparisons import comparisons_of
 from mhacli.attention.tiled.kernel import ALWAYS, FIRST, LEADING, NO_KEY, NO_QUERY, NO_TOKEN, NOR_THIS, reduce_pattern
+from mhacli.attention.tiled.reduction import ADDED_BYTES, ROWS, Launch, launch_for, n_programs
 from mhacli.attention.tiled.scores import LOG2_E, Scores, VirtualPattern
 from mhacli.attention.tiled.statistics import ChosenCells, Statistics, StatisticsRequest
 from mhacli.attention.tiled.tiles import PENALTY, indices, n_cells, reduce_tiles
-from mhacli.spec.reduction import ADDED_BYTES, ROWS, Launch, launch_for, n_programs
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs the kernel, on the CPU. It multiplies bfloat16 as if they were integers."""

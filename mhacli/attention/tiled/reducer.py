@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 
 from mhacli.attention.masks import causal
+from mhacli.attention.tiled.reduction import MAX_HEAD
 from mhacli.attention.tiled.scores import PatternOfScores, Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import SoftmaxPattern, tiled_attend
 from mhacli.attention.tiled.statistics import Statistics, StatisticsRequest, summarise
 from mhacli.attention.tiled.tiles import PatternTiles, reduce_tiles
 from mhacli.errors import MhaError
-from mhacli.spec.config import Reducer
-from mhacli.spec.reduction import MAX_HEAD
+from mhacli.settings import Reducer
 
 _LARGEST_ERROR = 1e-4
 """By which both may differ, relative to the largest number of a statistic: ten times their rounding."""

@@ -23,7 +23,7 @@ from mhacli.attention.tiled.tiles import (
     hide,
     indices,
 )
-from mhacli.spec.sites import alibi_slopes
+from mhacli.sites import alibi_slopes
 
 LOG2_E = math.log2(math.e)
 

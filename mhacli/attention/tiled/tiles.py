@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhacli.attention.core import Allowed, visible_cells
 from mhacli.attention.masks import extent_of
-from mhacli.spec.reduction import CPU_TILE, DEVICE_TILE, queries_at_once
+from mhacli.attention.tiled.reduction import CPU_TILE, DEVICE_TILE, queries_at_once
 
 T = TypeVar("T")
 

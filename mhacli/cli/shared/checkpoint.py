@@ -28,11 +28,11 @@ from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
 
 if TYPE_CHECKING:  # loaded when a checkpoint is read: help must come quickly
-    from mhacli.checkpoints.folder import Checkpoint
+    from mhacli.models.folder import Checkpoint
+    from mhacli.record.heads import HeadsRequest
+    from mhacli.record.record import LayerChoice
     from mhacli.requests.checkpoint import ModelRequest
     from mhacli.requests.device_map import DeviceMap
-    from mhacli.results.record.head_statistics import HeadsRequest
-    from mhacli.results.record.record import LayerChoice
     from mhacli.text.encode import Decoding
     from mhacli.text.spans import Message
 
@@ -146,7 +146,7 @@ def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `UsageError` with the form."""
     if word is None:
         return None
-    from mhacli.spec.tokens import AttentionKind
+    from mhacli.text.tokens import AttentionKind
 
     layers: list[LayerChoice] = []
     for part in word.split(","):
@@ -321,7 +321,7 @@ def _require_matrices(keep: tuple[str, ...]) -> None:
 
 def local_checkpoint(model: ModelOptions) -> Checkpoint | None:
     """The checkpoint in a folder, read and checked; None for the id of one on a hub."""
-    from mhacli.checkpoints.folder import read_checkpoint
+    from mhacli.models.folder import read_checkpoint
     from mhacli.requests.checkpoint import is_hub_id
 
     path = model.model or ""
@@ -347,7 +347,7 @@ def local_checkpoint(model: ModelOptions) -> Checkpoint | None:
 
 def require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> None:
     """Raises `UsageError` for layers that the config does not have."""
-    from mhacli.checkpoints.head_counts import head_counts
+    from mhacli.models.sizes import head_counts
 
     for kind, n in layers:
         count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
@@ -360,7 +360,7 @@ def require_layers(layers: tuple[LayerChoice, ...], checkpoint: Checkpoint) -> N
 
 def require_configured_heads(heads: tuple[int, ...] | None, request: ModelRequest, name: str = "head") -> None:
     """Raises `UsageError` for a head that no layer of a local checkpoint has, according to its config."""
-    from mhacli.checkpoints.head_counts import head_counts
+    from mhacli.models.sizes import head_counts
 
     config = {} if request.checkpoint is None else request.checkpoint.config
     counts = [head_counts(config, stack).n_heads for stack in (None, "encoder", "decoder")]

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mhacli.cli.streams import stdout_width, write
 from mhacli.cli.values import are_literal
+from mhacli.record.heads import UNTYPED
 from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import chosen_layers
-from mhacli.results.record.head_statistics import UNTYPED
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
-    from mhacli.checkpoints.contents import Contents
     from mhacli.cli.shared.checkpoint import ComputeRequest
     from mhacli.cli.shared.output import RecordOutput
-    from mhacli.results.record.record import Record
+    from mhacli.commands.weights.contents import Contents
+    from mhacli.record.record import Record
 
 LayerCell = tuple[int, int, tuple[int, int, int]]
 """A layer, a sequence, and (head, query, key)."""

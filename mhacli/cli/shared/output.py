@@ -31,13 +31,13 @@ from mhacli.cli.streams import draw, note, screen, show_activity, write_pieces
 from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
+from mhacli.record.heads import require_order
 from mhacli.render.base.options import Figure, Scale, Screen, ViewOptions
-from mhacli.results.record.head_statistics import require_order
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mhacli.results.record.record import Record
+    from mhacli.record.record import Record
 
 _PICTURES = "Pictures"
 JSON = "Print the result as one JSON document."
@@ -413,8 +413,8 @@ def save_record(record: Record, save: SaveOptions) -> None:
 
 def print_notes(record: Record, notes: Sequence[str]) -> None:
     """Prints the notes of a successful run on stderr. It follows the checks, so that an error is printed alone."""
+    from mhacli.record.record import NOT_SEEN
     from mhacli.render.json import nonfinite
-    from mhacli.results.record.record import NOT_SEEN
 
     for text in notes:
         note(text)

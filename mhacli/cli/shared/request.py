@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file, read_layer_file
+from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
 from mhacli.cli.streams import note, show_activity
 from mhacli.cli.values import reach, require_context, require_no_target, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole
+from mhacli.record.record import Record
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
-from mhacli.results.record.record import Record
-from mhacli.spec.config import DEFAULT_MAX_BYTES, ROPE, Config
+from mhacli.settings import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import Decoding, Limits, argument_text, encode, lines_of, read_text
 from mhacli.text.escape import without_surrogates

@@ -7,9 +7,9 @@ from typing import Annotated
 from mhacli.cli.options import number, option, option_group
 from mhacli.cli.values import real, whole
 from mhacli.errors import UsageError
-from mhacli.results.record.head_statistics import SINK_SHARE, SINK_TOKENS
-from mhacli.spec.conditions import INDUCTION
-from mhacli.spec.config import MAX_LENGTH, Reducer
+from mhacli.record.heads import SINK_SHARE, SINK_TOKENS
+from mhacli.settings import MAX_LENGTH, Reducer
+from mhacli.text.conditions import INDUCTION
 
 HEADS = "Heads"
 

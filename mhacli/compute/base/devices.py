@@ -16,7 +16,7 @@ import mhacli
 from mhacli.errors import MhaError
 from mhacli.io import memory
 from mhacli.io.memory import cpu_name
-from mhacli.results.record.record import Environment
+from mhacli.record.record import Environment
 
 
 def choose_device(name: str, option: str = "--device") -> torch.device:

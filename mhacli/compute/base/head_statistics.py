@@ -1,5 +1,5 @@
 """Makes the `HeadStatistics` of a record from the sums of a pass over the tiles: means, extremes, and the same for uniform
-attention. The table of all statistics is `mhacli.results.record.head_statistics.STATISTICS`."""
+attention. The table of all statistics is `mhacli.record.heads.STATISTICS`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mhacli.attention.tiled.statistics import (
 )
 from mhacli.attention.tiled.tiles import Grid, PatternTiles, indices, visible_keys
 from mhacli.io.json_schema import finite
-from mhacli.results.record.head_statistics import (
+from mhacli.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,
     NEAR,
@@ -39,10 +39,10 @@ from mhacli.results.record.head_statistics import (
     is_sink,
     with_kind,
 )
-from mhacli.results.record.record import SpanTokens
-from mhacli.spec.conditions import Pattern
-from mhacli.spec.config import PaddingSide, Reducer
-from mhacli.spec.tokens import TokenSequence
+from mhacli.record.record import SpanTokens
+from mhacli.settings import PaddingSide, Reducer
+from mhacli.text.conditions import Pattern
+from mhacli.text.tokens import TokenSequence
 
 MAP_CELLS = 192
 """Cells of a map along its longer side, at most."""

@@ -18,17 +18,17 @@ from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
-from mhacli.checkpoints.mha_weights import LayerFile, read_bias_file
+from mhacli.attention.weights_file import LayerFile, read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
+from mhacli.facts import Facts
 from mhacli.io.safetensors import tensors_of
+from mhacli.record.record import Environment
 from mhacli.requests.layer import LayerRequest
-from mhacli.results.record.record import Environment
-from mhacli.spec.config import Config
-from mhacli.spec.facts import Facts
-from mhacli.spec.tokens import TokenSequence
+from mhacli.settings import Config
 from mhacli.text.encode import Encoded
+from mhacli.text.tokens import TokenSequence
 
 _INPUT_STREAM = 1 << 63
 """Added to the seed for random vectors, so that they differ from the numbers in the weights."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mhacli.attention.core import Tap
 from mhacli.errors import MhaError
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.spec.facts import Facts
-from mhacli.spec.sites import SITES, Site
+from mhacli.facts import Facts
+from mhacli.record.arrays import Array
+from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
+from mhacli.sites import SITES, Site
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64

@@ -6,14 +6,14 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from mhacli.adapters.usercode.build import build
-from mhacli.adapters.usercode.call.find_call import find_modes, find_user_attention
-from mhacli.adapters.usercode.call.user_attention import UserAttention
-from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.target import find_target
-from mhacli.adapters.usercode.types import Built
+from mhacli.record.record import Argument
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.record import Argument
+from mhacli.usercode.build import build
+from mhacli.usercode.call.find_call import find_modes, find_user_attention
+from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.process import Stage
+from mhacli.usercode.target import find_target
+from mhacli.usercode.types import Built
 
 
 def load_user_attention(request: TargetRequest, stage: Stage) -> UserAttention:

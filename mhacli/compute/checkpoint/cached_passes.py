@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call, ScoredCall, SoftmaxCall
-from mhacli.adapters.hf.captured_pattern import FORBIDDING
-from mhacli.adapters.hf.layer_names import LayerKey
 from mhacli.io.files import format_size
+from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.captured_pattern import FORBIDDING
+from mhacli.models.layer_names import LayerKey
 
 _REORDERED = (
     "attention whose cache does not hold the keys that went into it: beam search reorders them, some caches round them"

@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import captured
-from mhacli.adapters.hf.captured_pattern import KnownMasks, as_attention, full_matrices
-from mhacli.adapters.hf.inputs import run_model
 from mhacli.compute.base.taps import largest_difference, timing, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.compute.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
 from mhacli.io.json_schema import finite
-from mhacli.results.record.record import (
+from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.capture import captured
+from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.models.inputs import run_model
+from mhacli.record.record import (
     CacheStep,
     DecodeSummary,
     InspectedLayer,
@@ -31,7 +31,7 @@ from mhacli.results.record.record import (
     Step,
     layer_prefix,
 )
-from mhacli.spec.tolerances import TOLERANCES
+from mhacli.record.tolerances import TOLERANCES
 
 
 @torch.no_grad()

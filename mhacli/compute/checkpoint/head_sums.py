@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.results.record.head_statistics import Averages, HeadStatistics, with_kind
-from mhacli.results.record.record import Record, layer_prefix
-from mhacli.results.record.tables import HeadTable
+from mhacli.record.heads import Averages, HeadStatistics, with_kind
+from mhacli.record.record import Record, layer_prefix
+from mhacli.record.tables import HeadTable
 
 _MEANS = (
     "entropy", "effective_keys", "participation", "distance", "sink", "leading", "diagonal", "previous", "duplicate",

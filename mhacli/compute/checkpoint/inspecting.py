@@ -12,24 +12,24 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from mhacli.adapters.hf.calls import Call
-from mhacli.adapters.hf.capture import is_attention
-from mhacli.adapters.hf.device_map import device_of
-from mhacli.adapters.hf.inputs import ModelInputs
-from mhacli.adapters.hf.layer_names import LayerKey
-from mhacli.adapters.hf.passes import ModelPass, followed, noted, require_open
-from mhacli.adapters.hf.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.compute.checkpoint.cached_passes import CachedPasses
 from mhacli.compute.checkpoint.head_sums import HeadSums
 from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, CheckpointRunRequest, ModelFacts, PassInspection
 from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.compute.checkpoint.run import facts_of
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.results.record.head_statistics import HeadsRequest
-from mhacli.results.record.record import LayerChoice, Model, Record
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.config import DEFAULT_KEEP_LIMIT
-from mhacli.spec.tokens import AttentionKind
+from mhacli.models.calls import Call
+from mhacli.models.capture import is_attention
+from mhacli.models.device_map import device_of
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.layer_names import LayerKey
+from mhacli.models.passes import ModelPass, followed, noted, require_open
+from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
+from mhacli.record.heads import HeadsRequest
+from mhacli.record.record import LayerChoice, Model, Record
+from mhacli.record.tables import HeadTable
+from mhacli.settings import DEFAULT_KEEP_LIMIT
+from mhacli.text.tokens import AttentionKind
 
 _NAME = "mhacli.inspecting"
 

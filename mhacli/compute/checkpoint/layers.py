@@ -15,10 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import DROPOUT, Call, ScoredCall
-from mhacli.adapters.hf.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
-from mhacli.adapters.hf.inputs import ModelInputs
-from mhacli.adapters.hf.layer_names import LayerKey, rope_theta_of, without_attention
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
@@ -27,8 +23,12 @@ from mhacli.compute.base.taps import stage_timings, to_array
 from mhacli.compute.checkpoint.shards import Shard, ShardResults, Shards
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
 from mhacli.io.progress import Progress, no_progress
-from mhacli.results.record.head_statistics import HeadsRequest, HeadsSummary, HeadStatistics
-from mhacli.results.record.record import (
+from mhacli.models.calls import DROPOUT, Call, ScoredCall
+from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
+from mhacli.record.heads import HeadsRequest, HeadsSummary, HeadStatistics
+from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
     LayerChoice,
@@ -40,9 +40,9 @@ from mhacli.results.record.record import (
     layer_prefix,
     texts_of,
 )
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.config import DEFAULT_KEEP_LIMIT, Config
-from mhacli.spec.tokens import AttentionKind
+from mhacli.record.tables import HeadTable
+from mhacli.settings import DEFAULT_KEEP_LIMIT, Config
+from mhacli.text.tokens import AttentionKind
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer that can be kept, the most important first."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mhacli.adapters.hf.calls import Call
-from mhacli.adapters.hf.inputs import ModelInputs
-from mhacli.adapters.hf.passes import Half, ModelPass, ReadIds
-from mhacli.adapters.hf.tokenizer import ModelTokenizer
-from mhacli.spec.config import PaddingSide
-from mhacli.spec.tokens import AttentionKind, TokenSequence, named_by_ids, places
+from mhacli.models.calls import Call
+from mhacli.models.inputs import ModelInputs
+from mhacli.models.passes import Half, ModelPass, ReadIds
+from mhacli.models.tokenizer import ModelTokenizer
+from mhacli.settings import PaddingSide
+from mhacli.text.tokens import AttentionKind, TokenSequence, named_by_ids, places
 
 _Texts = tuple[TokenSequence, ...]
 READERS: Mapping[AttentionKind, tuple[Half, Half]] = {

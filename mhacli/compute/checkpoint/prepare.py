@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mhacli.adapters.hf.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
-from mhacli.adapters.hf.layer_names import most_positions
-from mhacli.adapters.hf.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
-from mhacli.adapters.hf.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.attention.tiled.reducer import choice
-from mhacli.checkpoints.folder import Checkpoint
 from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
+from mhacli.models.folder import Checkpoint
+from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
+from mhacli.models.layer_names import most_positions
+from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
+from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
+from mhacli.record.record import Generated, SpanTokens
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.results.record.record import Generated, SpanTokens
-from mhacli.spec.config import DEFAULT_MAX_TOKENS
-from mhacli.spec.tokens import TokenSequence
+from mhacli.settings import DEFAULT_MAX_TOKENS
 from mhacli.text.pieces import begin_warnings
 from mhacli.text.spans import Turn, find_spans, tokens_of, turns_of
+from mhacli.text.tokens import TokenSequence
 
 
 class Texts(NamedTuple):

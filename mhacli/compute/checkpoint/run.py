@@ -14,19 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call
-from mhacli.adapters.hf.capture import captured
-from mhacli.adapters.hf.device_map import device_of
-from mhacli.adapters.hf.inputs import ModelInputs, are_identical, outputs_of
-from mhacli.adapters.hf.layer_names import (
-    LayerKey,
-    most_positions,
-    n_attentions_of,
-    n_layers_of,
-    positions_of,
-    size_of,
-)
-from mhacli.adapters.hf.load import Loaded
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import Axes
@@ -41,9 +28,22 @@ from mhacli.compute.checkpoint.layers import (
 from mhacli.compute.checkpoint.shards import Shards
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
+from mhacli.models.calls import Call
+from mhacli.models.capture import captured
+from mhacli.models.device_map import device_of
+from mhacli.models.inputs import ModelInputs, are_identical, outputs_of
+from mhacli.models.layer_names import (
+    LayerKey,
+    most_positions,
+    n_attentions_of,
+    n_layers_of,
+    positions_of,
+    size_of,
+)
+from mhacli.models.load import Loaded
+from mhacli.record.record import Generated, LayerChoice, Model, Record
 from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
-from mhacli.results.record.record import Generated, LayerChoice, Model, Record
-from mhacli.spec.tokens import AttentionKind
+from mhacli.text.tokens import AttentionKind
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 128
 """Texts up to the first length are run a second time without inspection; of longer ones, the second number of tokens is run

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.hf.calls import Call
-from mhacli.adapters.hf.device_map import has_part_of_heads
-from mhacli.adapters.hf.ranks import Ranks
 from mhacli.compute.heads import HeadResults
 from mhacli.errors import MhaError
+from mhacli.models.calls import Call
+from mhacli.models.device_map import has_part_of_heads
+from mhacli.models.ranks import Ranks
 
 
 class Shard(NamedTuple):

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.hf.calls import Call, ScoredCall
-from mhacli.adapters.hf.capture import is_attention
-from mhacli.adapters.hf.captured_pattern import full_matrices
-from mhacli.adapters.hf.layer_names import kind_of, rope_theta_of
 from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.json_schema import finite
+from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.capture import is_attention
+from mhacli.models.captured_pattern import full_matrices
+from mhacli.models.layer_names import kind_of, rope_theta_of
+from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
+from mhacli.record.tables import HeadTable
 from mhacli.requests.layer import CellIndex
-from mhacli.results.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.tokens import AttentionKind
+from mhacli.text.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
 """The kernels that compute matrices of queries × keys; others never do."""

@@ -16,19 +16,19 @@ from mhacli.attention.layer import merge_heads
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
-from mhacli.checkpoints.mha_weights import LayerFile
+from mhacli.attention.weights_file import LayerFile
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import head_statistics, make_baseline, make_statistics_request
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import finite
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Record, SelfCheck, Step, Timing
+from mhacli.record.tables import HeadTable
+from mhacli.record.tolerances import TOLERANCES
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import Record, SelfCheck, Step, Timing
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.config import Config
-from mhacli.spec.tolerances import TOLERANCES
+from mhacli.settings import Config
 from mhacli.text.encode import Encoded, encode
 
 _BLOCK_CELLS = 1 << 22

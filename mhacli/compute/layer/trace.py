@@ -19,12 +19,12 @@ from mhacli.compute.base.taps import largest_difference
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
+from mhacli.record.mask import MaskSummary, SequenceMask
+from mhacli.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
-from mhacli.results.mask import MaskSummary, SequenceMask
-from mhacli.results.record.record import Cell, Record, RouteCheck, ScorePart
-from mhacli.spec.config import ROPE
-from mhacli.spec.sites import alibi_slopes
-from mhacli.spec.variants import mask_rules
+from mhacli.settings import ROPE
+from mhacli.sites import alibi_slopes
+from mhacli.variants import mask_rules
 
 
 def walk(

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.adapters.usercode.arguments import role_of
-from mhacli.adapters.usercode.call.user_attention import UserAttention
-from mhacli.adapters.usercode.inputs import InputDrawer
-from mhacli.adapters.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
 from mhacli.compute.user_trace.dataflow import KERNEL, AttentionOperations, Dataflow, Roles, axis_order, einsum_letters
+from mhacli.usercode.arguments import role_of
+from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.inputs import InputDrawer
+from mhacli.usercode.types import Built, Inputs, InputSizes, MaskForm, Operation
 
 # ----------------------------------------------------------------------------------------------------- sizes of the inputs
 

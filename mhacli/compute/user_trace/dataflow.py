@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from mhacli.adapters.usercode.operations import address_of
-from mhacli.adapters.usercode.types import Operation
-from mhacli.spec.sites import SITES
+from mhacli.sites import SITES
+from mhacli.usercode.operations import address_of
+from mhacli.usercode.types import Operation
 
 PRODUCTS = ("matmul", "bmm", "mm", "einsum", "baddbmm")
 PROJECTIONS = ("linear", "addmm", "conv1d", "bilinear", *PRODUCTS)

@@ -15,12 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.adapters.usercode.call.find_call import find_user_attention
-from mhacli.adapters.usercode.call.user_attention import UserAttention, call_attention, fresh_copy
-from mhacli.adapters.usercode.operations import address_of, watch
-from mhacli.adapters.usercode.process import Stage
-from mhacli.adapters.usercode.projections import parts_of
-from mhacli.adapters.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
 from mhacli.compute.base.devices import environment
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.base.user_module import arguments_of, load_user_attention
@@ -50,11 +44,17 @@ from mhacli.compute.user_trace.dataflow import (
 )
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
+from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
+from mhacli.record.tables import HeadTable
 from mhacli.requests.user_code import TargetRequest
-from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
-from mhacli.results.record.tables import HeadTable
-from mhacli.spec.config import Config
-from mhacli.spec.tokens import TokenSequence
+from mhacli.settings import Config
+from mhacli.text.tokens import TokenSequence
+from mhacli.usercode.call.find_call import find_user_attention
+from mhacli.usercode.call.user_attention import UserAttention, call_attention, fresh_copy
+from mhacli.usercode.operations import address_of, watch
+from mhacli.usercode.process import Stage
+from mhacli.usercode.projections import parts_of
+from mhacli.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
 
 _MAX_BUILDS = 6
 _TOLERANCE = 1e-4

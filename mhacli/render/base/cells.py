@@ -12,6 +12,7 @@ import numpy as np
 from rich.color import Color
 from rich.style import Style
 
+from mhacli.record.arrays import Array
 from mhacli.render.base.colours import (
     GLYPHS,
     NAN_SIGN,
@@ -25,7 +26,6 @@ from mhacli.render.base.colours import (
 )
 from mhacli.render.base.format import count_of, number_text
 from mhacli.render.base.options import Scale
-from mhacli.results.record.arrays import Array
 
 FORBIDDEN, NOT_A_NUMBER = -1, -2
 DECADES = 3

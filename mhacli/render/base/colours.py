@@ -18,7 +18,7 @@ from rich.color import Color, ColorSystem, ColorType
 from rich.color_triplet import ColorTriplet
 from rich.style import Style
 
-from mhacli.results.record.head_statistics import UNTYPED, Kind
+from mhacli.record.heads import UNTYPED, Kind
 
 RGB = tuple[int, int, int]
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
-from mhacli.results.record.consistency import contradictions
-from mhacli.results.record.head_statistics import (
+from mhacli.record.consistency import contradictions
+from mhacli.record.heads import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
     Check,
@@ -22,12 +22,12 @@ from mhacli.results.record.head_statistics import (
     HeadStatistics,
     nearest_type,
 )
-from mhacli.results.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
-from mhacli.spec.config import Config
-from mhacli.spec.tokens import TokenSequence
-from mhacli.spec.tolerances import error_text
-from mhacli.spec.variants import positions_name
+from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
+from mhacli.record.tolerances import error_text
+from mhacli.settings import Config
 from mhacli.text.escape import token_label, visible
+from mhacli.text.tokens import TokenSequence
+from mhacli.variants import positions_name
 
 PADDING = "‹pad›"
 _SPARKS = "▁▂▃▄▅▆▇█"

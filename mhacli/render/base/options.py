@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from mhacli.errors import UsageError, out_of_range
 
 if TYPE_CHECKING:
-    from mhacli.results.record.record import LayerChoice
+    from mhacli.record.record import LayerChoice
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto` is the matrix, or, if it does not fit, the view that shows most."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mhacli.errors import UsageError, out_of_range
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Generated, Record, texts_of
 from mhacli.render.base.options import Rows, ViewOptions, sequences_to_draw
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import Generated, Record, texts_of
-from mhacli.spec.tokens import AttentionKind, TokenSequence
+from mhacli.text.tokens import AttentionKind, TokenSequence
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.results.record.head_statistics import HeadsSummary
-    from mhacli.results.record.record import InspectedLayer
+    from mhacli.record.heads import HeadsSummary
+    from mhacli.record.record import InspectedLayer
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.record import Record
 from mhacli.render.base.format import PADDING, count_of, fitted, left_out, plain_table, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
-from mhacli.results.record.record import Record
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import token_label
+from mhacli.text.tokens import TokenSequence
 from mhacli.text.vocabulary import UNKNOWN
 
 MAX_TOKEN_ROWS = 16

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.columns import EFFECT_COLUMNS
+from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
+from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
+from mhacli.record.record import Record
 from mhacli.render.base.format import (
     count_of,
     flowing,
@@ -20,10 +24,6 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import LayerView, short_name
-from mhacli.results.columns import EFFECT_COLUMNS
-from mhacli.results.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
-from mhacli.results.record.head_statistics import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
-from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label, visible
 
 MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8

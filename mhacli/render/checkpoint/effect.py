@@ -9,6 +9,9 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
+from mhacli.record.columns import EFFECT_COLUMNS
+from mhacli.record.effect import Effect, EffectSummary, numbers_of
+from mhacli.record.record import Record, texts_of
 from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.format import (
     count_of,
@@ -23,9 +26,6 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
-from mhacli.results.columns import EFFECT_COLUMNS
-from mhacli.results.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.results.record.record import Record, texts_of
 from mhacli.text.escape import token_label, visible
 
 _MAX_ROWS, NUMBER, MARK, _QUOTED = 7, 6, 2, 40

@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
+from mhacli.record.effect import Effect, EffectSummary
+from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.render.base.cells import FORBIDDEN, change_levels
 from mhacli.render.base.format import number_text
 from mhacli.render.base.selection import short_name
-from mhacli.results.record.effect import Effect, EffectSummary
-from mhacli.results.record.record import InspectedLayer, Record, texts_of
-from mhacli.spec.tokens import AttentionKind
 from mhacli.text.escape import token_label, visible
+from mhacli.text.tokens import AttentionKind
 
 
 @dataclass(frozen=True)

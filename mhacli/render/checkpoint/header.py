@@ -8,6 +8,9 @@ from functools import partial
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.heads import Check
+from mhacli.record.record import Generated, InspectedLayer, Model, Record
+from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import (
     agreement,
     bytes_text,
@@ -21,9 +24,6 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen
 from mhacli.render.base.selection import by_layers, names_of, ranges
-from mhacli.results.record.head_statistics import Check
-from mhacli.results.record.record import Generated, InspectedLayer, Model, Record
-from mhacli.spec.tolerances import error_text
 from mhacli.text.escape import visible
 
 _MAX_LISTED = 8

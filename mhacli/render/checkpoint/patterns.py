@@ -9,6 +9,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.arrays import Array
+from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import fitted, percent_text, plain_table, title_rule, token_at, type_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced
@@ -18,10 +20,8 @@ from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_of, where
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Record
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.pieces import words_of
+from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 8
 HINT = "--layer N --head H draws a pattern"

@@ -11,6 +11,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.record.heads import HEAD_TYPES, UNTYPED, HeadStatistics, in_order
+from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
 from mhacli.render.base.options import Screen, ViewOptions, balanced, sequences_to_draw
@@ -30,8 +32,6 @@ from mhacli.render.checkpoint.patterns import pattern_hint, patterns_view
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import corner_view, key_name, labelled, sinks_are, strong_places, strongest_keys
-from mhacli.results.record.head_statistics import HEAD_TYPES, UNTYPED, HeadStatistics, in_order
-from mhacli.results.record.record import InspectedLayer, Record
 from mhacli.text.escape import token_label, visible
 
 MAX_LISTED, MAX_RANKED, MAX_OF_CORPUS, MAX_DRAWN, MAX_SINKS = 24, 8, 4, 8, 5

@@ -8,6 +8,9 @@ from itertools import islice
 import numpy as np
 from rich.console import RenderableType
 
+from mhacli.record.heads import UNTYPED
+from mhacli.record.pattern import Pattern
+from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import configuration, type_text
@@ -28,9 +31,6 @@ from mhacli.render.page.document import most_certain
 from mhacli.render.page.effects import effect_pictures
 from mhacli.render.page.elements import Html, joined, tag, text
 from mhacli.render.run.view import self_check_line
-from mhacli.results.record.head_statistics import UNTYPED
-from mhacli.results.record.pattern import Pattern
-from mhacli.results.record.record import Record
 
 _SCREEN = Screen(COLUMNS, colour=False)
 _WIDE = Screen(10_000, colour=False)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
+from mhacli.record.record import Record
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.results.record.record import Record
 
 
 @dataclass(frozen=True)

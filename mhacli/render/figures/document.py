@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mhacli.errors import MhaError, installing
+from mhacli.record.record import Record
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.figures.effects import effects_figure
 from mhacli.render.figures.grid import grid_figure
@@ -24,7 +25,6 @@ from mhacli.render.figures.svg import (
 )
 from mhacli.render.figures.trace import trace_figure
 from mhacli.render.heads.drawable import drawable_heads
-from mhacli.results.record.record import Record
 
 _MARGIN = 18.0
 

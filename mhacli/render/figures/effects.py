@@ -5,6 +5,8 @@ from __future__ import annotations
 from rich.cells import cell_len
 
 from mhacli.errors import EXIT_CHECK, MhaError
+from mhacli.record.effect import Effect
+from mhacli.record.record import Record
 from mhacli.render.base.colours import change_colour
 from mhacli.render.base.format import number_text
 from mhacli.render.base.options import Screen
@@ -26,8 +28,6 @@ from mhacli.render.figures.svg import (
     stacked,
     written,
 )
-from mhacli.results.record.effect import Effect
-from mhacli.results.record.record import Record
 from mhacli.text.escape import token_label
 
 _WIDTH, _CELL, _HIGH, _SIZE = 560.0, 44.0, 22.0, 11.0

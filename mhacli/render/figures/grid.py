@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mhacli.record.arrays import Array
+from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, short_text, weight_text
 from mhacli.render.base.options import ViewOptions
@@ -43,9 +46,6 @@ from mhacli.render.figures.svg import (
     written,
 )
 from mhacli.render.heads.drawable import scale_of
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import HEAD_TYPES
-from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 _LEAST = 560.0

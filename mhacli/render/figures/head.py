@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mhacli.errors import UsageError
+from mhacli.record.arrays import Array
+from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import short_text, type_text, weight_text
@@ -58,8 +60,6 @@ from mhacli.render.figures.svg import (
 from mhacli.render.heads.drawable import scale_of
 from mhacli.render.heads.head_map import HeadMap
 from mhacli.render.heads.matrix import kv_head_of
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Record
 
 _MOST_CELLS = 512
 """The most cells per side of a single map."""

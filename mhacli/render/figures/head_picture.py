@@ -14,6 +14,9 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from mhacli.errors import MhaError, UsageError, first_names, out_of_range
+from mhacli.record.arrays import Array
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.format import RECORD_BY, count_of, fitted, provenance, token_at, token_text, weight_text
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.base.selection import first_produced, names_of, ranges, rows_in
@@ -22,12 +25,9 @@ from mhacli.render.figures.scales import Shading
 from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, stacked, wrapped, written
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
 from mhacli.render.heads.head_map import HeadMap, head_map
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import InspectedLayer, Record
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
 from mhacli.text.pieces import words_of
+from mhacli.text.tokens import TokenSequence
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from math import cos, radians, sin
 
 import numpy as np
 
+from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, NOT_A_NUMBER, levels, range_text
 from mhacli.render.base.colours import RAMP, is_dark, ramp_colour, sink_colour
 from mhacli.render.base.format import fitted, weight_text
@@ -26,7 +27,6 @@ from mhacli.render.figures.svg import (
     written,
 )
 from mhacli.render.heads.head_map import HeadMap, largest_of_maps
-from mhacli.results.record.arrays import Array
 
 Colour = tuple[int, int, int]
 BLANK: Colour = (228, 228, 228)

@@ -15,8 +15,8 @@ from html import escape
 import numpy as np
 from rich.cells import cell_len
 
+from mhacli.record.arrays import Array
 from mhacli.render.base.format import fitted
-from mhacli.results.record.arrays import Array
 
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS = "'DejaVu Sans', Helvetica, Arial, sans-serif"

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from rich.cells import cell_len
 
 from mhacli.errors import MhaError
+from mhacli.record.record import CacheStep, Record, Step
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -50,7 +51,6 @@ from mhacli.render.figures.svg import (
 )
 from mhacli.render.run.trace import repeats_text
 from mhacli.render.run.view import axes_text
-from mhacli.results.record.record import CacheStep, Record, Step
 from mhacli.text.escape import visible
 
 _WIDTH, _SIZE = 936.0, 10.5

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions, chosen
 from mhacli.render.base.selection import chosen_layers, places_of, require_inspected_heads
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import Record
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.results.record.record import InspectedLayer
+    from mhacli.record.record import InspectedLayer
 
 SHORT = 64
 """The most keys for which a uniform attention weight is visible on a linear scale."""

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mhacli.record.arrays import Array
+from mhacli.record.heads import HeadStatistics
+from mhacli.record.record import Record
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.base.format import token_text
 from mhacli.render.heads.drawable import DrawableHead
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import HeadStatistics
-from mhacli.results.record.record import Record
-from mhacli.spec.tokens import TokenSequence
+from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.results.record.record import InspectedLayer
+    from mhacli.record.record import InspectedLayer
 
 # ----------------------------------------------------------------------------------------------------- rows of a pattern
 

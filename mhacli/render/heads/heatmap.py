@@ -14,14 +14,14 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.record import Record
 from mhacli.render.base.cells import WEIGHTS, cell, half_cells, levels, range_text, ticks
 from mhacli.render.base.colours import NAN_SIGN, sink_shade
 from mhacli.render.base.format import fitted, title_rule, weight_text
 from mhacli.render.base.options import Scale, Screen, ViewOptions
 from mhacli.render.heads.drawable import SHORT
 from mhacli.render.heads.head_map import HeadMap, HeadPattern, block_map, largest_of_maps, pattern_map, where
-from mhacli.results.record.head_statistics import HEAD_TYPES
-from mhacli.results.record.record import Record
 
 MAX_LINES = 40
 SMALL = 24

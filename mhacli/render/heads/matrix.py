@@ -20,14 +20,14 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.record.arrays import Array
+from mhacli.record.record import Record
 from mhacli.render.base.colours import EMPTY, level_of, shade
 from mhacli.render.base.format import PADDING, filled, fitted, title_rule, token_at, weight_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.render.base.tokens import MAX_TOKEN_ROWS
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.heads.heatmap import HeatScale, heat_scale, heatmap
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.record import Record
 
 MAX_ROWS = 24
 _NAME, _NAME_WITH_NEXT = 16, 28

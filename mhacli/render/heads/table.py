@@ -13,6 +13,20 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.record.heads import (
+    CERTAIN_ENOUGH,
+    HEAD_TYPES,
+    LEAST_PRIORITY,
+    SINK_TOKENS,
+    STATISTICS,
+    UNTYPED,
+    Averages,
+    HeadStatistics,
+    Statistic,
+    nearest_type,
+    require_order,
+)
+from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import (
     count_of,
@@ -28,20 +42,6 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
-from mhacli.results.record.head_statistics import (
-    CERTAIN_ENOUGH,
-    HEAD_TYPES,
-    LEAST_PRIORITY,
-    SINK_TOKENS,
-    STATISTICS,
-    UNTYPED,
-    Averages,
-    HeadStatistics,
-    Statistic,
-    nearest_type,
-    require_order,
-)
-from mhacli.results.record.record import Record, layer_prefix
 from mhacli.text.escape import visible
 
 _PROFILE, _TYPE = "distance →", "head type"

@@ -12,6 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.record.arrays import Array
+from mhacli.record.heads import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
+from mhacli.record.record import Record
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, level_of, shade
 from mhacli.render.base.format import (
     agreement,
@@ -40,11 +43,8 @@ from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
 from mhacli.requests.memory import BASE_BYTES
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
-from mhacli.results.record.record import Record
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
+from mhacli.text.tokens import TokenSequence
 
 MAX_SEQUENCES = 4
 

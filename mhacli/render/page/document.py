@@ -10,6 +10,8 @@ from math import ceil, floor, log10
 from rich.console import RenderableType
 
 from mhacli.io.files import format_size
+from mhacli.record.heads import UNTYPED
+from mhacli.record.record import Record
 from mhacli.render.base.cells import range_text
 from mhacli.render.base.format import (
     configuration,
@@ -54,8 +56,6 @@ from mhacli.render.page.payload import (
 from mhacli.render.page.tables import kept_cells, statistics
 from mhacli.render.page.trace import walkthrough
 from mhacli.render.run.trace import module_header
-from mhacli.results.record.head_statistics import UNTYPED
-from mhacli.results.record.record import Record
 from mhacli.text.escape import visible
 
 _RESERVE = 6 << 10

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from mhacli.record.effect import Effect
+from mhacli.record.record import Record
 from mhacli.render.base.format import number_text
 from mhacli.render.checkpoint.effect import change_words, effect_rows, effect_words
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText
 from mhacli.render.page.elements import WIDE, Html, change_class, joined, lines_of, table, tag, text
-from mhacli.results.record.effect import Effect
-from mhacli.results.record.record import Record
 
 Paint = Callable[[int], Mapping[str, str]]
 """The attributes that colour an element by a level of change, 0 … 510."""

@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN
 from mhacli.render.heads.drawable import DrawableHead
 from mhacli.render.heads.head_map import HeadMap
-from mhacli.results.record.arrays import Array
 
 CodeName = Literal["f32", "u8"]
 NO_KEY = 0xFFFFFFFF

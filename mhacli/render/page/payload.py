@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mhacli.record.arrays import Array
+from mhacli.record.glossary import meanings
+from mhacli.record.heads import HEAD_TYPES
 from mhacli.render.base.cells import DECADES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
@@ -34,10 +37,7 @@ from mhacli.render.page.maps import (
     with_part,
     with_rows,
 )
-from mhacli.results.glossary import meanings
-from mhacli.results.record.arrays import Array
-from mhacli.results.record.head_statistics import HEAD_TYPES
-from mhacli.spec.tokens import TokenSequence
+from mhacli.text.tokens import TokenSequence
 
 # --------------------------------------------------------------------------------------- the JSON, schema `mha.page/1`
 

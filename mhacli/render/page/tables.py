@@ -9,6 +9,8 @@ from math import floor, isnan, log10
 from rich.text import Text
 
 from mhacli.io.files import format_size
+from mhacli.record.heads import HEAD_TYPES, Corner, HeadStatistics, in_order
+from mhacli.record.record import Record
 from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, weight_text
 from mhacli.render.base.options import ViewOptions
@@ -27,8 +29,6 @@ from mhacli.render.heads.view import (
 )
 from mhacli.render.page.elements import N_SHADES, WIDE, Html, joined, tag, text
 from mhacli.render.page.payload import LIMIT_BYTES
-from mhacli.results.record.head_statistics import HEAD_TYPES, Corner, HeadStatistics, in_order
-from mhacli.results.record.record import Record
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from mhacli.record.glossary import meanings
+from mhacli.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
 from mhacli.render.base.format import (
     bytes_text,
     count_of,
@@ -21,8 +23,6 @@ from mhacli.render.base.options import Screen
 from mhacli.render.page.elements import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
-from mhacli.results.glossary import meanings
-from mhacli.results.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)

@@ -9,6 +9,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from mhacli.facts import row_flops
+from mhacli.record.columns import DECODE_COLUMNS, STEP_COLUMNS
+from mhacli.record.intervals import is_sufficient, paired_ratio, ratio_text
+from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
+from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -28,13 +33,8 @@ from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced,
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
-from mhacli.results.bench.intervals import is_sufficient, paired_ratio, ratio_text
-from mhacli.results.columns import DECODE_COLUMNS, STEP_COLUMNS
-from mhacli.results.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
-from mhacli.spec.facts import row_flops
-from mhacli.spec.tolerances import error_text
-from mhacli.spec.variants import GROUPED_QUERY, MULTI_QUERY
 from mhacli.text.escape import visible
+from mhacli.variants import GROUPED_QUERY, MULTI_QUERY
 
 MAX_STEPS = 16
 _OF_STEPS = Comparison(

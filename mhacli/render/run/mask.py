@@ -10,13 +10,13 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.render.base.colours import EMPTY
 from mhacli.render.base.format import count_of, filled, fitted, title_rule, token_text
 from mhacli.render.base.options import Screen, balanced
 from mhacli.render.run.view import MAX_SEQUENCES
-from mhacli.results.mask import MaskSummary, SequenceMask
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
+from mhacli.text.tokens import TokenSequence
 
 MASK_SCHEMA = "mha.mask/1"
 _LABEL_WIDTH, _COUNT_WIDTH, _MAX_NAMED, _MAX_LINES = 12, 6, 32, 64

@@ -12,13 +12,13 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from mhacli.record.record import Record, Step
 from mhacli.render.base.format import fitted
 from mhacli.render.base.options import Screen
 from mhacli.render.run.trace import header, repeats_text
 from mhacli.render.run.view import axes_text
-from mhacli.results.record.record import Record, Step
-from mhacli.spec.variants import variants
 from mhacli.text.escape import visible
+from mhacli.variants import variants
 
 _LEAST, _GAP = 16, "  "
 """The least width of a formula, and the gap before it."""

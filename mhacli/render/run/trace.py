@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from mhacli.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
+from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -35,11 +37,9 @@ from mhacli.render.base.format import (
 from mhacli.render.base.options import Screen
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.run.view import Comparison, axes_text, groups_table, self_check_line
-from mhacli.results.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
-from mhacli.spec.config import ROPE
-from mhacli.spec.tolerances import error_text
-from mhacli.spec.variants import variants
+from mhacli.settings import ROPE
 from mhacli.text.escape import visible
+from mhacli.variants import variants
 
 _INDENT, _NUMBER_WIDTH, _WIDE = 3, 9, 60
 _KINDS = {

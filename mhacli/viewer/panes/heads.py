@@ -17,8 +17,8 @@ from textual.message import Message
 from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
+from mhacli.record.heads import HEAD_TYPES
 from mhacli.render.base.format import count_of, fitted
-from mhacli.results.record.head_statistics import HEAD_TYPES
 from mhacli.viewer.head_table import HeadTable, TableHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
 

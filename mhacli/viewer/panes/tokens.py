@@ -15,8 +15,8 @@ from textual.message import Message
 from mhacli.render.base.cells import NOT_A_NUMBER
 from mhacli.render.base.colours import EMPTY, NAN_SIGN, glyph, shade
 from mhacli.render.base.format import fitted, token_text, weight_text
-from mhacli.spec.tokens import TokenSequence
 from mhacli.text.escape import visible
+from mhacli.text.tokens import TokenSequence
 from mhacli.viewer.lines import (
     ACCENT,
     BOLD,

@@ -1,1 +1,0 @@
-"""What others wrote: transformers models, and attention in Python files."""

@@ -1,1 +1,0 @@
-"""One module per command: options, one computation, one renderer. None imports torch before the command runs."""

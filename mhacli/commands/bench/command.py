@@ -1,0 +1,354 @@
+"""`mha bench`: time, error, memory and utilisation of attention backends, timed in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, get_args
+
+import typer
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import (
+    CAUSAL,
+    HEAD_WIDTH,
+    KV_HEADS,
+    NUMBER_FORMAT,
+    OUTPUT,
+    QUERY_HEADS,
+    ColourOptions,
+    Force,
+    command,
+    device_option,
+    number,
+    option,
+    option_group,
+    repeat_option,
+    seed_option,
+    threads_option,
+)
+from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
+from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.streams import loading_torch, note, progress
+from mhacli.cli.values import counts, seconds, words_of
+from mhacli.commands.bench.comparison import BaselineComparison, TimeChange, compare, parse_rule, too_slow
+from mhacli.commands.bench.result import Benchmark, read_benchmark
+from mhacli.commands.bench.workload import ALL, BACKENDS, Direction, Sweep
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.files import check_target, write_whole
+from mhacli.settings import Config, Dtype
+
+_COMPUTED, _SIZES, _TIMING, _BASELINE = "Computation", "Sizes", "Timing", "Baseline"
+
+
+@option_group
+class SweepOptions:
+    """The backends, sizes and directions to measure; lists are combined in all ways."""
+
+    backends: Annotated[
+        str | None,
+        option(
+            _COMPUTED,
+            f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
+            metavar="LIST",
+            common=True,
+            autocompletion=lambda: [*BACKENDS, ALL],
+        ),
+    ] = None
+    direction: Annotated[
+        str | None,
+        option(_COMPUTED, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
+    ] = None
+    causal: Annotated[bool | None, option(_COMPUTED, CAUSAL, "--causal/--no-causal", common=True)] = None
+    decode: Annotated[
+        bool, option(_COMPUTED, "Time one decoding step: one query against all keys.", "--decode", common=True)
+    ] = False
+    lengths: Annotated[
+        str | None,
+        option(
+            _SIZES,
+            "Numbers of tokens, such as 512,1k or 512..16k, which doubles. (default: on a CPU 256..2k, with --decode 512..8k; "
+            "longer on a GPU)",
+            metavar="LIST",
+            common=True,
+        ),
+    ] = None
+    batch: Annotated[
+        str | None,
+        option(
+            _SIZES,
+            "Numbers of sequences. (default: chosen so that every length has the same number of tokens)",
+            metavar="LIST",
+            common=True,
+        ),
+    ] = None
+    heads: Annotated[
+        str | None,
+        option(_SIZES, f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)", metavar="LIST", common=True),
+    ] = None
+    kv_heads: Annotated[
+        str | None,
+        option(_SIZES, f"{KV_HEADS} (default: heads)", metavar="LIST", common=True),
+    ] = None
+    d_head: Annotated[str | None, option(_SIZES, f"{HEAD_WIDTH} (default: 64)", metavar="LIST", common=True)] = None
+    dtype: Annotated[
+        str | None,
+        option(_SIZES, f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)", metavar="LIST", common=True),
+    ] = None
+
+
+@option_group
+class MeasureOptions:
+    """Device, threads, seed and duration of the measurement."""
+
+    device: Annotated[
+        str,
+        device_option(_TIMING, common=True),
+    ] = "auto"
+    threads: Annotated[int | None, threads_option(_TIMING)] = None
+    repeat: Annotated[
+        int | None, repeat_option(_TIMING, "until each median is accurate to 1 %, or --budget is spent")
+    ] = None
+    budget: Annotated[
+        float, number(_TIMING, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")
+    ] = 3.0
+    call_limit: Annotated[
+        float,
+        number(
+            _TIMING,
+            seconds("call-limit"),
+            "Skip a backend whose single call is predicted to take longer.",
+            metavar="SECONDS",
+        ),
+    ] = 5.0
+    seed: Annotated[int, seed_option(_TIMING)] = 0
+
+
+@option_group
+class BaselineOptions:
+    """The baseline to compare with, and the file to save one in."""
+
+    compare: Annotated[
+        str | None,
+        option(
+            _BASELINE,
+            "Compare with a saved run, measured at the same sizes by default.",
+            metavar="FILE",
+            common=True,
+        ),
+    ] = None
+    fail_if: Annotated[
+        str | None,
+        option(
+            _BASELINE,
+            "slower:1.10: exit with code 3 if a time exceeds 1.10 × the baseline's, beyond the measured noise.",
+            metavar="RULE",
+            common=True,
+        ),
+    ] = None
+    strict: Annotated[
+        bool, option(_BASELINE, "With --fail-if: exit with code 3 if the result is inconclusive, too.", "--strict")
+    ] = False
+    save_baseline: Annotated[
+        str | None, option(_BASELINE, "Save this run, for --compare.", metavar="FILE", common=True)
+    ] = None
+
+
+@format_options(json=JSON, csv="Print CSV: a line per row, without samples.")
+class BenchFormats(Formats):
+    """Formats of a benchmark."""
+
+
+@option_group
+class ReportOutput:
+    """Format, plots and colour of the report."""
+
+    formats: BenchFormats
+    svg: Annotated[
+        str | None, option(OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
+    ] = None
+    html: Annotated[str | None, option(OUTPUT, "Write the plots and rows as one HTML page.", metavar="FILE")] = None
+    force: Force = False
+    colour: ColourOptions
+
+
+@examples(
+    "mha bench --lengths 512,1k,2k",
+    "mha bench --decode --lengths 1k..8k --heads 32 --kv-heads 8",
+    "mha bench --lengths 1k --save-baseline before.json",
+    "mha bench --compare before.json --fail-if slower:1.10",
+)
+@command
+def bench(
+    sweep_options: SweepOptions, measuring: MeasureOptions, against: BaselineOptions, output: ReportOutput
+) -> None:
+    """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
+    output.formats.chosen()  # raises if two are given
+    limit = _limit(against)
+    Config(d_model=1, n_heads=1, device=measuring.device, seed=measuring.seed, threads=measuring.threads).resolved()
+    _require_targets(against, output)
+    baseline = None if against.compare is None else _baseline(against.compare)
+    sweep = _sweep(sweep_options, baseline)
+    if baseline is not None and limit is not None:
+        _require_common_length(sweep, baseline, against.compare or "")
+    if output.svg or output.html:
+        from mhacli.commands.bench.view import require_plots
+
+        require_plots()
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.commands.bench import run as study
+    options = study.BenchOptions(
+        measuring.repeat, measuring.budget, measuring.call_limit, measuring.seed, measuring.threads, record_command()
+    )
+    with progress() as report_progress:
+        benchmark = study.bench(sweep, measuring.device, options, report_progress, _announce)
+    comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
+    if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
+        with progress() as report_progress:  # a busy machine slows kernels too: measure slow ones twice
+            again = study.bench(
+                _narrowed(benchmark.sweep, too_slow(comparison, limit)), measuring.device, options, report_progress
+            )
+        comparison = comparison.milder(compare(again, baseline, comparison.baseline))
+    if comparison is not None and limit is not None:
+        comparison = comparison.ruled(limit)
+    if against.save_baseline is not None:
+        write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
+    if limit is not None and comparison is not None and comparison.rule is None:
+        _require_times(benchmark)
+        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
+    _print(benchmark, comparison, output)
+    _draw(benchmark, output)
+    _require_times(benchmark)
+    if output.formats.chosen() is None:
+        note_saved(against.save_baseline, output.svg, output.html)
+    if comparison is not None:
+        _end_by(comparison, output.formats, strict=against.strict)
+
+
+def _announce(seconds: float, n_sizes: int) -> None:
+    """Prints the predicted time of a long measurement."""
+    if seconds > _ANNOUNCED_S:
+        note(f"{n_sizes} size{'s' * (n_sizes != 1)}: about {seconds:,.0f} s; --budget and --lengths change it")
+
+
+_ANNOUNCED_S = 5.0
+
+
+def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
+    """Raises `MhaError` for a file that could not be written after the measurement, and `UsageError` for a file named twice."""
+    options_by_path: dict[str, str] = {}
+    for name, path in (("save-baseline", against.save_baseline), ("svg", output.svg), ("html", output.html)):
+        if path is None:
+            continue
+        check_target(path, force=output.force)
+        other = options_by_path.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"--{other} and --{name} name the same file, {path}: each needs its own file")
+
+
+def _baseline(path: str) -> Benchmark:
+    """The run to compare with. Raises `MhaError` if it has no times."""
+    benchmark = read_benchmark(path)
+    if not any(row.interval for row in benchmark.rows):
+        raise MhaError(f"{path} has no times to compare with", code="nothing-compared", path=path)
+    return benchmark
+
+
+def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None:
+    """Raises `MhaError`, before anything is measured, if no length is in the baseline."""
+    lengths = sorted({row.k_len for row in baseline.rows if row.interval})
+    if sweep.lengths and not set(lengths) & set(sweep.lengths):
+        then, now = (", ".join(map(str, some)) for some in (lengths, sorted(sweep.lengths)))
+        raise MhaError(
+            f"{path} has no row for the lengths of this run",
+            hint=f"lengths of {path}: {then}; of this run: {now}",
+            code="nothing-compared",
+        )
+
+
+def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
+    """The sweep restricted to the backends and lengths of the changes."""
+    return replace(
+        sweep,
+        backends=tuple(dict.fromkeys(change.backend for change in changes)),
+        lengths=tuple(dict.fromkeys(change.k_len for change in changes)),
+    )
+
+
+def _limit(against: BaselineOptions) -> float | None:
+    """The largest permitted ratio of times, from `--fail-if`."""
+    if against.fail_if is None:
+        if against.strict:
+            raise UsageError("--strict works only with --fail-if", hint="add --fail-if slower:1.10")
+        return None
+    limit = parse_rule(against.fail_if)
+    if against.compare is None:
+        raise UsageError("--fail-if needs a baseline to compare with", hint="add --compare FILE")
+    return limit
+
+
+def _sweep(options: SweepOptions, baseline: Benchmark | None) -> Sweep:
+    """The sweep of the options; options left out take the value of the baseline, if there is one."""
+    backends = words_of(options.backends, "backends", [*BACKENDS, ALL])
+    chosen = {
+        "backends": tuple(BACKENDS) if ALL in backends else backends,
+        "batch": counts(options.batch, "batch", "1,4"),
+        "n_heads": counts(options.heads, "heads", "8,16"),
+        "n_kv_heads": counts(options.kv_heads, "kv-heads", "1,2,8"),
+        "d_head": counts(options.d_head, "d-head", "64,128"),
+        "lengths": counts(options.lengths, "lengths", "512,1k"),
+        "dtypes": words_of(options.dtype, "dtype", get_args(Dtype)),
+        "directions": words_of(options.direction, "direction", get_args(Direction)),
+        "causal": options.causal,
+        "decode": options.decode or None,
+    }
+    defaults = Sweep() if baseline is None else baseline.sweep
+    return replace(defaults, **{name: value for name, value in chosen.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
+
+
+def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
+    """Writes the plots and the page that were requested."""
+    if output.svg is None and output.html is None:
+        return
+    from mhacli.commands.bench.view import page, svg
+
+    picture = svg(benchmark)
+    if output.svg is not None:
+        write_whole(output.svg, picture.encode(), force=output.force)
+    if output.html is not None:
+        write_whole(output.html, page(benchmark, picture).encode(), force=output.force)
+
+
+def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
+    from mhacli.commands.bench.view import bench_view, csv_pieces, json_pieces
+
+    print_report(
+        output.formats.chosen(),
+        output.colour,
+        formats={"json": lambda: json_pieces(benchmark, comparison), "csv": lambda: csv_pieces(benchmark)},
+        view=lambda on: bench_view(benchmark, comparison, on),
+    )
+
+
+def _require_times(benchmark: Benchmark) -> None:
+    """Raises `MhaError` if no backend was timed."""
+    if not any(row.status == "ok" for row in benchmark.rows):
+        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
+        raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
+
+
+def _end_by(comparison: BaselineComparison, formats: BenchFormats, *, strict: bool) -> None:
+    """Exits with 3 if the rule is broken, with `strict` also if it is inconclusive. With CSV, and with JSON if the rule holds,
+    the warnings and the result are printed on stderr as well."""
+    outcome = None if comparison.rule is None else comparison.rule.outcome
+    is_broken = outcome == "slower" or (strict and outcome == "inconclusive")
+    name = formats.chosen()
+    if name == "csv" or (name == "json" and not is_broken):
+        for warning in comparison.warnings:
+            note(warning)
+        if outcome is not None:
+            note(comparison.summary)
+    if is_broken:
+        raise typer.Exit(EXIT_CHECK)

@@ -1,0 +1,560 @@
+"""A benchmark as tables, JSON and CSV, and as plots of time and rate against length."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import logging
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from io import StringIO
+from itertools import groupby
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison, TimeChange
+from mhacli.commands.bench.result import Benchmark, BenchRow, NoiseBaseline
+from mhacli.commands.bench.workload import BACKENDS, Workload
+from mhacli.errors import MhaError, installing
+from mhacli.record.columns import BENCH_COLUMNS
+from mhacli.record.intervals import CONFIDENCE, ratio_text, reached_confidence
+from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
+from mhacli.render.base.options import Screen
+from mhacli.render.csv import cell_text
+from mhacli.text.escape import visible
+
+_BAR = 8
+_SHORT_S = 1e-3
+_ALONE_SHOWN = 3
+"""The most rows without a counterpart that are named. More are counted."""
+_COLUMNS = tuple(name for name in BENCH_COLUMNS if name not in ("noise", "change"))
+_LEAST_WIDTHS = {
+    "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "predicted": 120, "min": 134, "n": 134, "mean": 150,
+    "intensity": 160,
+}  # fmt: skip
+"""The least screen width for some columns. The others are always shown."""
+_DROP_ORDER = (
+    "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
+)  # fmt: skip
+"""Columns in the order in which they are dropped if others need the room. Numbers are never cut."""
+_CHANGED = ("then", "now", BENCH_COLUMNS["change"].heading, "95 % of both", "verdict")
+_CHANGED_NARROW = ("now/then", "95 %", "verdict")
+_NARROW = 60
+"""The least screen width for both times beside their ratio."""
+_SIMILAR = (
+    "≈ not certainly changed: the interval reaches into the noise of both runs and of the machine's speed; unclear: it lies "
+    "wholly above or below 1, but not beyond that noise"
+)
+_NAME = max(map(len, BACKENDS))
+
+
+def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, screen: Screen) -> RenderableType:
+    """The complete output of `mha bench`."""
+    parts: list[RenderableType] = [_machine(benchmark, screen.width)]
+    for family, rows in families(benchmark.rows):
+        parts += [Text(), _family(family, rows, benchmark, screen)]
+    rounds = [row for row in benchmark.rows if row.samples_s]
+    parts += [Text(), _legend(benchmark, rounds, screen)] if rounds else []
+    parts.append(Text())
+    parts += [Text(visible(sentence), style="bold") for sentence in benchmark.summary]
+    if comparison is not None:
+        parts += [Text(), _changes(comparison, screen), Text(), _conclusion(comparison)]
+    return Group(*parts)
+
+
+def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
+    by_family: dict[str, list[BenchRow]] = {}
+    for row in rows:
+        by_family.setdefault(row.family, []).append(row)
+    return list(by_family.items())
+
+
+def _machine(benchmark: Benchmark, width: int) -> Text:
+    e = benchmark.environment
+    parts = [f"mha {e.mha} bench", f"{e.device} (auto)" if e.device_asked == "auto" else e.device, e.device_name]
+    parts += [] if e.driver is None else [f"driver {e.driver}"]
+    parts += [count_of(e.threads, "thread") + f" of {count_of(e.n_cpus, 'core')}", f"torch {e.torch}"]
+    parts += [] if e.load_average is None else [f"load {e.load_average:.1f} at the start"]
+    parts += [f"seed {benchmark.seed}"]
+    lines = [Text(line, style="bold") for line in filled([visible(part) for part in parts], width)]
+    for ceiling in benchmark.ceilings:
+        rates = f"{ceiling.dtype}: matrix product {_rate(ceiling.matmul_tflops)}, copy {ceiling.copy_gb_per_s:.3g} GB/s"
+        lines.append(Text(f"this machine's best, {rates}"))
+    return Text("\n").join(lines)
+
+
+def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
+    """The rows of each size by time, those without a time last."""
+    for _, of_size in groupby(rows, key=lambda row: (row.batch, row.k_len)):
+        yield sorted(of_size, key=lambda row: row.median_s or math.inf)
+
+
+def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Screen) -> RenderableType:
+    in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
+    headings = {name: BENCH_COLUMNS[name].heading for name in _COLUMNS} | ({"rate": "TFLOP/s"} if in_tera else {})
+    lines: list[tuple[dict[str, str], str | None]] = []
+    for ranked in _ranked_sizes(rows):
+        control = benchmark.control(ranked[0])
+        for place, row in enumerate(ranked):
+            cells = _cells(row, in_tera) | ({} if place == 0 else {"size": ""})
+            if _is_short(row.median_s, benchmark):
+                cells["median"] = f"~{cells['median']}"
+            lines.append((cells, "bold" if row.is_fastest else None))
+        if control is not None:
+            lines.append((_control_cells(control), "dim"))
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
+    fitting = _fitting([headings, *(cells for cells, _ in lines)], screen.width)
+    for name in fitting:
+        is_text = name in ("size", "backend", "bar")
+        table.add_column(
+            headings[name], justify="left" if is_text else "right", no_wrap=name != "backend", overflow="fold"
+        )
+    for cells, style in lines:
+        table.add_row(*(cells.get(name, "") for name in fitting), style=style)
+    sizes_of: dict[str, list[str]] = {}
+    for row in rows:
+        if row.reason:
+            sizes_of.setdefault(_why(row), []).append(size_text(row))
+    n_sizes = len({size_text(row) for row in rows})
+    notes = [Text(visible(_at(why, sizes, n_sizes)), style="dim") for why, sizes in sizes_of.items()]
+    return Group(Text(visible(family), style="bold underline"), table, *notes)
+
+
+def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
+    needed = {name: max(cell_len(line.get(name, "")) for line in lines) + 1 for name in _COLUMNS}
+    columns = [name for name in _COLUMNS if width >= _LEAST_WIDTHS.get(name, 0)]
+    for name in _DROP_ORDER:
+        if sum(needed[name] for name in columns) - 1 <= width:
+            break
+        columns = [column for column in columns if column != name]
+    return columns
+
+
+def _cells(row: BenchRow, in_tera: bool) -> dict[str, str]:
+    """The texts of a row by column."""
+    size = {"size": size_text(row), "backend": backend_text(row)}
+    foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
+    if row.median_s is None or row.ratio is None or row.tflops is None or row.share_of_peak is None:
+        return size | foreseen | {"median": "–", "bar": row.status}
+    scale, _ = seconds_unit(row.median_s)
+    return size | foreseen | {
+        "median": seconds_text(row.median_s),
+        "quartiles": f"{(row.p25_s or 0) * scale:.3g}–{(row.p75_s or 0) * scale:.3g}",
+        "min": f"{(row.min_s or 0) * scale:.3g}",
+        "n": str(len(row.samples_s)),
+        "first": seconds_text(row.first_s),
+        "ratio": _sign(row) + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
+        "interval": f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}",
+        "bar": "█" * max(1, round(_BAR / row.ratio)),
+        "rate": f"{row.tflops * (1 if in_tera else 1e3):.3g}",
+        "intensity": f"{row.flops / row.moved_bytes:.3g}",
+        "share": f"{_percent(row.share_of_peak)} {'c' if row.limit == 'compute' else 'm'}",
+        "error": _error(row.max_error),
+        "mean": _error(row.mean_error),
+    }  # fmt: skip
+
+
+def _control_cells(control: NoiseBaseline) -> dict[str, str]:
+    return {
+        "backend": f"{BENCH_COLUMNS['noise'].heading} {control.backend}",
+        "n": str(len(control.samples_s)),
+        "ratio": f"{ratio_text(control.noise)} ",
+        "interval": f"{ratio_text(1 / control.noise)}–{ratio_text(control.noise)}",
+    }
+
+
+def _sign(row: BenchRow) -> str:
+    """The sign for an uncertain rank: the ratio is within the noise, or the times are uncertain."""
+    signs = "≈" * row.is_similar + "?" * (not row.is_sure)
+    return f"{signs} " if signs else ""
+
+
+def _why(row: BenchRow) -> str:
+    return f"{row.backend}: {row.reason}" if row.status == "ok" else f"{row.backend}: {row.status}: {row.reason}"
+
+
+def _at(why: str, sizes: Sequence[str], n_sizes: int) -> str:
+    """A reason, with its sizes unless it holds for all."""
+    listed = dict.fromkeys(sizes)
+    return why if len(listed) == n_sizes else f"{why} (at {', '.join(listed)})"
+
+
+def size_text(work: Workload) -> str:
+    """Batch and length; the length alone for a batch of one."""
+    return f"{work.k_len}" if work.batch == 1 else f"{work.batch} × {work.k_len}"
+
+
+def backend_text(row: BenchRow) -> str:
+    """The backend, with the kernel that ran unless its name says so; `!` for a fallback."""
+    return (
+        row.backend
+        + ("" if row.ran in (None, row.backend) or _implies_kernel(row) else f" → {row.ran}")
+        + ("!" if row.is_fallback else "")
+    )
+
+
+def _implies_kernel(row: BenchRow) -> bool:
+    return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
+
+
+def _percent(fraction: float) -> str:
+    """A fraction in percent, in two digits or more."""
+    return (
+        f"{fraction * 100:.0f} %"
+        if fraction >= 0.0995
+        else f"{fraction * 100:.1g} %"
+        if fraction < 0.0095
+        else f"{fraction * 100:.1f} %"
+    )
+
+
+def _rate(tflops: float) -> str:
+    return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "–" if n_bytes is None else bytes_text(n_bytes)
+
+
+def _error(error: float | None) -> str:
+    return "–" if error is None else f"{error:.0e}" if error else "0"
+
+
+def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) -> Text:
+    """The meaning of columns and signs, for timed rows."""
+    n_hidden = sum(screen.width < least for least in _LEAST_WIDTHS.values())
+    lines = [
+        "ratio: median ÷ that of the fastest, the first row",
+        *(["* certainly the fastest"] * any(row.is_fastest for row in rounds)),
+        *(["noise of: how far this backend, timed twice a round, differs from itself"] * bool(benchmark.controls)),
+        *(
+            ["≈ not certainly slower: the interval of the ratio reaches into the noise"]
+            * any(row.is_similar for row in rounds)
+        ),
+        "peak: shortest possible time on this machine ÷ median; c: compute-bound, m: memory-bound",
+        "memory: beyond the inputs" + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
+        "error: largest difference from float64",
+        *(["tokens: batch × length"] if any(row.batch > 1 for row in rounds) else []),
+        *_doubts(benchmark, rounds),
+        *_remarks(rounds),
+        *([f"{max(_LEAST_WIDTHS.values())} columns show {n_hidden} more: mha explain bench"] if n_hidden else []),
+    ]
+    return Text("\n".join(filled(lines, screen.width)), style="dim")
+
+
+def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
+    """Warnings about the times."""
+    if any(_is_short(row.median_s, benchmark) for row in rounds):
+        yield "~ less than a millisecond: mostly the cost of calling torch, not of attention"
+    unsure = [row for row in rounds if not row.is_sure]
+    if unsure:
+        yield f"? uncertain times: {benchmark.doubt(unsure[-1])}"
+    least = min(len(row.samples_s) for row in rounds)
+    if reached_confidence(least) < CONFIDENCE:
+        confidence = f"{reached_confidence(least) * 100:.0f} %"
+        yield f"with {count_of(least, 'round')} an interval contains the true median with a probability of {confidence}"
+
+
+def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
+    """Explanations of single rows."""
+    if any(row.is_fallback for row in rounds):
+        yield "! not a fused kernel"
+    if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
+        yield "torch-mha computes the projections too"
+    sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
+    if sampled:
+        yield f"error: of at least {min(sampled)} queries and their gradients, where all would take too long"
+    if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
+        yield "above 100 %: data from a cache, or the machine was busy while its best was measured"
+
+
+def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
+    """Whether a time is below a millisecond. CUDA's clock excludes the overhead of calls."""
+    return seconds is not None and seconds < _SHORT_S and not benchmark.environment.device.startswith("cuda")
+
+
+def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
+    """Each size's ratio to the baseline, and the rows that cannot be compared."""
+    parts: list[RenderableType] = []
+    for size, changes in groupby(comparison.changes, key=lambda change: change.name):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+        is_narrow = screen.width < _NARROW
+        table.add_column("backend", overflow="fold", min_width=None if is_narrow else _NAME)
+        headings = _CHANGED_NARROW if is_narrow else _CHANGED
+        for heading in headings:
+            table.add_column(heading, justify="right", no_wrap=True, min_width=len("1.23 ms"))
+        for change in changes:
+            cells = (
+                seconds_text(change.baseline_s), seconds_text(change.median_s),
+                ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
+                f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
+                _verdict(change),
+            )  # fmt: skip
+            colour = {"slower": "red", "faster": "green"}.get(change.verdict)
+            table.add_row(change.backend, *cells[-len(headings) :], style=colour)
+        parts += [Text(size), table]
+    if any(change.verdict == "similar" for change in comparison.changes):
+        parts.append(Text(_SIMILAR, style="dim"))
+    notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
+    title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
+    return Group(title, *parts, *(Text(visible(line), style="dim") for line in notes))
+
+
+def _verdict(change: TimeChange) -> str:
+    is_open = change.verdict == "similar" and not change.ratio_low <= 1 <= change.ratio_high
+    return "unclear" if is_open else "" if change.verdict == "similar" else change.verdict
+
+
+def _alone(comparison: BaselineComparison) -> Sequence[str]:
+    """The rows of one run alone, by name if they are few."""
+    alone, baseline = comparison.unmatched, comparison.baseline
+    if len(alone) <= _ALONE_SHOWN:
+        return alone
+    n_then = sum(line.endswith(NOT_NOW) for line in alone)
+    counts = ((n_then, f"of {baseline} not measured now"), (len(alone) - n_then, f"measured now, not in {baseline}"))
+    return [f"{count_of(n, 'row')} {what}" for n, what in counts if n]
+
+
+_OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bold green"}
+
+
+def _conclusion(comparison: BaselineComparison) -> Text:
+    style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule.outcome]
+    return Text("\n".join(map(visible, comparison.conclusions)), style=style)
+
+
+def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
+    """The run as one JSON document, with any comparison."""
+    whole = benchmark.to_json()
+    if comparison is None:
+        yield whole
+        return
+    yield whole.rstrip().removesuffix("}")
+    yield ',\n"comparison":' + json.dumps(comparison.document(), separators=(",", ":"), allow_nan=False) + "}\n"
+
+
+def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
+    """The rows as CSV (RFC 4180): every number but the samples, with JSON names as headings."""
+    paper = StringIO()
+    documents = [row.document() for row in benchmark.rows]
+    names = [name for name, value in documents[0].items() if not isinstance(value, (list, tuple))]
+    writer = csv.writer(paper, lineterminator="\n")
+    writer.writerow(names)
+    for document in documents:
+        values = [document[name] for name in names]
+        place = names.index("reason")
+        values[place] = None if values[place] is None else cell_text(values[place])
+        writer.writerow(values)
+    yield paper.getvalue()
+
+
+# --------------------------------------------------------------------------------------------------------------- plots
+
+
+MAX_FAMILIES = 24
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D31",
+    "#7B3294",
+    "#5AAE61",
+)
+"""Colours that differ without red-green vision; marks differ too. Source of the first seven: Okabe and Ito 2008, "Color
+Universal Design"."""
+_MARKS = "osD^vP*X<>h"
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "mha", "font.family": "sans-serif", "font.size": 9, "axes.grid": True,
+    "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+}  # fmt: skip
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>mha bench</title>
+<style>
+body {{ font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }}
+body {{ color: #1a1a1a; background: #fff }}
+svg {{ max-width: 100%; height: auto }}
+.rows {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
+th:nth-child(-n+2), td:nth-child(-n+2) {{ text-align: left }}
+tr.fastest {{ font-weight: 600 }}
+td.reason {{ text-align: left; white-space: normal; color: #555 }}
+</style></head><body>
+<h1>mha bench</h1>
+<p>{about}</p>
+{figure}
+{tables}
+<dl>
+{backends}
+</dl>
+</body></html>
+"""
+_HEADINGS = {
+    "tokens": "size", "backend": "backend", "median": "median", "p25": "quartiles", "p75": "quartiles", "ratio": "ratio",
+    "95 %": "interval", "TFLOP/s": "rate", "peak": "share", "memory": "memory", "error": "error",
+}  # fmt: skip
+"""The headings of the page's tables, and the columns whose explanations are their tooltips."""
+
+
+def require_plots() -> None:
+    """Raises `MhaError` if matplotlib is missing, before any measurement."""
+    if find_spec("matplotlib") is None:
+        raise MhaError(
+            "--svg and --html need matplotlib, which is not installed",
+            hint=f"{installing('matplotlib')} installs it",
+            code="missing-extra",
+        )
+
+
+def svg(benchmark: Benchmark) -> str:
+    """The plots as one SVG. Raises `MhaError` if matplotlib is missing, or for too many families."""
+    require_plots()
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs its caches
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    series = _series([row for row in benchmark.rows if row.median_s is not None])
+    if not 1 <= len(series) <= MAX_FAMILIES:
+        raise MhaError(
+            f"a plot has room for {MAX_FAMILIES} families of sizes, and this run has {len(series)}"
+            if series
+            else "there is nothing to plot: no backend was timed",
+            hint="name fewer heads, widths, dtypes or directions" if series else None,
+            code="nothing-to-plot",
+        )
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 3.6 * len(series) + 0.8), layout="constrained")
+        backends = list(dict.fromkeys(row.backend for row in benchmark.rows))
+        for (family, rows), (left, right) in zip(series, figure.subplots(len(series), 2, squeeze=False), strict=True):
+            _plot_family(benchmark, family, rows, backends, left, right)
+        below = about(benchmark).replace("$", r"\$")  # $ would begin a formula
+        figure.supxlabel(below, fontsize=7, color="#555555", wrap=True)
+        paper = io.StringIO()
+        figure.savefig(paper, format="svg", metadata={"Date": None, "Creator": "mha", "Description": about(benchmark)})
+    return paper.getvalue()
+
+
+def page(benchmark: Benchmark, picture: str) -> str:
+    """One static page: the picture of `svg`, and every row as a table."""
+    tables = "\n".join(_table(family, rows) for family, rows in families(benchmark.rows))
+    names = dict.fromkeys(row.backend for row in benchmark.rows)
+    return _PAGE.format(
+        about=html.escape(about(benchmark)),
+        figure=picture[picture.index("<svg") :],
+        tables=tables,
+        backends="\n".join(
+            f"<dt>{name}</dt><dd>{html.escape(_described(name))}</dd>" for name in map(html.escape, names)
+        ),
+    )
+
+
+def _described(name: str) -> str:
+    """The description of a backend; its name for an unknown one from a later version."""
+    return BACKENDS[name].about if name in BACKENDS else "unknown here"
+
+
+def about(benchmark: Benchmark) -> str:
+    """The command, machine, versions and seed of the run."""
+    e = benchmark.environment
+    parts = [shlex.join(benchmark.command), e.device_name, f"{e.threads} threads", f"torch {e.torch}", f"mha {e.mha}"]
+    parts += [] if e.driver is None else [f"driver {e.driver}"]
+    return visible(" · ".join([*parts, f"seed {benchmark.seed}"]))
+
+
+def _plot_family(
+    benchmark: Benchmark, family: str, rows: Sequence[BenchRow], backends: list[str], left: Any, right: Any
+) -> None:
+    """Time on the left, rate on the right."""
+    for place, backend in enumerate(backends):
+        of_backend = sorted((row for row in rows if row.backend == backend), key=lambda row: row.k_len)
+        if not of_backend:
+            continue
+        look = {
+            "color": _COLOURS[place % len(_COLOURS)], "marker": _MARKS[place % len(_MARKS)], "markersize": 4,
+            "linewidth": 1.2, "label": backend,
+        }  # fmt: skip
+        lengths = [row.k_len for row in of_backend]
+        quartiles = [
+            [(time or 0) * 1e3 for time in times]
+            for times in zip(*((r.p25_s, r.p75_s) for r in of_backend), strict=True)
+        ]
+        left.plot(lengths, [(row.median_s or 0) * 1e3 for row in of_backend], **look)
+        left.fill_between(lengths, *quartiles, color=look["color"], alpha=0.15, linewidth=0)
+        right.plot(lengths, [row.tflops or 0 for row in of_backend], **look)
+    _ceiling(benchmark, rows, left, right)
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    for axes, what in ((left, "time of a call (ms), p25–p75 shaded"), (right, "TFLOP/s")):
+        sizes = {row.k_len: size_text(row) for row in rows}
+        axes.set(xscale="log", yscale="log", ylabel=what, xlabel="tokens")
+        axes.set_xticks(list(sizes), list(sizes.values()))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
+    left.set_title(visible(family), loc="left", fontsize=9)
+    left.legend(fontsize=7, ncols=2, loc="upper left")  # the upper left is free because times grow to the right
+
+
+def _ceiling(benchmark: Benchmark, rows: Sequence[BenchRow], left: Any, right: Any) -> None:
+    """The machine's least time and highest rate for attention."""
+    ceiling = next(c for c in benchmark.ceilings if c.dtype == rows[0].dtype)
+    work = {
+        row.k_len: (row.attention_flops, ceiling.floor_s(row.attention_flops, row.attention_bytes)[0]) for row in rows
+    }
+    lengths = sorted(work)
+    look = {"linestyle": "--", "color": "#555555", "linewidth": 1, "label": "this machine's ceiling"}
+    left.plot(lengths, [work[length][1] * 1e3 for length in lengths], **look)
+    right.plot(lengths, [work[length][0] / work[length][1] / 1e12 for length in lengths], **look)
+
+
+def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+    """The rows of a family, split by batch if lengths and batches are crossed."""
+    series: list[tuple[str, list[BenchRow]]] = []
+    for family, members in families(rows):
+        if len({(row.batch, row.k_len) for row in members}) == len({row.k_len for row in members}):
+            series.append((family, members))
+            continue
+        for batch in dict.fromkeys(row.batch for row in members):
+            series.append((f"batch {batch} · {family}", [row for row in members if row.batch == batch]))
+    return series
+
+
+def _table(family: str, rows: Sequence[BenchRow]) -> str:
+    head = "".join(
+        f'<th title="{html.escape(BENCH_COLUMNS[name].explanation)}">{heading}</th>'
+        for heading, name in _HEADINGS.items()
+    )
+    body = "\n".join(_line(row) for ranked in _ranked_sizes(rows) for row in ranked)
+    return f'<h2>{html.escape(family)}</h2>\n<div class="rows"><table><tr>{head}</tr>\n{body}\n</table></div>'
+
+
+def _line(row: BenchRow) -> str:
+    first = [size_text(row), backend_text(row)]
+    if row.median_s is None:
+        cells = "".join(f"<td>{html.escape(word)}</td>" for word in first)
+        text = html.escape(visible(f"{row.status}: {row.reason}"))
+        return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{text}</td></tr>'
+    words = [
+        *first, seconds_text(row.median_s), seconds_text(row.p25_s), seconds_text(row.p75_s),
+        _sign(row) + ratio_text(row.ratio or 0),
+        f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}", f"{row.tflops:.3g}",
+        f"{row.share_of_peak:.0%}", "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
+        "–" if row.max_error is None else f"{row.max_error:.0e}",
+    ]  # fmt: skip
+    cells = "".join(f"<td>{html.escape(word)}</td>" for word in words)
+    return f'<tr class="fastest">{cells}</tr>' if row.is_fastest else f"<tr>{cells}</tr>"

@@ -1,0 +1,396 @@
+"""The workloads of `mha bench`: sizes, backends, and their predicted cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, NamedTuple
+
+from mhacli.attention.tiled.reduction import CPU_TILE, DEVICE_TILE, tile_bytes
+from mhacli.errors import UsageError
+from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
+
+Direction = Literal["forward", "backward", "both"]
+
+_TIMES_FORWARD_FLOPS = {"forward": 2, "backward": 5, "both": 7}
+"""In halves of the forward pass: backward has five products against two, recomputed scores included.
+
+Source: Dao 2023, "FlashAttention-2", section 4.1.
+"""
+_TIMES_FORWARD_BYTES = {"forward": 1, "backward": 2, "both": 3}
+"""Backward reads forward's inputs and outputs and the output's gradient, and writes three gradients."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One size of attention to measure, with values as wide as keys. With `causal`, queries are the last tokens."""
+
+    batch: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    q_len: int
+    k_len: int
+    dtype: Dtype
+    causal: bool
+    direction: Direction
+
+    @property
+    def name(self) -> str:
+        """The size as text."""
+        heads = f"{self.n_heads}" + ("" if self.n_heads == self.n_kv_heads else f"/{self.n_kv_heads}")
+        mask = "causal" if self.causal else "full"
+        return (
+            f"batch {self.batch}, {self.q_len} × {self.k_len} tokens, {heads} heads × {self.d_head}, {self.dtype}, {mask}, "
+            f"{self.direction}"
+        )
+
+    @property
+    def family(self) -> str:
+        """The properties that sizes differing only in batch and length have in common, as text."""
+        parts = [f"{self.n_heads} head{'s' * (self.n_heads != 1)} × {self.d_head}"]
+        if self.n_kv_heads != self.n_heads:
+            parts.append(f"{self.n_kv_heads} kv head{'s' * (self.n_kv_heads != 1)}")
+        parts.append(self.dtype)
+        if self.q_len < self.k_len:
+            return " · ".join([*parts, "one query, all keys"])
+        direction = "forward and backward" if self.direction == "both" else self.direction
+        return " · ".join([*parts, "causal" if self.causal else "full", direction])
+
+    @property
+    def length_text(self) -> str:
+        """Batch and length: `1,024 tokens`, `4 × 256 tokens`, or `8,192 keys` for a single query."""
+        batch = "" if self.batch == 1 else f"{self.batch} × "
+        return f"{batch}{self.k_len:,} {'keys' if self.q_len < self.k_len else 'tokens'}"
+
+    @property
+    def offset(self) -> int:
+        """The key position of the first query."""
+        return self.k_len - self.q_len
+
+    @property
+    def pairs(self) -> int:
+        """The visible cells of one head."""
+        return visible_pairs(self.q_len, self.k_len, causal=self.causal, offset=self.offset)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether any cell is masked. A single query that is the newest token sees all keys."""
+        return self.pairs < self.q_len * self.k_len
+
+    @property
+    def attention_flops(self) -> int:
+        """The operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times as many."""
+        return 2 * self.batch * self.n_heads * self.pairs * self.d_head * _TIMES_FORWARD_FLOPS[self.direction]
+
+    @property
+    def attention_bytes(self) -> int:
+        """The bytes to move: q and z for every head, k and v for every kv head; for backward twice as many."""
+        of_queries = self.n_heads * self.q_len
+        of_keys = self.n_kv_heads * self.k_len
+        forward = 2 * self.batch * (of_queries + of_keys) * self.d_head * ITEM_BYTES[self.dtype]
+        return forward * _TIMES_FORWARD_BYTES[self.direction]
+
+    @property
+    def input_bytes(self) -> int:
+        """The bytes of q, k and v."""
+        numbers = self.n_heads * self.q_len + 2 * self.n_kv_heads * self.k_len
+        return self.batch * numbers * self.d_head * ITEM_BYTES[self.dtype]
+
+
+def visible_pairs(
+    q_len: int, k_len: int, *, causal: bool = False, window: tuple[int, int] | None = None, offset: int = 0
+) -> int:
+    """The number of visible cells of `q_len` × `k_len`. `offset` is the key position of the first query.
+
+    `window` counts keys to the left and right of the query; `causal` hides those to the right.
+
+    >>> visible_pairs(3, 3, causal=True)
+    6
+    """
+    everything = q_len + k_len + abs(offset)
+    left, right = (everything, everything) if window is None else window
+    right = min(right, 0) if causal else right
+    return _keys_up_to(q_len, k_len, offset + right) - _keys_up_to(q_len, k_len, offset - left - 1)
+
+
+def _keys_up_to(q_len: int, k_len: int, shift: int) -> int:
+    """The sum over queries i of the number of keys 0 … k_len − 1 that are at most i + shift."""
+    return _clamped_sum(shift + 1 + q_len, k_len) - _clamped_sum(shift + 1, k_len)
+
+
+def _clamped_sum(end: int, top: int) -> int:
+    """The sum of min(n, top) over n from 0 to `end` − 1."""
+    ramp = max(0, min(end, top + 1))
+    return ramp * (ramp - 1) // 2 + max(0, end - top - 1) * top
+
+
+# ------------------------------------------------------------------------------------------------- backends and sweeps
+
+
+MAX_WORKLOADS = 1000
+
+
+class Backend(NamedTuple):
+    """The properties of a backend that are known before it runs."""
+
+    about: str
+    is_compiled: bool = False
+    hopes_for_fused: bool = False
+    projects: bool = False
+    returns_pattern: bool = False
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "explicit": Backend("the readable definition, attend, which builds the whole pattern"),
+    "sdpa": Backend("scaled_dot_product_attention with the kernel that torch picks", hopes_for_fused=True),
+    "math": Backend("scaled_dot_product_attention, its unfused kernel"),
+    "flash": Backend("scaled_dot_product_attention, its flash kernel"),
+    "efficient": Backend("scaled_dot_product_attention, its memory-efficient kernel"),
+    "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
+    "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "compiled": Backend("attend through torch.compile", is_compiled=True, hopes_for_fused=True),
+    "tiled": Backend("softmax(qk)v tile by tile in plain torch calls, as mha heads does where no fused kernel fits"),
+    "torch-mha": Backend("nn.MultiheadAttention without weights", hopes_for_fused=True, projects=True),
+    "torch-mha-weights": Backend(
+        "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True
+    ),
+}
+"""The backends in default order. A backend that projects is a whole layer, and cannot decode because it has no cache."""
+
+ALL = "all"
+_EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
+
+
+class DeviceDefaults(NamedTuple):
+    """Default sizes for a type of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
+
+    backends: tuple[str, ...]
+    dtype: Dtype
+    width: int
+    tokens: int
+    lengths: tuple[int, ...]
+    long_lengths: tuple[int, ...]
+    decode_lengths: tuple[int, ...]
+
+
+SCALES: Mapping[str, DeviceDefaults] = {
+    "cpu": DeviceDefaults(
+        ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights"),
+        "float32", 512, 1024, (256, 512, 1024), (2048,), (512, 1024, 2048, 4096, 8192),
+    ),
+    "cuda": DeviceDefaults(
+        tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384), (32768,),
+        (1024, 2048, 4096, 8192, 16384, 32768, 65536),
+    ),
+    "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
+}  # fmt: skip
+"""Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the
+device.
+
+Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
+"""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The sizes to measure. `on` fills in empty tuples and None for a device."""
+
+    backends: tuple[str, ...] = ()
+    batch: tuple[int, ...] = ()
+    n_heads: tuple[int, ...] = ()
+    n_kv_heads: tuple[int, ...] = ()
+    d_head: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
+    causal: bool = False
+    directions: tuple[Direction, ...] = ("forward",)
+    decode: bool = False
+
+    def checked(self) -> Sweep:
+        """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
+        for name in self.backends:
+            if name not in BACKENDS:
+                raise UsageError(f"there is no backend {name!r}: choose from {', '.join([*BACKENDS, ALL])}")
+        for name in ("batch", "lengths"):
+            low = min(getattr(self, name), default=1)
+            if low < 1:
+                raise UsageError(f"--{name} {low} is too small: the least is 1")
+        if not self.directions:
+            raise UsageError("--direction names none: choose from forward, backward, both")
+        if self.decode and self.directions != ("forward",):
+            directions = ",".join(self.directions)
+            raise UsageError(
+                f"--direction {directions} does not go with --decode: a decoding step has no backward pass"
+            )
+        for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
+            _require_sizes(n_heads, n_kv_heads, d_head)
+        for length in self.lengths:
+            if length > MAX_LENGTH:
+                raise UsageError(f"--lengths {length} is too long: the most is {MAX_LENGTH}")
+        return self
+
+    def on(self, kind: str) -> Sweep:
+        """The sweep with defaults for a type of device, except for the batch, which depends on the length."""
+        scale = SCALES[kind]
+        d_head = self.d_head or (64,)
+        lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths + scale.long_lengths)
+        backends = self.backends or tuple(
+            name for name in scale.backends if not (self.decode and BACKENDS[name].projects)
+        )
+        dtypes = self.dtypes or (scale.dtype,)
+        return replace(self, backends=backends, d_head=d_head, lengths=lengths, dtypes=dtypes)
+
+    def workloads(self, kind: str) -> tuple[Workload, ...]:
+        """Every size, family by family. Raises `UsageError` for too many of them, or for a broken rule."""
+        full, scale = self.on(kind), SCALES[kind]
+        sizes: list[Workload] = []
+        for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
+            for n_heads in full.n_heads or (max(1, scale.width // d_head),):
+                for n_kv_heads in full.n_kv_heads or (n_heads,):
+                    _require_sizes(n_heads, n_kv_heads, d_head)
+                    for batch, length in _batches(full, scale):
+                        q_len = 1 if full.decode else length
+                        sizes.append(
+                            Workload(batch, n_heads, n_kv_heads, d_head, q_len, length, dtype, full.causal, direction)
+                        )
+        if len(sizes) > MAX_WORKLOADS:
+            raise UsageError(
+                f"these options combine to {len(sizes)} sizes: the most for a run is {MAX_WORKLOADS}",
+                hint="shorten one of the lists",
+            )
+        return tuple(dict.fromkeys(sizes))
+
+
+def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
+    """Raises `UsageError` for heads and widths that contradict each other."""
+    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+
+
+def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
+    """(batch, length) pairs: every requested batch, or as many sequences as make up the default number of tokens; 1 for
+    decoding."""
+    if full.batch:
+        return list(product(full.batch, full.lengths))
+    return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
+
+
+# ------------------------------------------------------------------------------------------------------ predicted cost
+
+
+_PASSES = {"forward": 1, "backward": 1, "both": 2}
+"""Passes of a projection: only the input's gradient is computed, with one product of the forward size."""
+_EXACT_BLOCKS_BYTES = 512 << 20
+"""The scores of a block of queries, and the tensors beside them."""
+
+
+def expected_flops(backend: str, workload: Workload) -> int:
+    """The operations of the products of attention, and of the four projections if the backend has them."""
+    if not BACKENDS[backend].projects:
+        return workload.attention_flops
+    width = workload.n_heads * workload.d_head
+    rows = workload.batch * (2 * workload.q_len + 2 * workload.k_len)
+    return workload.attention_flops + 2 * rows * width * width * _PASSES[workload.direction]
+
+
+def expected_moved_bytes(backend: str, workload: Workload) -> int:
+    """The least bytes to move: those of attention; with projections those of input, output and weights.
+
+    A returned pattern is also written, and read for its gradient.
+    """
+    kind, passes, item = BACKENDS[backend], _PASSES[workload.direction], ITEM_BYTES[workload.dtype]
+    if not kind.projects:
+        return workload.attention_bytes
+    width = workload.n_heads * workload.d_head
+    numbers = 2 * workload.batch * workload.q_len * width + 4 * width * width
+    if kind.returns_pattern:
+        numbers += workload.batch * workload.n_heads * workload.q_len * workload.k_len
+    return numbers * item * passes
+
+
+def exact_bytes(workload: Workload) -> int:
+    """The memory of the exact answer in float64: inputs and result, three times for gradients."""
+    of_queries, of_keys = workload.n_heads * workload.q_len, workload.n_heads * workload.k_len
+    copies = 1 if workload.direction == "forward" else 3
+    return copies * 8 * workload.batch * workload.d_head * 2 * (of_queries + of_keys) + _EXACT_BLOCKS_BYTES
+
+
+def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
+    """The peak memory beyond the inputs, result included, on a type of device.
+
+    It counts whole matrices of scores and vectors of heads that a backend holds at a time. Small buffers of kernels
+    (about 0.6 MiB per thread on a CPU) are left out.
+    """
+    counts = _Counts(workload)
+    if backend in ("explicit", "compiled"):
+        return counts.explicit()
+    if backend == "math":
+        return counts.math()
+    if backend == "tiled":
+        return counts.tiled(kind)
+    if BACKENDS[backend].projects:
+        return counts.torch_mha(weights=BACKENDS[backend].returns_pattern, kind=kind)
+    return counts.fused()
+
+
+class _Counts:
+    """The bytes of a matrix of scores and of vectors: in the inputs' dtype, and (`wide`) in the softmax's."""
+
+    def __init__(self, workload: Workload) -> None:
+        item = ITEM_BYTES[workload.dtype]
+        heads, self.growth = workload.batch * workload.n_heads, max(item, 4) / item
+        self.q = heads * workload.q_len * workload.d_head * item
+        self.k = heads * workload.k_len * workload.d_head * item
+        self.is_shared = workload.n_kv_heads != workload.n_heads
+        self.matrix = heads * workload.q_len * workload.k_len * item
+        self.wide = round(self.matrix * self.growth)
+        self.lse, self.lengths = heads * workload.q_len * 4, (workload.q_len, workload.k_len)
+        self.mask = workload.q_len * workload.k_len if workload.is_masked else 0
+        self.has_fast_path = not self.mask and workload.n_heads % 2 == 0
+        self.item, self.is_forward = item, workload.direction == "forward"
+
+    def fused(self) -> int:
+        """The result and the log-sum-exp; for backward also three gradients and saved tensors."""
+        return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
+
+    def tiled(self, kind: str) -> int:
+        """The result in the dtype of the computation, a rounded copy if dtypes differ, eight vectors, and scores and
+        weights of tiles."""
+        rounded = self.q if self.growth > 1 else 0
+        wide_item = round(self.item * self.growth)
+        tile = CPU_TILE if kind == "cpu" else DEVICE_TILE
+        tiles = tile_bytes(tile, *self.lengths, wide_item) // 2  # planes of equal tokens are half
+        return round(self.q * self.growth) + rounded + 8 * self.lse // 4 * wide_item + tiles
+
+    def explicit(self) -> int:
+        """Scores and their softmax, and a third copy to round to 16 bits; for backward the pattern and two gradients of
+        its size."""
+        copied = self.k if self.is_shared else 0
+        if not self.is_forward:
+            return 3 * self.wide + self.q + 2 * self.k + 2 * copied + self.mask
+        rounded = self.matrix if self.growth > 1 else 0
+        return max(2 * self.wide + rounded + self.mask, self.matrix + self.q) + copied
+
+    def math(self) -> int:
+        """As explicit, plus a byte per cell for rows without a key, and scaled queries and keys. 16 bits are widened
+        first."""
+        copied = 2 * self.k if self.is_shared else 0
+        rows = round((2 * self.q + 2 * self.k) * self.growth) if self.growth > 1 else self.q + self.k
+        if not self.is_forward:
+            return 3 * self.wide + rows + self.q + 2 * self.k + copied
+        cells = self.matrix // self.item
+        return 2 * self.wide + cells + 4 * self.mask + rows + copied
+
+    def torch_mha(self, *, weights: bool, kind: str) -> int:
+        """Projections, and one matrix if the fast path runs unfused on a CPU; with weights as explicit.
+
+        A mask or an odd number of heads rules out the fast path.
+        """
+        mask = self.mask * self.item
+        if not self.is_forward:
+            return 12 * self.q + mask + (3 * self.matrix if weights else 0)
+        if weights:
+            return (5 * self.q + self.matrix) if self.has_fast_path else 3 * self.q + 2 * self.matrix + mask
+        is_unfused = kind == "cpu" and self.has_fast_path
+        return 3 * self.q + self.matrix if is_unfused else 6 * self.q + mask

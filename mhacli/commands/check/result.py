@@ -1,0 +1,245 @@
+"""The result of examining user code, as plain data with schema `mha.check/1`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from mhacli.record.display import Shown
+from mhacli.record.record import Argument
+from mhacli.requests.user_code import Choice, Mode
+
+SCHEMA = "mha.check/1"
+Verdict = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake. `code` is stable; `message` is one sentence, `evidence` lines of numbers, `effect` the consequence, `fix` the
+    corrected expression. `proven`: the reference with this mistake and those of `together_with` gives the module's output
+    within `tolerance`; `error` is the largest difference. `file`, `line` and `source` locate the operation if known. `modes`
+    are the affected modes, empty for attention with one mode."""
+
+    code: str
+    message: str
+    evidence: str
+    fix: str
+    effect: str = ""
+    proven: bool = False
+    error: float | None = None
+    tolerance: float | None = None
+    together_with: tuple[str, ...] = ()
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    modes: tuple[Mode, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The result of a probe: a measured `value`, and whether the probe passes. `ok` is None if the result is a matter of choice
+    or the probe did not run; the message says which."""
+
+    name: str
+    message: str
+    value: float | None = None
+    ok: bool | None = None
+
+
+PROBES: Mapping[str, str] = {
+    "determinism": "The same input gives the same output twice, and again after another input, in eval mode.",
+    "finite": "No number of the output is NaN or infinite for ordinary input.",
+    "dropout in eval": "With dropout 0.5 and the same weights the output in eval mode is still always the same.",
+    "batch independence": "Another sequence in the batch does not change the output of the others.",
+    "visible keys": "Each token is replaced in turn; the outputs that change show which tokens each token attends to.",
+    "q_len ≠ k_len": "The same with another number of keys than queries, which shows how the mask is aligned.",
+    "mask": "What the mask argument hides has no influence, and what it leaves has some.",
+    "open mask": "A mask that hides nothing changes nothing.",
+    "padding": "What stands in padding does not change the outputs of the other tokens.",
+    "padding of NaN": "NaN in padding does not change them either. Most attention lets it through, because 0 · NaN is NaN.",
+    "query without a key": "What a query answers that may see no key, and whether the other queries are still right.",
+    "causality": "In how many pairs of tokens the later one changes the output of the earlier one; 0 where code is causal.",
+    "self-visibility": "Every token attends to itself.",
+    "keys permuted": "Keys and values in another order give the same output, unless the module has positions.",
+    "tokens permuted": "Tokens in another order give the same outputs in that order, unless the module has positions.",
+    "heads": "One head does not change the output of another; of a module, the number of heads in its pattern.",
+    "row sums": "The rows of a returned pattern sum to 1 over the keys.",
+    "masked cells": "The weights of masked keys in a returned pattern are exactly 0.",
+    "scores × 1000": "With scores 1000 times as large the output is finite, and what is masked stays masked.",
+    "float16": "In float16 the output differs from that in float64 no more than rounding explains.",
+    "bfloat16": "In bfloat16 the output differs from that in float64 no more than rounding explains.",
+    "one token": "A text of one token works.",
+    "one key": "With a single key, whose weight is 1, the query does not matter.",
+    "batch of one": "A sequence gives the same output alone as among others.",
+    "300 tokens": "A text of 300 tokens works.",
+    "parameters": "How many parameters there are, beside those of four projections of the sizes that the arguments name.",
+    "unused parameters": "The output depends on every matrix.",
+    "dropout in training": "The mean output of many calls in training mode is that in eval mode: what dropout keeps is divided "
+    "by 1 − p.",
+}
+"""What holds if each probe passes."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""
+
+    against: str
+    dtype: str
+    n_inputs: int
+    max_abs_difference: float | None
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class ModeReport:
+    """The report on one of two modes: its call, the codes of its findings, and its probes."""
+
+    mode: Mode
+    verdict: Verdict
+    called: str
+    findings: tuple[str, ...]
+    probes: tuple[ProbeResult, ...]
+    comparison: OutputComparison | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first difference from the reference: `site` is the first site that differs, `last_shared` the last equal site before
+    it. For two implementations, `other_file`, `other_line` and `other_source` locate the site in the other one."""
+
+    site: str
+    last_shared: str | None
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    other_file: str | None = None
+    other_line: int | None = None
+    other_source: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Examination(Shown):
+    """The examination of an attention in user code. `not_examined` are arguments that always kept their defaults, so that the
+    verdict does not cover them. `notes` are facts that may surprise a caller but are no mistakes, such as arguments without
+    effect. `next_steps` are suggestions for an undecided verdict. `modes` has a report for each mode if there are two; the
+    other fields then combine both, and a probe fails if it fails in one mode."""
+
+    verdict: Verdict
+    target: str
+    called: str
+    arguments: tuple[Argument, ...]
+    findings: tuple[Finding, ...]
+    choices: tuple[Choice, ...]
+    probes: tuple[ProbeResult, ...]
+    comparison: OutputComparison | None
+    reason: str | None = None
+    closest: str | None = None
+    departure: FirstDifference | None = None
+    modes: tuple[ModeReport, ...] = ()
+    n_parameters: int = 0
+    n_hypotheses: int = 0
+    printed: str = ""
+    against: str | None = None
+    time_s: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    command: tuple[str, ...] = ()
+    not_examined: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What `mha check` prints on a screen."""
+        from mhacli.commands.check.view import check_view
+
+        yield check_view(self, screen)
+
+    def __repr__(self) -> str:
+        """The target, and the summary in one line."""
+        return f"<Examination of {self.target}: {' '.join(self.summary.split())}>"
+
+    @property
+    def summary(self) -> str:
+        """The verdict in a sentence, with the mistakes and fixes, or with the agreement and unexamined arguments."""
+        if self.verdict == "wrong":
+            return f"wrong: {self._mistakes()}"
+        if self.verdict == "unknown":
+            return f"not decided: {self.reason or 'what was measured does not suffice'}"
+        missing = f"; not examined: {self.not_examined_text}" if self.not_examined else ""
+        return f"right: {self._agreement()}{missing}" + "".join(f"; note: {note}" for note in self.notes)
+
+    @property
+    def not_examined_text(self) -> str:
+        """The unexamined arguments, each with its kind if the name shows it: `past_kv (cache), rel`."""
+        return ", ".join(f"{name} ({kind})" if (kind := _kind_of(name)) else name for name in self.not_examined)
+
+    def _mistakes(self) -> str:
+        """The first mistake with line and fix, and the number of further ones."""
+        if not self.findings:
+            return "a probe fails"
+        (first, *others), n_more = self.findings, len(self.findings) - 1
+        lines = [_with_place(first)]
+        lines += self._lines_that_differ() or _first_fix(first)
+        if n_more > 1:
+            lines.append(f"{n_more} more mistakes")
+        else:
+            lines += [line for finding in others for line in (f"and {_with_place(finding)}", *_first_fix(finding))]
+        return "; ".join(lines)
+
+    def _lines_that_differ(self) -> list[str]:
+        """The first difference between two implementations, with both lines."""
+        difference = self.departure
+        if self.against is None or difference is None:
+            return []
+        first_line, second_line = (
+            f"library code of {target}" if file is None else file if line is None else f"{file}:{line}"
+            for target, file, line in (
+                (self.target, difference.file, difference.line),
+                (self.against, difference.other_file, difference.other_line),
+            )
+        )
+        return [f"the first difference is in {difference.site}: compare {first_line} with {second_line}"]
+
+    def _agreement(self) -> str:
+        """The agreement with the reference, and the number of passed probes."""
+        n_passed = sum(probe.ok is True for probe in self.probes)
+        passed = f"{n_passed} probe{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"
+        if self.against is not None:
+            return f"it gives the same output as {self.against} with the same weights"
+        if self.comparison is None:
+            return passed
+        n = self.comparison.n_inputs
+        return f"on {n} input{'s' * (n != 1)} it gives the same output as the reference with the same weights; {passed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON document of `--json`."""
+        return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
+
+
+def _with_place(finding: Finding) -> str:
+    """The message with its location."""
+    if finding.file is None:
+        return finding.message
+    return f"{finding.message} ({finding.file if finding.line is None else f'{finding.file}:{finding.line}'})"
+
+
+def _first_fix(finding: Finding) -> list[str]:
+    """The first line of the fix, empty if there is none."""
+    return [f"fix: {line}" for line in finding.fix.strip().splitlines()[:1]]
+
+
+_KINDS = {
+    "cache": re.compile(r"cache|past|kv_state"),
+    "mask": re.compile(r"mask|padding|lens\b|lengths"),
+    "score bias": re.compile(r"bias|alibi|^rel"),
+    "positions": re.compile(r"pos|rope|rotary|freqs|^cos|^sin"),
+}
+
+
+def _kind_of(name: str) -> str | None:
+    """The kind of an argument by its name; None if unknown or if it repeats the name."""
+    kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(name.lower())), None)
+    return None if kind == name.lower().replace("_", " ") else kind

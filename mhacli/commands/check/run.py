@@ -1,0 +1,107 @@
+"""`mha check` as a Python function. Targets given by name run in a child process; nothing here loads torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+from mhacli.commands.check.result import Examination
+from mhacli.errors import UsageError
+from mhacli.io.json_schema import decode, load_json
+from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
+from mhacli.usercode import process
+from mhacli.usercode.target import naming
+
+_JOB = "mhacli.commands.check.examine:examine_request"
+_NONE: Mapping[str, object] = {}
+
+
+def check(
+    target: object,
+    *,
+    arguments: Mapping[str, object] = _NONE,
+    call_arguments: Mapping[str, object] = _NONE,
+    against: object = None,
+    against_arguments: Mapping[str, object] = _NONE,
+    against_call_arguments: Mapping[str, object] | None = None,
+    causal: bool = False,
+    mask_means: Literal["keep", "hide"] | None = None,
+    rope: Literal["half", "interleaved"] | None = None,
+    scale: float | None = None,
+    n_heads: int | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+) -> Examination:
+    """Checks an implementation of attention and names its mistakes, as `mha check` does.
+
+    `target` is a class, a function, a module instance, `FILE.py:NAME` or `package.module:NAME`. A name is imported and run in a
+    child process, with `time_limit_s` for each call; an object is examined in this process, a module as a copy. `arguments` go
+    to the constructor, `call_arguments` to each call. `against` is another implementation to compare with, instead of the
+    reference. `causal`, `mask_means`, `rope`, `scale` and `n_heads` state the intention where the code does not show it. Raises
+    `MhaError` if the target cannot be imported, built or called.
+    """
+    with _named(target) as name, _named(against) as other:
+        target_request = TargetRequest(name or "", _words(arguments), _words(call_arguments), causal, device, seed)
+        against_calls = (
+            target_request.call_arguments if against_call_arguments is None else _words(against_call_arguments)
+        )
+        against_request = None
+        if other is not None:
+            against_request = replace(
+                target_request, target=other, arguments=_words(against_arguments), call_arguments=against_calls
+            )
+        request = CheckRequest(target_request, against_request, mask_means, rope, scale, n_heads, time_limit_s)
+        if all(isinstance(name_or_object, str | None) for name_or_object in (target, against)):
+            return examine_in_child(request)
+        return _examine_here(request)
+
+
+def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] | None = None) -> Examination:
+    """The examination of named targets in a child process; `on_stage` is called at each stage."""
+    outcome = process.run_in_child(_JOB, asdict(request), time_limit_s=request.time_limit_s, on_stage=on_stage)
+    examination = decode(Examination, load_json(outcome.result, "the examination"), "the examination")
+    return replace(examination, printed=outcome.printed)
+
+
+def _examine_here(request: CheckRequest) -> Examination:
+    from mhacli.commands.check.examine import examined
+    from mhacli.compute.base.devices import one_thread
+
+    with one_thread():
+        return examined(request, _no_stage)
+
+
+def _no_stage(stage: str, *, limited: bool = True) -> None:
+    """Ignores the stages."""
+
+
+@contextlib.contextmanager
+def _named(thing: object) -> Iterator[str | None]:
+    """A target name that resolves to the object inside the context."""
+    if thing is None or isinstance(thing, str):
+        yield thing
+        return
+    is_definition = inspect.isclass(thing) or inspect.isroutine(thing)
+    with naming(thing if is_definition else copy.deepcopy(thing)) as name:
+        yield name
+
+
+def _words(arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
+    return tuple((name, _word(name, value)) for name, value in arguments.items())
+
+
+def _word(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str | int | float | bool | tuple | list | dict):
+        return repr(value)
+    if type(value).__module__ == "torch":  # a dtype or a device
+        return str(value)
+    raise UsageError(
+        f"{name}={value!r:.80} is neither a number, a text, a list nor a dict",
+        hint="give a module that is built already",
+    )

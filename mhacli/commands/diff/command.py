@@ -1,0 +1,152 @@
+"""`mha diff`: compares two saved records without torch: where they first differ, and what changed in each head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import (
+    ColourOptions,
+    Everything,
+    MapScale,
+    Precision,
+    command,
+    head_list,
+    number,
+    option,
+    option_group,
+    sequence_list,
+)
+from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
+from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
+from mhacli.cli.shared.request import record_command
+from mhacli.cli.streams import show_activity
+from mhacli.cli.values import index_list, real, require_record, saved_here
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.record.consistency import require_agreement
+from mhacli.render.base.options import ViewOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from mhacli.commands.diff.result import Differences
+    from mhacli.record.record import Record
+    from mhacli.render.base.options import Screen
+
+_COMPARISON, _VIEW = "Comparison", "View"
+
+
+@option_group
+class PairOptions:
+    """The two files, and the tolerance."""
+
+    a: Annotated[
+        str, typer.Argument(help="The reference, a record that --save wrote.", metavar="A", show_default=False)
+    ] = ""
+    b: Annotated[str, typer.Argument(help="The record to compare with it.", metavar="B", show_default=False)] = ""
+    tolerance: Annotated[
+        float | None,
+        number(
+            _COMPARISON,
+            real("tolerance"),
+            "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
+            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)",
+            metavar="X",
+        ),
+    ] = None
+
+
+@option_group
+class PanelOptions:
+    """The heads to draw side by side, and their view."""
+
+    view: Annotated[Literal["heatmap", "none"], option(_VIEW, "How to draw each head.")] = "heatmap"
+    head: Annotated[str | None, head_list("those that changed most")] = None
+    sequence: Annotated[str | None, sequence_list("where a head changed most")] = None
+    map_scale: MapScale = None
+    precision: Precision = 2
+    all: Everything = False
+
+
+@format_options(json=JSON)
+class DiffFormats(Formats):
+    """Formats of a comparison."""
+
+
+@examples(
+    "mha diff before.safetensors after.safetensors",
+    "mha diff before.safetensors after.safetensors --tolerance 1e-3",
+)
+@command
+def diff(
+    pair: PairOptions,
+    panels: PanelOptions,
+    choice: LayerChoiceOptions,
+    formats: DiffFormats,
+    colour: ColourOptions,
+) -> None:
+    """Compares two records and prints their differences; exit code 3 if there are any."""
+    options = ViewOptions(
+        view=panels.view,
+        heads=index_list(panels.head, "head"),
+        sequences=index_list(panels.sequence, "sequence"),
+        layers=layer_list(choice.layer),
+        map_scale=panels.map_scale,
+        precision=panels.precision,
+        everything=panels.all,
+    )
+    if pair.tolerance is not None and pair.tolerance < 0:
+        raise UsageError(f"--tolerance {pair.tolerance:g} is negative: the least is 0")
+    if not pair.a or not pair.b:
+        raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2, given=pair.a or pair.b))
+    from mhacli.commands.diff.compare import compare
+    from mhacli.commands.diff.views.maps import require_drawable
+    from mhacli.record import storage
+
+    for path in (pair.a, pair.b):
+        require_record(path)
+    with show_activity("comparing"):
+        records = (storage.load(pair.a), storage.load(pair.b))
+        require_drawable(records, options)
+        differences = compare(*records, tolerance=pair.tolerance)
+    _print(differences, records, (pair.a, pair.b), options=options, name=formats.chosen(), colour=colour)
+    require_agreement(*records, names=(pair.a, pair.b))
+    _end_unless_equal(differences)
+
+
+def _print(
+    differences: Differences,
+    records: tuple[Record, Record],
+    names: tuple[str, str],
+    *,
+    options: ViewOptions,
+    name: str | None,
+    colour: ColourOptions,
+) -> None:
+    def pieces() -> Iterable[str]:
+        from mhacli.commands.diff.views.json import json_pieces
+
+        return json_pieces(differences, records, names, record_command())
+
+    def view(on: Screen) -> RenderableType:
+        from mhacli.commands.diff.views.view import diff_view
+
+        return diff_view(differences, records, names, options=options, screen=on)
+
+    print_report(name, colour, formats={"json": pieces}, view=view)
+
+
+def _end_unless_equal(differences: Differences) -> None:
+    """Exits with 3 if the records differ. Raises `MhaError` if they have nothing in common to compare."""
+    if differences.verdict == "nothing":
+        raise MhaError(
+            "the two records have nothing in common that could be compared",
+            hint="compare two records of the same command, both with --model or both without",
+            code="nothing-in-common",
+        )
+    if differences.verdict == "differ":
+        raise typer.Exit(EXIT_CHECK)

@@ -1,0 +1,181 @@
+"""`mha doctor`: examines this installation, or with `--model` a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import (
+    LITERAL_TEXT,
+    NUMBER_FORMAT,
+    ColourOptions,
+    ModelPath,
+    Revision,
+    command,
+    device_option,
+    option,
+    option_group,
+    seed_option,
+)
+from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
+from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.streams import loading_torch, note, progress
+from mhacli.cli.values import are_literal, is_checkpoint, require_words
+from mhacli.commands.doctor.result import DoctorRequest
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.settings import Config, Dtype
+from mhacli.text.encode import Decoding, argument_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.commands.doctor.result import Report
+    from mhacli.render.base.options import Screen
+
+_MODEL, _DEVICE = "Checkpoint", "Device"
+
+
+@option_group
+class ExaminedModelOptions:
+    """The checkpoint to examine, and its texts."""
+
+    typed: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Texts for the checkpoint to read, preferably of different lengths. (default: three sentences)",
+            metavar="[TEXT]...",
+            show_default=False,
+        ),
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        option(_MODEL, LITERAL_TEXT, "--text"),
+    ] = None
+    model: ModelPath = None
+    revision: Revision = None
+    tokenizer: Annotated[
+        str | None,
+        option(_MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME"),
+    ] = None
+
+
+@option_group
+class DoctorDeviceOptions:
+    """Device, dtype, seed and backends of the examination."""
+
+    device: Annotated[
+        str,
+        device_option(
+            _DEVICE,
+            " (default: every device; with --model, the fastest)",
+            show_default=False,
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Dtype | None,
+        option(_DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)"),
+    ] = None
+    compile: Annotated[
+        bool, option(_DEVICE, "Also try the backends that torch compiles, which may take minutes.", "--compile")
+    ] = False
+    seed: Annotated[int, seed_option(_DEVICE)] = 0
+
+
+@format_options(json=JSON)
+class DoctorFormats(Formats):
+    """Formats of a report."""
+
+
+@examples(
+    "mha doctor",
+    "mha doctor --model MiniLM",
+)
+@command
+def doctor(
+    examined: ExaminedModelOptions, device: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions
+) -> None:
+    """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
+    Config(d_model=1, n_heads=1, device=device.device, seed=device.seed).resolved()
+    examined = _with_typed_folder(examined)
+    report = _installation(examined, device) if examined.model is None else _checkpoint(examined, device)
+    print_report(
+        formats.chosen(),
+        colour,
+        formats={"json": lambda: json_document(report.to_dict())},
+        view=lambda on: _view(report, on),
+    )
+    if report.failed:
+        raise typer.Exit(EXIT_CHECK)
+
+
+def _with_typed_folder(examined: ExaminedModelOptions) -> ExaminedModelOptions:
+    """The options with `--model` set to the first text if this is the folder of a checkpoint."""
+    if examined.model is not None or not examined.typed or are_literal() or not is_checkpoint(examined.typed[0]):
+        return examined
+    folder, *texts = examined.typed
+    note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
+    return replace(examined, model=folder, typed=texts or None)
+
+
+def _view(report: Report, on: Screen) -> RenderableType:
+    from mhacli.commands.doctor.view import doctor_view
+
+    return doctor_view(report, on)
+
+
+def _installation(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
+    texts = _texts(examined)
+    if texts:
+        raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
+    require_without_model(revision=examined.revision, tokenizer=examined.tokenizer)
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.commands.doctor.installation import examine_installation
+    with progress() as report_progress:
+        return examine_installation(
+            device=device.device,
+            dtype=device.dtype,
+            seed=device.seed,
+            compiles=device.compile,
+            command=record_command(),
+            report_progress=report_progress,
+        )
+
+
+def _checkpoint(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
+    if device.compile:
+        raise UsageError(
+            "--compile does not work with --model, which has its own attention", hint="leave out --compile"
+        )
+    texts = _texts(examined)
+    for number_of, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {number_of} is empty or white space", code="no-tokens")
+    request = DoctorRequest(
+        source=examined.model or "",
+        checkpoint=local_checkpoint(ModelOptions(model=examined.model, revision=examined.revision)),
+        texts=texts,
+        revision=examined.revision,
+        tokenizer=examined.tokenizer,
+        device=device.device,
+        dtype=device.dtype,
+        seed=device.seed,
+        command=record_command(),
+    )
+    leave_deleted_folder()
+    with loading_torch():
+        from mhacli.commands.doctor.checkpoint import examine_checkpoint
+    with progress() as report_progress:
+        return examine_checkpoint(request, report_progress)
+
+
+def _texts(examined: ExaminedModelOptions) -> tuple[str, ...]:
+    """The texts for a checkpoint to read. Raises `UsageError` for a text that is an existing path."""
+    for word in examined.typed or ():
+        require_words(word, has_file=False)
+    return tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))

@@ -1,0 +1,245 @@
+"""The report of `mha doctor`: facts, a line per check, and a numbered list of problems with advice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mhacli.commands.doctor.result import ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
+from mhacli.io.files import format_size
+from mhacli.record.columns import DOCTOR_COLUMNS
+from mhacli.render.base.format import count_of, filled, plain_table
+from mhacli.render.base.options import Screen
+from mhacli.text.escape import visible
+
+_STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
+_WORDS = {"care": "warning"}
+"""Statuses whose words on screen differ from those in JSON."""
+_NO_NUMBER = "–"
+_DETAILED = ("kernels ", "numerics ")
+"""Checks shown in tables. They have a line of their own only if they fail."""
+
+
+def doctor_view(report: Report, on: Screen) -> RenderableType:
+    """The complete output of `mha doctor`."""
+    parts: list[RenderableType] = []
+    if report.model is None:
+        parts += [*_machine(report, on), *_kernels(report.kernels), *_numerics(report.numerics)]
+    else:
+        parts += [_patient(report.model, report, on), Text()]
+    lines = [check for check in report.checks if check.ok is False or not check.name.startswith(_DETAILED)]
+    parts.append(_checks(lines, with_numbers=report.model is not None))
+    if report.model is not None:
+        parts += [Text(), Text(_legend(report.model, report.checks), style="dim")]
+    notes = [Text(), *(Text(f"note: {visible(note)}") for note in report.notes)] if report.notes else []
+    return Group(*parts, *_findings(report.findings), *notes, Text(), _summary(report))
+
+
+# ------------------------------------------------------------------------------------------------------------------- facts
+
+
+def _machine(report: Report, on: Screen) -> list[RenderableType]:
+    about = dict(report.environment)
+    head = [f"mha {about['mha']} doctor", f"python {about['python']}", about["platform"]]
+    required = [library for library in report.libraries if library.version is not None and library.extra is None]
+    head += [f"{library.name} {library.version}" for library in required]
+    lines: list[RenderableType] = [_joined(head, on, "bold")]
+    extras = [_extra(library) for library in report.libraries if library.extra is not None]
+    lines.append(_joined(["extras: " + extras[0], *extras[1:]] if extras else [], on, ""))
+    for device in report.devices:
+        parts = [f"{device.name}: {device.what}"]
+        parts += [] if device.total_bytes is None else [f"memory {format_size(device.total_bytes)}"]
+        parts += [] if device.free_bytes is None else [f"{format_size(device.free_bytes)} free"]
+        lines.append(_joined(parts, on, ""))
+    return [*lines, Text()]
+
+
+def _extra(library: Library) -> str:
+    return f"{library.name} {library.version or 'missing'}"
+
+
+def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType:
+    about = dict(report.environment)
+    stored = "as stored" if _is_stored(model) else f"stored as {' and '.join(model.stored[:3])}"
+    head = [
+        f"mha {about['mha']} doctor",
+        model.path,
+        *([] if model.revision is None else [f"revision {model.revision}"]),
+    ]
+    facts = [
+        f"family {model.family}",
+        model.architecture,
+        count_of(model.n_parameters, "parameter", grouped=True),
+        f"{model.dtype} {stored}",
+        f"attention {model.implementation}",
+        model.device,
+        count_of(int(about["threads"]), "thread"),
+        f"torch {about['torch']}",
+        f"texts of {', '.join(map(str, model.lengths))} tokens",
+        f"{model.n_passes} forward pass{'es' * (model.n_passes != 1)}",
+    ]
+    return Group(_joined(head, on, "bold"), _joined(facts, on, ""))
+
+
+def _is_stored(model: ExaminedModel) -> bool:
+    """Whether the computation uses the dtype of most stored numbers."""
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    return not model.stored or names.get(model.stored[0]) == model.dtype
+
+
+def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
+    return Text("\n".join(filled([visible(part) for part in parts], on.width)), style=style) if parts else Text()
+
+
+# ------------------------------------------------------------------------------------------------------------------ tables
+
+
+def _kernels(kernels: Sequence[Kernel]) -> list[RenderableType]:
+    """For each device a table of the largest errors, backends × dtypes, and why other backends are missing."""
+    parts: list[RenderableType] = []
+    for device in dict.fromkeys(kernel.device for kernel in kernels):
+        of_device = [kernel for kernel in kernels if kernel.device == device]
+        dtypes = list(dict.fromkeys(kernel.dtype for kernel in of_device))
+        table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
+        for backend in dict.fromkeys(kernel.backend for kernel in of_device):
+            cells = {kernel.dtype: _kernel_cell(kernel) for kernel in of_device if kernel.backend == backend}
+            if any(kernel.ok is not None for kernel in of_device if kernel.backend == backend):
+                table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
+        table.add_row(
+            Text("at most", style="dim"), *(Text(_ceiling(of_device, dtype), style="dim") for dtype in dtypes)
+        )
+        parts += [Text(f"{device}: largest error of attention kernels, against float64", style="bold underline"), table]
+        parts += [Text(line, style="dim") for line in _reasons(of_device)] + [Text()]
+    return parts
+
+
+def _kernel_cell(kernel: Kernel) -> Text:
+    if kernel.ok is None:
+        return Text(_NO_NUMBER, style="dim")
+    text = (
+        "NaN"
+        if kernel.max_error is None and kernel.status == "ok"
+        else _number(kernel.max_error)
+        if kernel.max_error is not None
+        else kernel.status
+    )
+    return Text(text if kernel.ok else f"! {text}", style="" if kernel.ok else "bold red")
+
+
+def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
+    tolerances = [kernel.tolerance for kernel in kernels if kernel.dtype == dtype and kernel.tolerance is not None]
+    return _number(min(tolerances)) if tolerances else _NO_NUMBER
+
+
+def _reasons(kernels: Sequence[Kernel]) -> list[str]:
+    """Why backends are missing, each reason once."""
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    n_dtypes = len({kernel.dtype for kernel in kernels})
+    for kernel in kernels:
+        if kernel.ok is None:
+            reason = (kernel.reason or kernel.status).replace(f" {kernel.backend} ", " such ")
+            by_reason.setdefault(reason, {}).setdefault(kernel.backend, []).append(kernel.dtype)
+    lines = []
+    for reason, backends in by_reason.items():
+        names = [b if len(d) == n_dtypes else f"{b} in {' and '.join(d)}" for b, d in backends.items()]
+        lines.append(visible(f"{', '.join(names)}: {reason}"))
+    return lines
+
+
+def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
+    """The exactness of `attend` on every device in every dtype."""
+    if not rows:
+        return []
+    names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
+    table = plain_table(("attend", False), *((DOCTOR_COLUMNS[name].heading, True) for name in names))
+    several = len({row.device for row in rows}) > 1
+    for row in rows:
+        name = f"{row.device} {row.dtype}" if several else row.dtype
+        table.add_row(
+            Text(name),
+            _judged(row.max_error, row.max_error <= row.ceiling),
+            Text(_number(row.ceiling), style="dim"),
+            _judged(row.row_sum_error, row.row_sum_error <= row.row_sum_ceiling),
+            Text(_number(row.row_sum_ceiling), style="dim"),
+            _judged(row.forbidden, row.forbidden == 0),
+            _judged(row.empty, row.empty == 0),
+            Text("finite" if row.loud else "! not finite", style="" if row.loud else "bold red"),
+        )
+    title = Text(
+        "the definition itself: error, row sums, weight of a masked cell, output without any key",
+        style="bold underline",
+    )
+    return [title, table, Text()]
+
+
+def _judged(number: float, ok: bool) -> Text:
+    return Text(_number(number) if ok else f"! {_number(number)}", style="" if ok else "bold red")
+
+
+# ------------------------------------------------------------------------------------------------------------------ checks
+
+
+def _checks(checks: Sequence[HealthCheck], *, with_numbers: bool) -> RenderableType:
+    """A line per check: name, status, number with its limit, and message."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=with_numbers, header_style="dim")
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    if with_numbers:
+        for name in ("found", "tolerance"):
+            table.add_column(DOCTOR_COLUMNS[name].heading, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for check in checks:
+        style, word = _STYLES[check.status], _WORDS.get(check.status, check.status)
+        numbers = [Text(_number(check.value)), Text(_number(check.tolerance), style="dim")] if with_numbers else []
+        message = Text(visible(check.message), style="dim" if check.status == "n/a" else "")
+        table.add_row(Text(visible(check.name)), Text(word, style=style), *numbers, message)
+    return table
+
+
+def _number(value: float | None) -> str:
+    """A number in seven columns: `0`, `2`, `3.4e-07`, `0.25`."""
+    if value is None:
+        return _NO_NUMBER
+    if value == int(value) if abs(value) < 1e15 else False:
+        return str(int(value))
+    return f"{value:.2g}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}"
+
+
+def _legend(model: ExaminedModel, checks: Sequence[HealthCheck]) -> str:
+    """The meaning of a check's two numbers, which differs for `repeat`, `finite`, `bos` and `row-sums`."""
+    of_repeat = [
+        f"repeat: at most {_number(check.tolerance)}, above what a different order of summation changes, "
+        "below what dropout changes."
+        for check in checks
+        if check.name == "repeat" and check.tolerance is not None
+    ]
+    return "\n".join(
+        [
+            "found: the largest change of a token's output, relative to the typical size of an output.",
+            f"at most: {model.tolerance}.",
+            *of_repeat,
+            "finite and bos: counts. row-sums: the largest deviation of a row sum from 1, or of a recomputed output.",
+        ]
+    )
+
+
+def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
+    """The problems, then the warnings, numbered, each with its advice."""
+    parts: list[RenderableType] = []
+    for place, check in enumerate(findings, start=1):
+        line = Text()
+        line.append(f"{place}. {visible(check.name)}: ", style=_STYLES[check.status])
+        line.append(visible(check.message) + "." + (f" {visible(check.meaning)}" if check.meaning else ""))
+        described: list[RenderableType] = [line]
+        if check.advice:
+            described.append(Text(f"   → {visible(check.advice)}"))
+        parts += [Text(), *described]
+    return parts
+
+
+def _summary(report: Report) -> Text:
+    style = "bold red" if report.failed else "bold yellow" if report.warnings else "bold green"
+    return Text(visible(report.summary), style=style)

@@ -1,0 +1,157 @@
+"""Removes heads and edges from an attention while a model computes it: z before the output projection is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.models.layer_names import LayerKey
+from mhacli.record.effect import Replacement
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A removal in the attention `layer`, for one row of a batch.
+
+    Without `keys`, whole `heads` are removed: their output becomes zero, its mean over the text, or that for another text,
+    only at position `at`, or at all positions for None. With `keys`, the weights of these heads from `queries` to `keys` are
+    removed, and the rest of each row is scaled to keep its sum.
+    """
+
+    layer: LayerKey
+    heads: tuple[int, ...]
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] | None = None
+    replace: Replacement = "zero"
+    at: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The first position at which the output of the attention can change."""
+        return min(self.queries, default=0) if self.keys is not None else self.at or 0
+
+
+class Remover:
+    """Applies the removals `rows[i]` to row i in the attention calls of a batch. `stand_ins` cover the whole text; the rows
+    begin at position `start`, and the keys and values before it come from a cache.
+
+    `n_removed` counts the applied removals, to notice attentions that were never called. `emptied` are the rows with a query
+    without any key left, whose head output is zeros; `seen` are the rows whose removed weights were not masked already.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Removal]], stand_ins: StandIns, *, start: int = 0) -> None:
+        self._stand_ins, self._start = stand_ins, start
+        self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
+        self.n_removed, self.emptied, self.seen = 0, set[int](), set[int]()
+        for row, removals in enumerate(rows):
+            for removal in removals:
+                self._here.setdefault(removal.layer, []).append((row, removal))
+
+    def __call__(self, call: Call) -> Tensor | None:
+        """z after the removals in this attention, None if there are none."""
+        here = self._here.get((call.kind, call.layer), []) if call.part == 0 else []
+        if not here or call.z is None:
+            return None
+        z = call.z.clone()
+        for row, removal in here:
+            self.n_removed += 1
+            if removal.keys is None:
+                self._replace_heads(z, removal, row)
+            else:
+                self._cut_edges(z, call, removal, row)
+        return z
+
+    def _replace_heads(self, z: Tensor, removal: Removal, row: int) -> None:
+        whole = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
+        places = whole if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
+        for head in removal.heads:
+            z[row, head, places] = self._stand_ins.of(removal, head)[whole]
+
+    def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
+        assert removal.keys is not None
+        assert call.v is not None
+        n_queries, n_keys = call.shape[2:]
+        # a cache with a window lacks earlier keys; one of fixed size has unfilled places for later ones
+        first_key = 0 if call.kind == "cross" else max(0, self._start + n_queries - n_keys)
+        running = [query - self._start for query in removal.queries if 0 <= query - self._start < n_queries]
+        if not running:  # nothing is measured after these
+            self.seen.add(row)
+            return
+        heads, queries = torch.tensor(removal.heads), torch.tensor(running)
+        scores, sinks = _scores(_part_of(call, row, queries))
+        is_cut = torch.zeros(scores.shape[-1], dtype=torch.bool, device=z.device)
+        is_cut[[key - first_key for key in removal.keys if 0 <= key - first_key < n_keys]] = True
+        was_seen = scores[heads][..., is_cut].isfinite().any(dim=-1, keepdim=True)  # else z stays as it is, bit for bit
+        self.seen |= {row} if bool(was_seen.any()) else set()
+        weights = softmax_without(scores[heads], is_cut, None if sinks is None else sinks[heads])
+        self.emptied |= {row} if bool((weights.sum(dim=-1) == 0).any()) else set()
+        group = z.shape[1] // call.v.shape[1]
+        new = (weights @ call.v[row].to(weights.dtype)[heads // group]).to(z.dtype)
+        place = (row, heads[:, None], queries)
+        z[place] = torch.where(was_seen, new, z[place])
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """The replacements of removed heads, from the outputs z of all heads: `untouched` for the text, `resampled` for another text
+    at the corresponding positions."""
+
+    untouched: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]]
+    resampled: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]] = field(default_factory=dict)
+
+    def of(self, removal: Removal, head: int) -> Float[Tensor, "query d_v"]:
+        """The replacement of one head at all positions."""
+        z = self.untouched[removal.layer][0, head]
+        if removal.replace == "resample":
+            return self.resampled[removal.layer][0, head]
+        return z.mean(dim=0).expand_as(z) if removal.replace == "mean" else torch.zeros_like(z)
+
+
+def softmax_without(
+    scores: Float[Tensor, "head query key"], is_cut: Bool[Tensor, " key"], sinks: Float[Tensor, "head query"] | None
+) -> Float[Tensor, "head query key"]:
+    """The weights of rows without some keys, each with its former sum; rows without any key left are zeros."""
+    left = scores.masked_fill(is_cut, -torch.inf)
+    lse = left.logsumexp(dim=-1)
+    lse = lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype))
+    return (left - lse[..., None]).exp().nan_to_num(nan=0.0)
+
+
+def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, "head query"] | None]:
+    """The scores of a call of one sequence in at least float32, −∞ at masked cells, and those of its sinks."""
+    n_heads, n_queries = call.shape[1:3]
+    real = torch.ones(1, n_queries, dtype=torch.bool, device=call.z.device)  # type: ignore[union-attr]
+    attention = as_attention(call, real, KnownMasks())
+    sinks = attention.sink_logits
+    return full_matrices(attention)["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
+
+
+def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
+    """The part of a call for one sequence of a batch and some of its queries."""
+
+    def rows(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.ndim < 4 or tensor.shape[0] == 1 else tensor[row : row + 1]
+
+    def cells(tensor: Tensor | None) -> Tensor | None:
+        of_row = rows(tensor)
+        return of_row if of_row is None or of_row.shape[-2] == 1 else of_row[..., queries, :]
+
+    if isinstance(call, SoftmaxCall):
+        scores, pattern, z = cells(call.scores), cells(call.pattern), cells(call.z)
+        assert scores is not None
+        assert pattern is not None
+        return replace(call, scores=scores, pattern=pattern, z=z, v=rows(call.v))
+    assert isinstance(call, ScoredCall)
+    mask, sinks = cells(call.mask), call.sinks
+    if call.causal:
+        mask = torch.arange(call.k.shape[2], device=queries.device) <= queries[:, None]
+    given = {"q": call.q[row : row + 1, :, queries], "z": call.z[row : row + 1, :, queries], "k": rows(call.k)}
+    sinks = sinks if sinks is None or sinks.ndim == 1 else sinks[row : row + 1][..., queries]
+    more = {"v": rows(call.v), "mask": mask, "bias": cells(call.bias), "sinks": sinks}
+    return replace(call, **given, **more, causal=False, lse=None)  # type: ignore[arg-type]

@@ -1,0 +1,43 @@
+"""Ranks: processes started by `torchrun` or `srun` that compute different units into the same folder.
+
+They do not communicate: any of them may end, and the scan may resume with another number of processes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from mhacli.commands.scan.request import ScanRequest
+from mhacli.errors import UsageError
+
+
+class Share(NamedTuple):
+    """The units that one of several processes computes: those with number % `world_size` == `rank`."""
+
+    rank: int
+    world_size: int
+
+
+def share_here() -> Share | None:
+    """The share of this process by RANK and WORLD_SIZE; None unless both are set. Raises `UsageError` for impossible values."""
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world_size is None:
+        return None
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise UsageError(
+            f"RANK={rank} and WORLD_SIZE={world_size} are not a number from 0 and a larger number of processes",
+            hint="without these two variables the process computes all units",
+        )
+    return Share(int(rank), int(world_size))
+
+
+def on_own_gpu(request: ScanRequest) -> ScanRequest:
+    """The request of a rank on its own GPU: if several are visible, the one with the number LOCAL_RANK."""
+    local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    if request.device not in ("auto", "cuda") or not local.isdecimal() or n_gpus < 2:
+        return request
+    return replace(request, device=f"cuda:{int(local) % n_gpus}")

@@ -1,0 +1,125 @@
+"""Sums over units, added in the order of their names, so that the result does not depend on the workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mhacli.commands.scan.layers import worst_layers
+from mhacli.commands.scan.statistics import UNIFORM_AT_OFFSET
+from mhacli.commands.scan.sums import UnitFacts, UnitHead, UnitSums, add_sum, strongest
+from mhacli.errors import MhaError
+from mhacli.record.arrays import Array
+from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
+from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.record import InspectedLayer
+
+MAX_SINKS = 10
+"""The largest number of sink tokens of a head."""
+
+
+@dataclass
+class Folded:
+    """Sums over the documents of the units added so far; their size does not grow with the corpus."""
+
+    n_documents: int = 0
+    n_tokens: int = 0
+    n_bad: int = 0
+    longest: int = 0
+    bad: list[BadEntry] = field(default_factory=list)
+    heads: list[FoldedHead] = field(default_factory=list)
+    layers: tuple[InspectedLayer, ...] = ()
+    devices: set[str] = field(default_factory=set)
+    identical: bool = True
+    sums: dict[str, Array] = field(default_factory=dict)
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, unit: UnitSums) -> None:
+        """Adds a unit."""
+        facts = unit.facts
+        self.n_bad += len(facts.bad)
+        self.bad += facts.bad[: MAX_LISTED_BAD - len(self.bad)]
+        if not facts.documents:
+            return
+        self.n_documents += len(facts.documents)
+        self.n_tokens += sum(document.n_tokens for document in facts.documents)
+        self.devices.add(facts.device)
+        self.identical &= facts.identical
+        self.digest.update("".join(document.digest for document in facts.documents).encode())
+        self._add_heads(facts, unit.arrays)
+        longest = max(document.n_tokens for document in facts.documents)
+        others = [self.layers, facts.layers] if self.layers else [facts.layers]
+        self.layers = worst_layers(facts.layers if longest > self.longest else self.layers, others)
+        self.longest = max(self.longest, longest)
+        kinds = unit.arrays["kinds"]
+        counted = np.stack([(kinds == number).sum(axis=0) for number in range(len(HEAD_TYPES))])
+        of_unit = {name: unit.arrays[name] for name in unit.arrays if name not in ("statistics", "kinds")}
+        for name, array in {**of_unit, "kinds": counted}.items():
+            add_sum(self.sums, name, array)
+
+    def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
+        keys = [(head.layer, head.attention, head.head) for head in facts.heads]
+        if not self.heads:
+            self.heads = [FoldedHead(*key) for key in keys]
+        if [(head.layer, head.attention, head.head) for head in self.heads] != keys:
+            raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
+        rows = dict(zip(facts.statistics, arrays["statistics"], strict=True))
+        scores = rows["max_score"].T.tolist()
+        offsets = np.stack([rows[name] for name in ("offset", "at_offset", UNIFORM_AT_OFFSET)], axis=-1)
+        for number, (head, of_unit) in enumerate(zip(self.heads, facts.heads, strict=True)):
+            head.add(of_unit, offsets[:, number].tolist(), scores[number])
+
+    def manifest(self, names: Sequence[str]) -> dict[str, Any]:
+        """The fields of the manifest about the corpus."""
+        numbers = {"n_documents": self.n_documents, "n_tokens": self.n_tokens, "n_bad": self.n_bad}
+        return {**numbers, "documents": self.digest.hexdigest(), "devices": sorted(self.devices), "units": list(names)}
+
+    def mean(self, name: str, heads: slice) -> Array:
+        """The mean over the documents of a sum, for some heads."""
+        mean: Array = self.sums[name][heads] / self.n_documents
+        return mean
+
+
+@dataclass
+class FoldedHead:
+    """The sums of a head. `offsets` are its strongest distances, each with the number of documents and the sums of weights
+    there."""
+
+    layer: int
+    attention: str
+    head: int
+    sinks: dict[str, tuple[int, float]] = field(default_factory=dict)
+    cells: list[CorpusCell] = field(default_factory=list)
+    offsets: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    max_score: float | None = None
+
+    def add(self, of_unit: UnitHead, offsets: Sequence[Sequence[float]], scores: Sequence[float]) -> None:
+        """Adds the head of a unit, with its largest score in each document."""
+        self.max_score = max(
+            (score for score in (*scores, self.max_score) if score is not None and score == score), default=None
+        )
+        for sink in of_unit.sinks:
+            n, total = self.sinks.get(sink.token, (0, 0.0))
+            self.sinks[sink.token] = n + sink.documents, total + sink.share * sink.documents
+        self.cells = strongest([*self.cells, *of_unit.cells])
+        for offset, weight, uniform in offsets:
+            if np.isfinite(offset):
+                n, total, uniform_total = self.offsets.get(int(offset), (0, 0.0, 0.0))
+                self.offsets[int(offset)] = n + 1, total + weight, uniform_total + uniform
+
+    def sinks_in_order(self) -> tuple[TokenSink, ...]:
+        """The tokens that are sinks in most documents."""
+        ordered = sorted(self.sinks.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        return tuple(TokenSink(token, n, total / n) for token, (n, total) in ordered[:MAX_SINKS])
+
+    def offset(self, n_documents: int) -> tuple[int | None, float | None, float | None]:
+        """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention.
+        Documents with another strongest distance count as 0 in these means."""
+        if not self.offsets:
+            return None, None, None
+        offset, (_, total, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
+        return offset, total / n_documents, uniform / n_documents

@@ -1,0 +1,220 @@
+"""Collects the results of a unit's documents, and makes its files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mhacli.commands.scan.layers import worst_layers
+from mhacli.commands.scan.request import ScanRequest
+from mhacli.commands.scan.rows import DocumentTable
+from mhacli.commands.scan.settings import ScanSettings
+from mhacli.commands.scan.statistics import EFFECTS, statistic_names, uniform_names, values
+from mhacli.commands.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums, add_sum, strongest, widened
+from mhacli.commands.scan.unit import Unit, UnitFiles, document_digest
+from mhacli.compute.base.taps import to_array
+from mhacli.compute.checkpoint.layers import LayerResults
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.record.arrays import Array
+from mhacli.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
+from mhacli.record.effect import Effect
+from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
+from mhacli.record.record import InspectedLayer, Record, texts_of
+from mhacli.text.corpus import Document
+from mhacli.text.packed import Item, PackedText
+from mhacli.text.tokens import TokenSequence
+
+EXAMPLE_LEN = 64
+"""The number of tokens up to which a longer document is a better example."""
+_KINDS = {kind: number for number, kind in enumerate(HEAD_TYPES)}
+
+
+@dataclass
+class Gathered:
+    """The results of the documents of a unit computed so far."""
+
+    unit: Unit
+    request: ScanRequest
+    settings: ScanSettings
+    documents: list[UnitDocument] = field(default_factory=list)
+    bad: list[BadEntry] = field(default_factory=list)
+    heads: list[tuple[HeadStatistics, ...]] = field(default_factory=list)
+    effects: list[tuple[Effect, ...]] = field(default_factory=list)
+    _layers: list[tuple[InspectedLayer, ...]] = field(default_factory=list)
+    _sums: dict[str, Array] = field(default_factory=dict)
+    _sinks: list[dict[str, list[float]]] = field(default_factory=list)
+    _cells: list[list[CorpusCell]] = field(default_factory=list)
+    _identical: bool = True
+    _example: tuple[tuple[bool, int], Record] | None = None
+
+    def leave_out(self, document: Item, reason: str) -> None:
+        """Adds a bad document."""
+        self.bad.append(BadEntry(document.file, document.place, reason, document.n_documents))
+
+    def add(self, document: Document | PackedText, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
+        """Adds a computed document, with the effects of removing each head."""
+        texts, results = run.inputs.context or run.inputs.sequences, run.results
+        n_tokens = len(texts[0].ids)
+        heads = tuple(head for result in results for head in result.heads)
+        digest = document_digest(document)
+        self.documents.append(UnitDocument(document.file, document.place, digest, n_tokens, document.n_documents))
+        self.heads.append(heads)
+        self.effects.append(effects)
+        self._layers.append(tuple(result.layer for result in results))
+        self._identical &= run.identical is not False
+        self._add_sums(results, run)
+        self._add_sinks_and_cells(document, run)
+        self._update_example(self.documents[-1], run)
+
+    def _add_sums(self, results: Sequence[LayerResults], run: CheckpointRun) -> None:
+        """Adds the profiles and span masses of a document to the sums."""
+        for name in ("profile", "uniform_profile"):
+            rows = [_of_heads(result, name) for result in results]
+            width = max(row.shape[1] for row in rows)
+            add_sum(self._sums, name, np.concatenate([widened(row, width) for row in rows]))
+        if not self.request.spans:
+            return
+        names = self.settings.span_names
+        indices = [names.index(span.name) for span in run.wanted.spans]
+        grid, n = np.ix_(indices, indices), len(names)
+        counts = np.zeros((n, n))
+        counts[grid[0], grid[1]] = 1
+        add_sum(self._sums, "span_counts", counts)
+        for name in ("span_mass", "uniform_span_mass"):
+            mass = np.zeros((len(self.heads[-1]), n, n))
+            if indices:
+                mass[:, grid[0], grid[1]] = np.concatenate([_of_heads(result, name) for result in results])
+            add_sum(self._sums, name, mass)
+
+    def _add_sinks_and_cells(self, document: Document | PackedText, run: CheckpointRun) -> None:
+        """Adds the sinks and the strongest cells of a document, with their tokens."""
+        self._sinks = self._sinks or [{} for _ in self.heads[-1]]
+        self._cells = self._cells or [[] for _ in self.heads[-1]]
+        number = 0
+        for result in run.results:
+            queries, keys = texts_of(result.layer.kind, run.inputs.sequences, run.inputs.context)
+            for head in result.heads:
+                self._add_sinks(self._sinks[number], head, keys[0])
+                best = self._cells[number]
+                threshold = best[-1].lift if len(best) == MAX_LARGEST else -math.inf
+                cells = [
+                    CorpusCell(
+                        document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
+                        keys[0].tokens[cell.key], cell.share, cell.lift, document.n_documents,
+                    )
+                    for cell in head.largest if cell.lift > threshold
+                ]  # fmt: skip
+                self._cells[number] = strongest([*best, *cells]) if cells else best
+                number += 1
+
+    @staticmethod
+    def _add_sinks(weights_by_token: dict[str, list[float]], head: HeadStatistics, keys: TokenSequence) -> None:
+        weights: dict[str, float] = {}
+        for sink in head.sink_keys:
+            token = keys.tokens[sink.key]
+            weights[token] = weights.get(token, 0.0) + sink.share
+        for token, weight in weights.items():
+            weights_by_token.setdefault(token, []).append(weight)
+
+    def _update_example(self, document: UnitDocument, run: CheckpointRun) -> None:
+        """Keeps the record of the document if it is a better example than earlier ones: the longest of at most `EXAMPLE_LEN`
+        tokens, otherwise the shortest."""
+        if not self.unit.wants_example:
+            return
+        n = document.n_tokens
+        rank = (True, n) if n <= EXAMPLE_LEN else (False, -n)
+        if self._example is None or rank > self._example[0]:
+            self._example = rank, self._example_record(run.record(), document)
+
+    def _example_record(self, record: Record, document: UnitDocument) -> Record:
+        """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
+        device, n = self.settings.device, document.n_tokens
+        environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
+        corpus = CorpusSummary(
+            1, n, 0, n, document.file, document.place, (device,), (), example_documents=document.n_documents
+        )
+        return replace(
+            record,
+            sequences=tuple(sequence.covered for sequence in record.sequences),
+            context=record.context and tuple(sequence.covered for sequence in record.context),
+            timings={},
+            environment=environment,
+            corpus=corpus,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ the files
+
+    def files(self) -> UnitFiles:
+        """The files of the unit."""
+        effects = [effect for document_effects in self.effects for effect in document_effects]
+        table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)), effects)
+        rows = table.to_bytes(self.request.rows)
+        sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
+        return UnitFiles(
+            rows=rows,
+            sums=sums.to_bytes(),
+            example=b"" if self._example is None else self._example[1].to_bytes(),
+            n_documents=len(self.documents),
+            n_bad=len(self.bad),
+            n_tokens=sum(document.n_tokens for document in self.documents),
+        )
+
+    def _facts(self, rows_digest: str) -> UnitFacts:
+        layers: tuple[InspectedLayer, ...] = ()
+        if self.documents:
+            longest = max(range(len(self.documents)), key=lambda i: (self.documents[i].n_tokens, -i))
+            layers = worst_layers(self._layers[longest], self._layers)
+        return UnitFacts(
+            number=self.unit.number,
+            settings=self.settings.digest,
+            device=self.settings.device,
+            rows=rows_digest,
+            documents=tuple(self.documents),
+            bad=tuple(self.bad),
+            statistics=self._names() if self.documents else (),
+            heads=tuple(
+                UnitHead(
+                    head.layer,
+                    head.attention,
+                    head.head,
+                    tuple(TokenSink(token, len(s), math.fsum(s) / len(s)) for token, s in sorted(sinks.items())),
+                    tuple(cells),
+                )
+                for head, sinks, cells in zip(
+                    self.heads[0] if self.heads else (), self._sinks, self._cells, strict=True
+                )
+            ),
+            layers=layers,
+            identical=self._identical,
+        )
+
+    def _names(self) -> tuple[str, ...]:
+        return (*statistic_names(len(self.request.conditions)), *(EFFECTS if self.request.effect else ()))
+
+    def _arrays(self) -> dict[str, Array]:
+        if not self.documents:
+            return {}
+        plain = [[head.uniform or Averages() for head in document_heads] for document_heads in self.heads]
+        uniform = values(plain, uniform_names(len(self.request.conditions)))
+        statistics = values(self.heads, statistic_names(len(self.request.conditions)))
+        if self.request.effect:
+            statistics = np.concatenate([statistics, values(self.effects, EFFECTS)])
+        return {
+            "statistics": statistics,
+            "kinds": np.array(
+                [[_KINDS[head.kind] for head in document_heads] for document_heads in self.heads], dtype=np.uint8
+            ),
+            "uniform": np.nansum(uniform, axis=1),
+            "uniform_counts": np.isfinite(uniform).sum(axis=1),
+            **self._sums,
+        }
+
+
+def _of_heads(result: LayerResults, name: str) -> Array:
+    """An array of one text, for all heads of the layer, in float64."""
+    array = to_array(result.arrays[name])[0].astype(np.float64)
+    return np.broadcast_to(array, (len(result.heads), *array.shape[1:]))

@@ -1,0 +1,219 @@
+"""Merges the units of a scan into one record. They are folded in the order of their names, whichever worker computed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mhacli.commands.scan.folded import Folded, FoldedHead
+from mhacli.commands.scan.folder import ScanFolder
+from mhacli.commands.scan.settings import ScanSettings
+from mhacli.commands.scan.spread import spreads
+from mhacli.commands.scan.statistics import EFFECTS, PATTERN, spread_names, statistic_names, uniform_names
+from mhacli.commands.scan.sums import read_sums
+from mhacli.errors import MhaError
+from mhacli.io.safetensors import read_tensor_header
+from mhacli.record import storage
+from mhacli.record.arrays import Array
+from mhacli.record.corpus import CorpusHead, CorpusSummary, Spread
+from mhacli.record.heads import HEAD_TYPES, Averages, HeadStatistics, Kind, with_kind
+from mhacli.record.record import InspectedLayer, Record, SelfCheck, SpanTokens, layer_prefix
+from mhacli.record.tables import HeadTable
+
+_VALUES_AT_ONCE = 1 << 25
+"""Values of a statistic held in memory at once: 256 MiB."""
+
+
+def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) -> Record:
+    """The record of the corpus, merged from the units with these names and written into the folder with its manifest.
+
+    The same units give the same bytes. Raises `MhaError` for a missing or damaged unit, for units of different heads, and if no
+    document is good.
+    """
+    folded = Folded()
+    for name in names:
+        folded.add(read_sums(folder.sums_path(name)))
+    if not folded.heads:
+        first = f": {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
+        more = f", and {folded.n_bad - 1:,} more" if folded.n_bad > 1 else ""
+        raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
+    settings = folder.settings[0]
+    head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
+    example = storage.load(folder.example_path(folder.examples()[0]))
+    record = _record(example, folded, head_spreads, command=command, spans=settings.span_names)
+    folder.finish(record.to_bytes(), folded.manifest(names))
+    return record
+
+
+# ------------------------------------------------------------------------------------------------------------- spreads
+
+
+class _Numbers(NamedTuple):
+    """The place of a unit's statistics in its file, `[statistic, document, head]` in float64."""
+
+    path: str
+    start: int
+    n_documents: int
+    n_heads: int
+
+    def read(self, statistic: int) -> Array:
+        """One statistic, `[document, head]`."""
+        n_bytes = 8 * self.n_documents * self.n_heads
+        with open(self.path, "rb") as file:
+            file.seek(self.start + statistic * n_bytes)
+            numbers = np.frombuffer(file.read(n_bytes), dtype="<f8")
+        return numbers.reshape(self.n_documents, self.n_heads)
+
+
+def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
+    """The statistics of units that have good documents."""
+    for path in paths:
+        header = read_tensor_header(path)
+        if "statistics" in header.tensors:
+            info = header.tensors["statistics"]
+            yield _Numbers(path, header.body_start + info.start, *info.shape[1:])
+
+
+def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list[list[Spread]]:
+    """The spreads of each head, computed for one statistic at a time, and for a few heads at a time if there are many
+    documents."""
+    units = [*_numbers(paths)]
+    step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
+    n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
+    names, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
+    for start in range(0, n_heads, step):
+        for name in (*spread_names(n_patterns), *effects):
+            parts = [unit.read(names.index(name))[:, start : start + step] for unit in units]
+            for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
+                head_spreads[head] += [] if spread is None else [spread]
+    return head_spreads
+
+
+# -------------------------------------------------------------------------------------------------------------- record
+
+
+def _record(
+    example: Record,
+    folded: Folded,
+    head_spreads: Sequence[Sequence[Spread]],
+    *,
+    command: tuple[str, ...],
+    spans: tuple[str, ...],
+) -> Record:
+    """The record of the example with the head statistics of all documents."""
+    assert example.model is not None, "a scan is of a checkpoint"
+    n_patterns = len(example.layers[0].survey.patterns)
+    heads = [_head(head, folded, head_spreads[number], number, n_patterns) for number, head in enumerate(folded.heads)]
+    layers = tuple(_layer(layer, longest) for layer, longest in zip(example.layers, folded.layers, strict=True))
+    in_example = {span.name: span for span in example.spans}
+    return replace(
+        example,
+        command=command,
+        heads=HeadTable(heads),
+        self_check=SelfCheck.of_layers(layers, identical=folded.identical),
+        model=replace(
+            example.model,
+            identical_outputs=folded.identical,
+            compared_len=max(len(text.ids) for text in example.sequences),
+        ),
+        layers=layers,
+        spans=tuple(in_example.get(name, SpanTokens(name, ((),) * len(example.sequences))) for name in spans),
+        corpus=_summary(example, folded, heads, head_spreads),
+        arrays={**example.arrays, **_arrays(folded, layers)},
+    )
+
+
+def _summary(
+    example: Record, folded: Folded, heads: Sequence[HeadStatistics], head_spreads: Sequence[Sequence[Spread]]
+) -> CorpusSummary:
+    example_corpus = example.corpus
+    assert example_corpus is not None, "an example names its document"
+    counts = folded.sums["kinds"]
+    return CorpusSummary(
+        n_documents=folded.n_documents,
+        n_tokens=folded.n_tokens,
+        n_bad=folded.n_bad,
+        longest=folded.longest,
+        example_file=example_corpus.example_file,
+        example_place=example_corpus.example_place,
+        devices=tuple(sorted(folded.devices)),
+        heads=tuple(
+            _of_corpus(folded_head, head.kind, counts[:, number], head_spreads[number], folded.n_documents)
+            for number, (folded_head, head) in enumerate(zip(folded.heads, heads, strict=True))
+        ),
+        bad=tuple(folded.bad),
+        example_documents=example_corpus.example_documents,
+    )
+
+
+def _of_corpus(head: FoldedHead, kind: Kind, counts: Array, spreads: Sequence[Spread], n_documents: int) -> CorpusHead:
+    kinds = {name: int(n) for name, n in zip(HEAD_TYPES, counts.tolist(), strict=True) if n}
+    return CorpusHead(
+        layer=head.layer,
+        attention=head.attention,
+        head=head.head,
+        agree=kinds.get(kind, 0) / n_documents,
+        kinds=kinds,
+        spreads=tuple(spreads),
+        sinks=head.sinks_in_order(),
+        cells=tuple(head.cells),
+    )
+
+
+def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
+    """The means of a head with the type that follows from them; its largest score is that of all documents."""
+    names = uniform_names(n_patterns)
+    counts = folded.sums["uniform_counts"][:, number].tolist()
+    sums = folded.sums["uniform"][:, number].tolist()
+    uniform = {name: total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
+    offset, weight, plain = head.offset(folded.n_documents)
+    means: dict[str, float | None] = {
+        spread.statistic: spread.mean for spread in spreads if spread.statistic not in EFFECTS
+    }
+    means["max_score"] = head.max_score
+    return with_kind(
+        HeadStatistics(
+            head.layer,
+            head.attention,
+            head.head,
+            uniform=Averages(**_fields(uniform, n_patterns), at_offset=plain),
+            **_fields(means, n_patterns),
+            offset=offset,
+            at_offset=weight,
+        )
+    )
+
+
+def _fields(means: Mapping[str, float | None], n_patterns: int) -> dict[str, Any]:
+    """The means as fields of `Averages`: distances rounded, and conditions in one field."""
+    fields: dict[str, Any] = {name: mean for name, mean in means.items() if not name.startswith(PATTERN)}
+    fields |= {name: round(mean) for name, mean in means.items() if mean is not None and name.startswith("window_")}
+    return fields | {"patterns": tuple(means.get(f"{PATTERN}{number + 1}") for number in range(n_patterns))}
+
+
+def _layer(example: InspectedLayer, longest: InspectedLayer) -> InspectedLayer:
+    """The layer of the longest document with the sizes of the example's arrays; only the profiles are of all documents."""
+    survey = replace(example.survey, steps=longest.survey.steps, checks=longest.survey.checks)
+    return replace(longest, survey=survey)
+
+
+def _arrays(folded: Folded, layers: Sequence[InspectedLayer]) -> dict[str, Array]:
+    """The means over all documents that replace arrays of the example."""
+    arrays, first = {}, 0
+    for index, layer in enumerate(layers):
+        n_heads = sum((head.layer, head.attention) == (layer.layer, layer.name) for head in folded.heads)
+        heads = slice(first, first + n_heads)
+        first = heads.stop
+        for name in ("profile", "uniform_profile"):
+            arrays[layer_prefix(index) + name] = folded.mean(name, heads)[None, :, : len(layer.survey.steps)]
+        if "span_counts" in folded.sums:
+            with np.errstate(invalid="ignore"):  # pairs of spans that no document has
+                masses = {name: folded.sums[name][heads] / folded.sums["span_counts"] for name in _MASSES}
+            arrays |= {layer_prefix(index) + name: mass[None] for name, mass in masses.items()}
+    return arrays
+
+
+_MASSES = ("span_mass", "uniform_span_mass")

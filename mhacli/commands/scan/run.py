@@ -1,0 +1,214 @@
+"""The scan of a corpus: finished units are kept, an engine computes the others, and all are merged into one record."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from mhacli.commands.scan.engines.single import Engine
+from mhacli.commands.scan.folder import ScanFolder, open_folder
+from mhacli.commands.scan.merge import merge
+from mhacli.commands.scan.packing import Packer, packer_of
+from mhacli.commands.scan.progress import ScanProgress
+from mhacli.commands.scan.request import ScanRequest
+from mhacli.commands.scan.sums import UnitFacts, read_sums
+from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles, document_digest, units
+from mhacli.commands.scan.worker import WorkerStart
+from mhacli.errors import MhaError, UsageError
+from mhacli.record import storage
+from mhacli.record.corpus import BadEntry
+from mhacli.record.record import Record
+from mhacli.text.corpus import CorpusFormat, documents
+from mhacli.text.packed import Item, PackedText
+
+
+@dataclass
+class ScanStudy:
+    """A scan of `sources` into the folder `out`, computed by `run`.
+
+    `share` is (rank, world size): this process computes the units whose number modulo the world size is the rank; other processes
+    compute the others in the same folder. `strict` refuses bad documents; `mixed` accepts units of other devices.
+    `report_progress` receives the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit
+    is started.
+    """
+
+    request: ScanRequest
+    sources: Sequence[str]
+    form: CorpusFormat
+    out: str
+    engine: Engine
+    command: tuple[str, ...] = ()
+    share: tuple[int, int] = (0, 1)
+    strict: bool = False
+    mixed: bool = False
+    report_progress: Callable[[ScanProgress], None] = lambda progress: None
+    note: Callable[[str], None] = lambda message: None
+    is_stopped: Callable[[], bool] = lambda: False
+    progress: ScanProgress = field(default_factory=ScanProgress)
+    _names: list[str] = field(default_factory=list)
+    _example: float = float("inf")
+    _packer: Packer | None = None
+
+    def run(self) -> Record | None:
+        """The record of the corpus, also written to the folder; None if the scan was stopped or other ranks have unfinished
+        units.
+
+        Raises `UsageError` for a folder with other settings or documents, and `MhaError` for documents, computations or files
+        that fail.
+        """
+        try:
+            return self._run()
+        finally:
+            self.engine.end()
+
+    def _run(self) -> Record | None:
+        settings = self.engine.settings(self.request)
+        self._packer = packer_of(self.request) if self.request.pack else None
+        folder = open_folder(self.out, settings, mixed=self.mixed)
+        self._example = self._first_example(folder)
+        self.progress.of_documents = self._n_documents()
+        began = perf_counter()
+
+        def on_done(unit: Unit, files: UnitFiles, worker: str) -> None:
+            folder.write(unit, files)
+            self.progress.add(worker, files.n_documents, files.n_bad, files.n_tokens, seconds=perf_counter() - began)
+            self.report_progress(self.progress)
+            if self.strict and files.n_bad:
+                self._refuse(read_sums(folder.sums_path(unit.name)).facts.bad[0])
+
+        self.report_progress(self.progress)
+        self.engine.run(self._unfinished(folder, settings.digest), WorkerStart(self.request, settings), on_done)
+        if self.is_stopped():
+            return None
+        if self.progress.of_documents is None:  # only the end of a stream shows its length
+            self.progress.of_documents = self.progress.n_documents
+        self.report_progress(self.progress)  # the last documents may have been finished by an earlier run
+        if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
+            return None
+        return merge(folder, self._names, self.command)
+
+    def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
+        """The unfinished units of this process."""
+        names_by_number = _by_number(folder.unit_names())
+        for unit in units(self._items(), digest):
+            if self.is_stopped():
+                return
+            self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
+            finished = folder.finished(unit)
+            if finished.fault is not None:
+                self.note(f"{finished.fault}; it is computed again")
+            lacks_example = (
+                finished.facts is not None and bool(finished.facts.documents) and unit.number < self._example
+            )
+            if finished.name is not None and finished.facts is not None and not lacks_example:
+                self._count_finished(finished.name, finished.facts, is_assigned=self._is_assigned(unit.number))
+                continue
+            self._names.append(unit.name)
+            if self._is_assigned(unit.number):
+                wants_example = unit.number < self._example
+                yield unit._replace(wants_example=wants_example)
+                self._example = self._first_example(folder) if wants_example else self._example
+        if names_by_number:
+            raise UsageError(
+                f"{self.out} has {len(names_by_number)} units of documents that the corpus does not have",
+                hint="--out another folder starts anew",
+                path=self.out,
+            )
+
+    def _items(self) -> Iterator[Item]:
+        """The documents, or the texts that they are packed into."""
+        found = documents(self.sources, self.form)
+        return found if self._packer is None else self._packer.packed(found)
+
+    def _is_assigned(self, number: int) -> bool:
+        """Whether this process computes the unit of this number."""
+        rank, world = self.share
+        return number % world == rank
+
+    def _count_finished(self, name: str, facts: UnitFacts, *, is_assigned: bool) -> None:
+        self._names.append(name)
+        if is_assigned:
+            n_tokens = sum(document.n_tokens for document in facts.documents)
+            self.progress.leave(len(facts.documents), len(facts.bad), n_tokens)
+        if self.strict and facts.bad:
+            self._refuse(facts.bad[0])
+
+    def _refuse(self, bad: BadEntry) -> None:
+        raise MhaError(
+            f"--strict: {bad.named}: {bad.reason}",
+            hint="without --strict it is left out",
+            code="bad-document",
+            path=bad.file,
+        )
+
+    def _require_same_documents(self, folder: ScanFolder, unit: Unit, names: Sequence[str]) -> None:
+        """Removes a unit that was the last of a shorter corpus. Raises `UsageError` for a unit of other documents."""
+        for name in set(names) - set(folder.names_of(unit)):
+            if not self._has_grown(folder, unit, name):
+                raise UsageError(
+                    f"{self.out} was made of other documents: {unit.named} have changed",
+                    hint="--out another folder starts anew",
+                    path=self.out,
+                )
+            folder.remove(name)
+            self._example = self._first_example(folder)
+
+    def _has_grown(self, folder: ScanFolder, unit: Unit, name: str) -> bool:
+        """Whether the unit `name` holds the first documents of this one and no others, or cannot be read. Of a packed corpus its
+        last text may be the beginning of a longer one."""
+        try:
+            facts = read_sums(folder.sums_path(name)).facts
+        except MhaError:
+            return True
+        n_documents = len(facts.documents) + len(facts.bad)
+        digests = {document_digest(document) for document in unit.documents}
+        beginnings = self._beginnings(facts, unit)
+        is_longer = n_documents < len(unit.documents) or bool(beginnings)
+        return is_longer and {document.digest for document in facts.documents} <= digests | beginnings
+
+    def _beginnings(self, facts: UnitFacts, unit: Unit) -> set[str]:
+        """The digests that a finished unit's last packed text may have, which was shorter in a shorter corpus: those of the
+        beginnings of longer texts, or its own if it is in the next unit, after new bad documents."""
+        if self._packer is None or not facts.documents:
+            return set()
+        last = facts.documents[-1]
+        texts = [text for text in unit.documents if isinstance(text, PackedText)]
+        if len(texts) < len(facts.documents):
+            return {last.digest}
+        n = last.n_tokens - self._packer.n_special
+        return {document_digest(text.part(0, n)) for text in texts if len(text.ids) > n}
+
+    def _first_example(self, folder: ScanFolder) -> float:
+        """The number of the first unit with an example, infinity if there is none. Damaged examples are removed."""
+        for number in folder.examples():
+            path = folder.example_path(number)
+            try:
+                storage.load(path)
+            except MhaError as fault:
+                self.note(f"{fault.message}; it is computed again")
+                os.unlink(path)
+            else:
+                return number
+        return float("inf")
+
+    def _n_documents(self) -> int | None:
+        """The number of documents of this process, None for a corpus that can be read only once or is packed."""
+        if self._packer is not None or any(source == "-" or _is_pipe(source) for source in self.sources):
+            return None
+        numbered = enumerate(documents(self.sources, self.form))
+        return sum(self._is_assigned(number // UNIT_SIZE) for number, _ in numbered)
+
+
+def _is_pipe(source: str) -> bool:
+    return os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode)
+
+
+def _by_number(names: Sequence[str]) -> dict[int, list[str]]:
+    """The names of units by their number."""
+    grouped: dict[int, list[str]] = {}
+    for name in names:
+        grouped.setdefault(int(name.partition("-")[0]), []).append(name)
+    return grouped

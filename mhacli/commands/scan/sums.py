@@ -1,0 +1,129 @@
+"""The file from which units are merged: statistics of heads in each document, sums over documents, sinks and strong cells."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mhacli.errors import MhaError
+from mhacli.io.json_schema import decode, load_json, plain
+from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
+from mhacli.record.arrays import Array
+from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink
+from mhacli.record.heads import MAX_LARGEST
+from mhacli.record.record import InspectedLayer
+
+MAX_FILE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class UnitDocument:
+    """A good document of a unit: its file and place in it, the sha256 of text and place, and its number of tokens.
+
+    A packed text is named by the first of its `n_documents` documents.
+    """
+
+    file: str
+    place: int
+    digest: str
+    n_tokens: int
+    n_documents: int = 1
+
+
+@dataclass(frozen=True)
+class UnitHead:
+    """A head in the documents of a unit: its sink tokens and its strongest cells."""
+
+    layer: int
+    attention: str
+    head: int
+    sinks: tuple[TokenSink, ...]
+    cells: tuple[CorpusCell, ...]
+
+
+@dataclass(frozen=True)
+class UnitFacts:
+    """The documents and heads of a unit, without arrays.
+
+    `rows` is the sha256 of its file of rows, `statistics` names the first axis of the array of that name. `layers` are those of
+    the longest document, with the worst result of each check over all documents; empty if no document is good.
+    `identical` says whether the model's outputs were the same bits without inspection.
+    """
+
+    number: int
+    settings: str
+    device: str
+    rows: str
+    documents: tuple[UnitDocument, ...]
+    bad: tuple[BadEntry, ...]
+    statistics: tuple[str, ...]
+    heads: tuple[UnitHead, ...]
+    layers: tuple[InspectedLayer, ...]
+    identical: bool
+
+
+@dataclass(frozen=True)
+class UnitSums:
+    """The facts of a unit, and its arrays.
+
+    `statistics` `[statistic, document, head]` are float64, NaN for a missing value; `kinds` `[document, head]` are indices into
+    `HEAD_TYPES`. Sums over documents are `uniform` `[statistic, head]` for uniform attention, over `uniform_counts` documents,
+    and `profile` and `uniform_profile` `[head, step]`. With spans there are `span_mass` and `uniform_span_mass`
+    `[head, span, span]`, over `span_counts` `[span, span]` documents.
+    """
+
+    facts: UnitFacts
+    arrays: Mapping[str, Array]
+
+    def to_bytes(self) -> bytes:
+        """The contents of the file."""
+        from safetensors.numpy import save
+
+        facts_text = json.dumps(plain(self.facts), separators=(",", ":"), allow_nan=False)
+        document = {"facts": facts_text, "digest": _digest(facts_text, self.arrays)}
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        return save(arrays, metadata={METADATA_KEY: json.dumps(document)})
+
+
+def read_sums(path: str) -> UnitSums:
+    """The sums in a file. Raises `MhaError` for a missing or damaged file."""
+    from safetensors.numpy import load
+
+    file = read_tensor_file(path, MAX_FILE_BYTES)
+    document = file.metadata if isinstance(file.metadata, dict) else {}
+    facts_text, arrays = document.get("facts"), tensors_of(file, load)
+    if not isinstance(facts_text, str) or document.get("digest") != _digest(facts_text, arrays):
+        raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
+    return UnitSums(decode(UnitFacts, load_json(facts_text, path), path), arrays)
+
+
+def add_sum(sums: dict[str, Array], name: str, array: Array) -> None:
+    """Adds an array to the sum of this name. The shorter of the two is padded with zeros in its last axis."""
+    if name in sums:
+        width = max(sums[name].shape[-1], array.shape[-1])
+        array = widened(sums[name], width) + widened(array, width)
+    sums[name] = array
+
+
+def widened(array: Array, width: int) -> Array:
+    """The array padded with zeros in its last axis."""
+    n_zeros = width - array.shape[-1]
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, n_zeros)]) if n_zeros else array
+
+
+def strongest(cells: Sequence[CorpusCell]) -> list[CorpusCell]:
+    """The cells with the largest ratio to uniform; among equal ones, the first."""
+    return sorted(cells, key=lambda cell: -cell.lift)[:MAX_LARGEST]
+
+
+def _digest(facts_text: str, arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256(facts_text.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

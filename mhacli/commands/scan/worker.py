@@ -1,0 +1,191 @@
+"""A worker: it loads a model once and computes the files of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
+
+import mhacli
+from mhacli.attention.tiled.reducer import choice
+from mhacli.commands.scan.effects import N_VERIFIED, effects_of_heads
+from mhacli.commands.scan.gather import Gathered
+from mhacli.commands.scan.request import ScanRequest
+from mhacli.commands.scan.settings import ScanSettings, differences
+from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles
+from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.compute.checkpoint.prepare import (
+    ReadCheckpoint,
+    Texts,
+    UnloadedCheckpoint,
+    find,
+    inputs_of,
+    make_texts,
+    spans_of_pair,
+    texts_of_tokens,
+)
+from mhacli.compute.checkpoint.run import CheckpointRun
+from mhacli.errors import MhaError
+from mhacli.models.digest import checkpoint_digest
+from mhacli.models.inputs import ModelInputs
+from mhacli.record.corpus import named
+from mhacli.record.effect import Effect
+from mhacli.record.record import SpanTokens
+from mhacli.requests.checkpoint import ModelRequest
+from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.packed import PackedText
+from mhacli.text.spans import Span, find_spans, tokens_of
+from mhacli.text.tokens import TokenSequence
+
+_BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
+"""Codes of errors that are faults of a document, not of the model or the machine."""
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """The picklable arguments that create a worker in any process."""
+
+    request: ScanRequest
+    settings: ScanSettings
+
+    def load(self) -> Worker:
+        """The worker. Raises `MhaError` if its device, model or versions differ from those of the scan."""
+        return Worker(self.request, self.settings)
+
+
+def settings_here(request: ScanRequest) -> ScanSettings:
+    """The settings of this process. Only the config and tokenizer of the model are loaded; its weights are hashed.
+
+    Raises `MhaError` for requests that the model does not support.
+    """
+    unloaded = find(request.of_document(""))
+    if request.spans and unloaded.config.is_encoder_decoder:
+        raise spans_of_pair()
+    return _settings(request, unloaded)
+
+
+def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
+    device, config = unloaded.device, unloaded.config
+    dtype = request.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+    return ScanSettings(
+        model=request.source,
+        model_digest=checkpoint_digest(unloaded.checkpoint, request.tokenizer),
+        mha=mhacli.__version__,
+        torch=torch.__version__,
+        transformers=version("transformers"),
+        dtype=dtype,
+        reducer=choice(request.reducer, device, getattr(torch, dtype)).reducer,
+        device=_device_text(device),
+        threads=request.threads,
+        rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
+        unit_size=UNIT_SIZE,
+        max_tokens=request.max_tokens,
+        pack=request.pack,
+        layers=request.layers,
+        heads=request.heads,
+        conditions=request.conditions,
+        spans=request.spans,
+        first_tokens=request.sink_tokens,
+        sink_weight=request.sink_share,
+        allow_nonfinite=request.allow_nonfinite,
+        effect=request.effect,
+    )
+
+
+def _device_text(device: torch.device) -> str:
+    """The kind of a device, with the name of the GPU or the instruction set that torch uses on the CPU."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
+
+
+class Worker:
+    """The model of a scan. `compute` gives the same bytes for the same unit, in any order."""
+
+    def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
+        model = request.of_document("")
+        unloaded = find(model)
+        changed = [
+            f"{name} {new} instead of {old}" for name, old, new in differences(settings, _settings(request, unloaded))
+        ]
+        if changed:
+            raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
+        self._request, self._settings, self._unloaded = request, settings, unloaded
+        self._loaded = unloaded.load(model, "predict" if request.effect else None)
+
+    def compute(self, unit: Unit) -> UnitFiles:
+        """The files of a unit. Each document is computed separately, as by `mha heads`.
+
+        For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
+        second method. Raises `MhaError` for errors that are not faults of a document.
+        """
+        gathered = Gathered(unit, self._request, self._settings)
+        for document in unit.documents:
+            if not isinstance(document, BadDocument):
+                try:
+                    results = self._inspected(document, is_compared=not gathered.documents)
+                except MhaError as fault:
+                    if fault.code not in _BAD_CODES:
+                        raise _of_document(document, fault) from fault
+                    gathered.leave_out(document, fault.message.removeprefix("text 0 ").removeprefix("the text "))
+                else:
+                    gathered.add(document, *results)
+            else:
+                gathered.leave_out(document, document.reason)
+        return gathered.files()
+
+    @torch.no_grad()
+    def _inspected(
+        self, document: Document | PackedText, *, is_compared: bool
+    ) -> tuple[CheckpointRun, tuple[Effect, ...]]:
+        request = self._request.of_document(document.text)
+        texts = self._texts(document, request)
+        texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
+        inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
+        heads = replace(request.wanted, reducer=self._settings.reducer)
+        run_request = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
+        base = replace(self._loaded, model=self._loaded.model.base_model)
+        run = CheckpointRun(base, inputs, run_request, request.device)
+        if self._request.effect:
+            checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
+            return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
+        if is_compared:
+            run.run()
+        else:
+            run.inspect()
+        return run, ()
+
+    def _texts(self, document: Document | PackedText, request: ModelRequest) -> Texts:
+        tokenizer, config = self._unloaded.tokenizer, self._unloaded.config
+        if isinstance(document, PackedText):
+            return texts_of_tokens(tokenizer.framed(document), tokenizer, config)
+        if not document.text.strip():
+            raise MhaError("only white space", code="no-tokens")
+        return make_texts(request, tokenizer, config)
+
+    def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
+        """The spans of which the document has tokens."""
+        for word in self._request.spans:
+            span = _span_in(word, sequence.text)
+            tokens = () if span is None else tokens_of(span, sequence)
+            if span is not None and tokens:
+                yield SpanTokens(span.name, (tokens,))
+
+
+def _of_document(document: Document | PackedText, fault: MhaError) -> MhaError:
+    """The error with the name of the document in which it occurred."""
+    message = f"{named(document.file, document.place, document.n_documents)}: {fault.message}"
+    return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
+
+
+def _span_in(word: str, text: str) -> Span | None:
+    """The span that a word of `--span` describes, None if the text does not have it."""
+    try:
+        (span,) = find_spans((word,), text, ())
+    except MhaError as fault:
+        if fault.code != "no-span":
+            raise
+        return None
+    return span

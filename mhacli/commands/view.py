@@ -1,0 +1,188 @@
+"""`mha view`: a record, a text or a checkpoint in the interactive viewer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import (
+    HIDE_SINKS,
+    ColourOptions,
+    DeviceOptions,
+    LayerOptions,
+    MapScale,
+    SaveOptions,
+    SourceOptions,
+    TextOptions,
+    command,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
+from mhacli.cli.streams import wants_colour
+from mhacli.cli.values import are_literal, holds_record, whole
+from mhacli.errors import MhaError, UsageError, installing, out_of_range
+from mhacli.io.memory import uncollected
+from mhacli.render.base.options import ViewOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mhacli.record.record import LayerChoice, Record
+
+_VIEW = "View"
+_ENDING = ".safetensors"
+
+
+@option_group
+class StartOptions:
+    """The head, sequence and colours that the viewer shows first."""
+
+    head: Annotated[
+        int | None,
+        number(_VIEW, whole("head", 0, 1_000_000), "Open this head first. (default: the overview of all)", common=True),
+    ] = None
+    sequence: Annotated[
+        int, number(_VIEW, whole("sequence", 0, 1_000_000), "Open this sequence first.", common=True)
+    ] = 0
+    map_scale: MapScale = None
+    hide_sinks: Annotated[bool, option(_VIEW, HIDE_SINKS, "--hide-sinks", common=True)] = False
+
+
+@examples(
+    'mha view "the cat sat on the mat"',
+    "mha view cat.safetensors",
+    'mha view "the cat sat on the mat" --model MiniLM',
+)
+@command
+def view(
+    source: SourceOptions,
+    text: TextOptions,
+    layer: LayerOptions,
+    device: DeviceOptions,
+    model: ModelOptions,
+    reading: ModelTextOptions,
+    start: StartOptions,
+    save: SaveOptions,
+    colour: ColourOptions,
+) -> None:
+    """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
+    _require_terminal()
+    _require_textual()
+    layers = layer_list(model.layer)
+    path = _record_path(source)
+    if path is not None:
+        _require_record_alone(source, text, layer, device, model, reading, save)
+        record = _opened(path)
+        _show(record, start, layers, colour)
+        from mhacli.record.consistency import require_agreement
+
+        require_agreement(record)
+        return
+    from mhacli.cli.shared.output import note_saved, print_notes, require_self_check
+    from mhacli.commands.run import computed
+
+    heads = None if start.head is None else (start.head,)
+    options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
+    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
+    _show(record, start, layers, colour)
+    require_self_check(record)
+    print_notes(record, notes)
+    note_saved(save.save, save.save_weights)
+
+
+def _opened(path: str) -> Record:
+    from mhacli.record import storage
+
+    with uncollected():
+        return storage.load_late(path)
+
+
+def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
+    """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
+    with uncollected():
+        from mhacli.viewer.app import run_viewer
+        from mhacli.viewer.head_table import head_table
+        from mhacli.viewer.session import ViewerOptions
+
+    if not 0 <= start.sequence < len(record.sequences):
+        raise UsageError(out_of_range("--sequence", start.sequence, len(record.sequences)))
+    place = head_table(record).place_of(start.head, layers)
+    run_viewer(
+        record,
+        ViewerOptions(
+            colour=wants_colour(colour.color, sys.stdout) and _has_shades(),
+            scale=start.map_scale,
+            hides_sinks=start.hide_sinks,
+            sequence=start.sequence,
+            place=place,
+            is_open=start.head is not None,
+        ),
+    )
+
+
+def _has_shades() -> bool:
+    """Whether the terminal has at least 256 colours; with 16, shades would show no more steps than signs do."""
+    term, depth = os.environ.get("TERM", ""), os.environ.get("COLORTERM", "").strip().lower()
+    return (
+        depth in ("truecolor", "24bit") or "256color" in term or term in ("xterm-kitty", "alacritty", "foot", "wezterm")
+    )
+
+
+def _require_terminal() -> None:
+    """Raises `MhaError` if there is no terminal to draw on and read keys from. Textual draws on stderr."""
+    streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+    elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
+    if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
+        lack = (
+            f"{' and '.join(', '.join(elsewhere).rsplit(', ', 1))} {'is' if len(elsewhere) == 1 else 'are'} redirected"
+            if elsewhere
+            else "TERM is dumb"
+        )
+        raise MhaError(f"mha view needs a terminal: {lack}", hint="mha show RECORD prints a record", code="no-terminal")
+
+
+def _require_textual() -> None:
+    if find_spec("textual") is None:
+        raise MhaError(
+            "mha view needs textual, which is not installed",
+            hint=f"{installing('textual')} installs it",
+            code="missing-extra",
+        )
+
+
+def _record_path(source: SourceOptions) -> str | None:
+    """The path of a record, None if the words are texts. After `--`, all words are texts."""
+    words = [] if are_literal() else list(source.typed or ())
+    records = [word for word in words if _is_record(word)]
+    if records and (len(words) > 1 or source.text or source.file):
+        raise UsageError(
+            f"{records[0]} is a record, and mha view opens nothing else with it", hint="put -- before texts"
+        )
+    return records[0] if records else None
+
+
+def _is_record(word: str) -> bool:
+    """Whether a word is the path of a record, judged by its name or header."""
+    return "\0" not in word and (word.endswith(_ENDING) or holds_record(word))
+
+
+def _require_record_alone(*groups: Any) -> None:
+    """Raises `UsageError` for an option of a computation, which a saved record does not need."""
+    for group in groups:
+        for f in fields(group):
+            is_free = (type(group), f.name) in ((SourceOptions, "typed"), (ModelOptions, "layer"))
+            if not is_free and _is_given(getattr(group, f.name), f.default):
+                name = f"--{f.name.replace('_', '-')}"
+                raise UsageError(
+                    f"{name} does not work with a record, which is already computed", hint=f"leave out {name}"
+                )
+
+
+def _is_given(value: Any, default: Any) -> bool:
+    return bool(value != default)

@@ -1,0 +1,129 @@
+"""`mha vocab`: counts the tokens of a text of any size, read as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from mhacli.cli.help import examples
+from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
+from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
+from mhacli.cli.streams import show_activity
+from mhacli.cli.values import whole
+from mhacli.errors import UsageError
+from mhacli.io.files import check_target, write_whole
+from mhacli.settings import Config
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+    from mhacli.text.encode import Decoding
+    from mhacli.text.tokenizers import Tokenizer
+
+DEFAULT_MAX_BYTES = 100 << 20
+
+
+@format_options(json=JSON)
+class VocabularyFormats(Formats):
+    """Formats of a vocabulary."""
+
+
+@option_group
+class VocabularyOptions:
+    """The part of the vocabulary to print, and the file to save it in."""
+
+    top: Annotated[
+        int | None,
+        option(
+            OUTPUT,
+            "Show only the K most frequent tokens, most frequent first.",
+            parser=whole("top", 1, 10**9),
+            metavar="K",
+            common=True,
+        ),
+    ] = None
+    all: Everything = False
+    formats: VocabularyFormats
+    save: Annotated[
+        str | None, option(OUTPUT, "Save the whole vocabulary in this file, for --vocab.", metavar="FILE", common=True)
+    ] = None
+    force: Force = False
+
+
+@examples(
+    "mha vocab --file poem.txt --top 20",
+    "mha vocab --file poem.txt --save vocabulary.json",
+)
+@command
+def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptions) -> None:
+    """Counts the tokens of the texts and prints the vocabulary."""
+    from collections import Counter
+
+    from mhacli.cli.shared.request import make_decoding, source_paths
+    from mhacli.text import vocabulary as vocabularies
+    from mhacli.text.encode import make_tokenizer
+
+    if source.lines:
+        raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
+    choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
+    config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
+    if options.save is not None:
+        check_target(options.save, force=options.force)
+    paths = source_paths(source)
+    tokenizer = make_tokenizer(config, source.max_token_len)
+    with show_activity("counting"):
+        counts: Counter[str] = Counter()
+        for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
+            counts.update(_counted(tokenizer, path, pieces))
+    n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
+    rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
+    if options.save is not None:
+        write_whole(options.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=options.force)
+    if options.top is not None:
+        rows = sorted(rows, key=lambda row: (-row.count, row.id))[: options.top]
+
+    def view(on: Screen) -> RenderableType:
+        from mhacli.commands.weights.view import vocabulary_table
+
+        everything = options.all or options.top is not None
+        return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
+
+    formats = {"json": lambda: [vocabularies.to_json(rows, config.tokenizer)]}
+    print_report(options.formats.chosen(), colour, formats=formats, view=view)
+    if options.formats.chosen() is None:
+        note_saved(options.save)
+
+
+def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
+    """Every text in pieces, with its path (None for an argument)."""
+    from mhacli.cli.shared.request import typed_texts
+    from mhacli.text.encode import stream_text
+
+    for text in typed_texts(source, decoding, has_model=False):
+        yield None, [text]
+    for path in paths:
+        yield path, stream_text(path, decoding)
+
+
+def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
+    """The number of occurrences of each token. Raises `MhaError`, with the reason, for a text without tokens."""
+    from mhacli.io.files import describe
+    from mhacli.text.encode import empty, no_tokens
+
+    is_empty = is_blank = True
+
+    def observed_pieces() -> Iterator[str]:
+        nonlocal is_empty, is_blank
+        for piece in pieces:
+            is_empty, is_blank = False, is_blank and piece.isspace()
+            yield piece
+
+    counts = tokenizer.count(observed_pieces())
+    if not counts and is_empty and path is not None:
+        raise empty(path)
+    if not counts:
+        raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
+    return counts

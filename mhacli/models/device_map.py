@@ -1,0 +1,227 @@
+"""Models on several devices: layers on GPUs, CPU and disk by accelerate, or every layer split over processes.
+
+Source: transformers 5, integrations/accelerate.py and distributed/; accelerate 1, hooks.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.errors import MhaError, first_names, installing
+from mhacli.io import memory
+from mhacli.io.files import format_size, lasting_temporary_folder
+from mhacli.models.folder import Checkpoint
+from mhacli.models.ranks import Ranks
+from mhacli.requests.device_map import DeviceMap
+
+EXTRA = "device-map"
+_PART_FOR_WEIGHTS = 0.9
+"""The fraction of free memory for weights; the rest is for activations."""
+
+
+def accelerate() -> Any:
+    """The library accelerate. Raises `MhaError` if it is not installed."""
+    try:
+        return importlib.import_module("accelerate")
+    except ImportError:
+        raise MhaError(
+            f"--device-map needs accelerate (extra {EXTRA}), which is not installed",
+            hint=f"{installing('accelerate')} installs it",
+            code="missing-extra",
+        ) from None
+
+
+def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap) -> dict[str, Any]:
+    """The keywords with which transformers loads a model of the class `kind` onto the devices of a map.
+
+    Raises `MhaError` for modules that the model does not have or that have no device.
+    """
+    if device_map == "auto":
+        return {"device_map": "auto", "max_memory": _free_memory(), "offload_folder": lasting_temporary_folder()}
+    assert not isinstance(device_map, str)
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    devices = _of_model(model, device_map, checkpoint)
+    uses_disk = "disk" in devices.values()
+    return {"device_map": devices} | ({"offload_folder": lasting_temporary_folder()} if uses_disk else {})
+
+
+def _free_memory() -> dict[int | str, int]:
+    """The memory that weights may use on each device, on the CPU within the limit of this process."""
+    free: dict[int | str, int] = importlib.import_module("accelerate.utils").get_max_memory()
+    if "cpu" in free:
+        free["cpu"] = min(free["cpu"], memory.available_bytes())
+    return {device: int(_PART_FOR_WEIGHTS * n_bytes) for device, n_bytes in free.items()}
+
+
+def _of_model(model: Any, device_map: Mapping[str, str], checkpoint: Checkpoint) -> dict[str, str]:
+    """The map with the module names of the model. A checkpoint may have a language head that this model leaves out, or a prefix
+    before the names of its layers. Raises `MhaError`."""
+    names = {name for name, _ in (*model.named_modules(), *model.named_parameters(), *model.named_buffers())}
+    prefix = f"{model.base_model_prefix}."
+    devices: dict[str, str] = {}
+    unknown = []
+    for name, device in device_map.items():
+        known = next((each for each in (name, name.removeprefix(prefix), prefix + name) if each in names), None)
+        if known is not None:
+            devices[known] = device
+        elif not any(_is_part(tensor, name) for tensor in checkpoint.tensors):
+            unknown.append(name)
+    if unknown:
+        raise _refused(
+            f"names modules that {type(model).__name__} does not have: {first_names(unknown)}",
+            f"its parts are {', '.join(_parts(model))}",
+        )
+    tensors = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
+    without = [tensor for tensor in tensors if not any(_is_part(tensor, name) for name in devices)]
+    if without:
+        raise _refused(
+            f"gives no device to {first_names(without)}", f'for example "{without[0].rpartition(".")[0]}": "cpu"'
+        )
+    return devices
+
+
+def _parts(model: nn.Module) -> Iterator[str]:
+    """The names of a model's parts, with the first and last of each list of layers."""
+    for name, child in model.named_children():
+        yield f"{name}.0 … {name}.{len(child) - 1}" if isinstance(child, nn.ModuleList) and len(child) else name
+
+
+def _is_part(tensor: str, name: str) -> bool:
+    return not name or tensor == name or tensor.startswith(f"{name}.")
+
+
+def _refused(message: str, hint: str) -> MhaError:
+    return MhaError(f"--device-map {message}", hint=hint, code="bad-device-map")
+
+
+def where_weights_are(model: nn.Module) -> str | None:
+    """A description of how much of a model is on which device; None if all of it is on one."""
+    placed: Mapping[str, Any] | None = getattr(model, "hf_device_map", None)
+    if placed is None:
+        return None
+    sizes: Counter[str] = Counter()
+    for name, tensor in model.named_parameters():
+        part = max((each for each in placed if _is_part(name, each)), key=len)
+        device = placed[part]
+        sizes[f"cuda:{device}" if isinstance(device, int) else str(device)] += tensor.numel() * tensor.element_size()
+    return "weights: " + ", ".join(f"{format_size(size)} on {device}" for device, size in sizes.items())
+
+
+# ----------------------------------------------------------------------------------------------------- offloaded weights
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's inputs: by the hooks that fetch weights from CPU or disk, otherwise by its weights."""
+    for module in model.modules():
+        for hook in _hooks(module):
+            device = getattr(hook, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+class _Copied(Mapping[str, Tensor]):
+    """The weights that a hook fetches, copied from the mapped file: the alignment in memory decides which kernel multiplies them,
+    and so the last bits of the result."""
+
+    def __init__(self, mapped: Mapping[str, Tensor]) -> None:
+        self._mapped = mapped
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._mapped[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapped)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+
+def copy_when_fetched(model: nn.Module) -> None:
+    """Makes a model fetch copies of its weights, like the copies in a model on one device."""
+    for hook in (hook for module in model.modules() for hook in _hooks(module)):
+        if getattr(hook, "weights_map", None) is not None:
+            hook.weights_map = _Copied(hook.weights_map)
+
+
+def fetched(module: nn.Module, name: str = "weight") -> Any:
+    """A parameter of a module, or None in its place, read from CPU or disk if it is not on the device. Writing to one that was
+    read has no effect."""
+    tensor = getattr(module, name, None)
+    if tensor is None or not tensor.is_meta:
+        return tensor
+    hook = next(hook for hook in _hooks(module) if getattr(hook, "weights_map", None) is not None)
+    return hook.weights_map[name].to(device=hook.execution_device, dtype=tensor.dtype)
+
+
+def _hooks(module: nn.Module) -> tuple[Any, ...]:
+    """The hooks of accelerate on a module."""
+    hook = getattr(module, "_hf_hook", None)
+    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
+
+
+# ---------------------------------------------------------------------------------------------------------- split layers
+
+
+def split(config: Any, ranks: Ranks) -> dict[str, Any]:
+    """The keywords with which transformers splits every layer over the ranks. Raises `MhaError` for a family without a plan, and
+    for a number of heads that the number of ranks does not divide."""
+    wanted = importlib.import_module("transformers.distributed").DistributedConfig
+    if "tp_plan" not in wanted.__dataclass_fields__:
+        raise MhaError(
+            "--device-map tp needs a newer transformers, whose DistributedConfig has a tp_plan",
+            hint=f"{installing('transformers')} --upgrade installs one",
+            code="missing-extra",
+        )
+    text = config.get_text_config(decoder=True)
+    plan = getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)
+    if not plan:
+        raise MhaError(
+            f"--device-map tp: transformers has no plan that splits {config.model_type} over processes",
+            hint="--device-map auto spreads its layers",
+            code="not-split",
+        )
+    counts = {"heads": text.num_attention_heads, "kv heads": getattr(text, "num_key_value_heads", None)}
+    for name, n in counts.items():
+        if _splits_heads(plan, "") and isinstance(n, int) and n % ranks.n:
+            raise MhaError(
+                f"--device-map tp: {n} {name} cannot be shared evenly by {ranks.n} processes",
+                hint=f"--nproc-per-node takes a divisor of {n}",
+                code="not-split",
+            )
+    return {"distributed_config": wanted(tp_plan="auto")}
+
+
+_WITH_PART_OF_HEADS = ("colwise", "packed_colwise")
+"""The styles in a plan that give a rank the queries, keys or values of only its heads. Source: tensor_parallel.py."""
+
+
+def has_part_of_heads(model: nn.Module, attention: str) -> bool:
+    """Whether the attention of this name computes only the heads of this rank; otherwise every rank computes all."""
+    return _splits_heads(getattr(model, "_tp_plan", None) or {}, re.sub(r"(?<=\.)\d+(?=\.|$)", "*", attention) + ".")
+
+
+def _splits_heads(plan: Mapping[str, str], within: str) -> bool:
+    return any(
+        name.startswith(within) and re.search("att", name.rpartition(".")[0]) and style in _WITH_PART_OF_HEADS
+        for name, style in plan.items()
+    )
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether every layer of a model is split over several processes."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor in this process."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

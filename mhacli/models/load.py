@@ -1,0 +1,333 @@
+"""Loads a checkpoint from a folder or a hub, with weights only from safetensors files and without code from the checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from mhacli.attention.core import is_finite
+from mhacli.errors import HF, MhaError, first_names, installing
+from mhacli.io import memory
+from mhacli.io.files import format_size
+from mhacli.models.device_map import (
+    accelerate,
+    copy_when_fetched,
+    device_of,
+    fetched,
+    own_part,
+    split,
+    spread,
+    where_weights_are,
+)
+from mhacli.models.folder import Checkpoint, read_checkpoint
+from mhacli.models.ranks import Ranks, join_ranks
+from mhacli.requests.checkpoint import is_hub_id
+from mhacli.requests.device_map import DeviceMap
+from mhacli.text.tokenizers import silent_stderr
+
+_HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_MAY_BE_MISSING = re.compile(r"(^|\.)(pooler|classifier|score|qa_outputs|cls|projector)\.")
+"""Heads on top of the layers, which no attention depends on; checkpoints for other tasks lack them."""
+
+
+LanguageHead = Literal["generate", "predict"]
+"""`generate` requires a head; `predict` loads the head of the checkpoint, which predicts the next or a masked token."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its devices, with its checked folder. `revision` is that of a hub, None for a folder.
+    `ranks` are the processes that every layer is split over, None if it is not split."""
+
+    model: Any
+    checkpoint: Checkpoint
+    source: str
+    revision: str | None
+    notes: tuple[str, ...] = ()
+    ranks: Ranks | None = None
+
+    @property
+    def config(self) -> Any:
+        """The config of transformers."""
+        return self.model.config
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the config about text."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its inputs."""
+        return device_of(self.model)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its weights."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+
+def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoint, str | None]:
+    """The checked folder of a path or of an id on a hub, and the revision of the latter. Raises `MhaError`."""
+    if not is_hub_id(source):
+        return read_checkpoint(source), None
+    transformers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
+    except Exception as fault:
+        raise MhaError(
+            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub",
+            hint=_what_to_type(source, fault),
+            code="no-model",
+            path=source,
+        ) from None
+    return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
+
+
+def _what_to_type(source: str, fault: Exception) -> str:
+    """The hint on how to name a checkpoint, with the message of the hub if there is one."""
+    named = "give the path of a folder with config.json, such as --model ./MiniLM"
+    if "/" not in source:
+        return f"there is no folder {source} here; {named}, or an id such as org/name"
+    names = {type(cause).__name__ for cause in _causes(fault)}
+    if names & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
+        return f"the hub has no such checkpoint, or does not give you access to it; {named}"
+    if "GatedRepoError" in names:
+        return "the hub gives it only to those who have accepted its terms: huggingface-cli login"
+    return f"the hub could not be reached; {named}"
+
+
+def _causes(fault: BaseException | None) -> Iterator[BaseException]:
+    """An exception and the chain of its causes."""
+    while fault is not None:
+        yield fault
+        fault = fault.__cause__ or fault.__context__
+
+
+def load_config(checkpoint: Checkpoint) -> Any:
+    """The config of a checked folder. Raises `MhaError` for a family that transformers does not know."""
+    library, path = transformers(), checkpoint.path
+    with offline():
+        config = guarded("config.json", path, lambda: library.AutoConfig.from_pretrained(path, trust_remote_code=False))
+    config.return_dict = True  # outputs are read by name, whatever the file says
+    return config
+
+
+def load_model(
+    source: str,
+    checkpoint: Checkpoint,
+    config: Any,
+    *,
+    revision: str | None,
+    device: torch.device,
+    device_map: DeviceMap | None = None,
+    dtype: str | None = None,
+    head: LanguageHead | None = None,
+    allow_nonfinite: bool = False,
+) -> Loaded:
+    """The model of a checked folder, in `dtype` or its own, with a language `head` if requested, on `device` or by a
+    `device_map`.
+
+    Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do not fit into memory, and
+    for a map that does not fit the model.
+    """
+    library = transformers()
+    if device_map is not None:
+        accelerate()
+    if device_map is None or device_map == "tp":
+        _require_room(checkpoint, dtype, device)
+    kind = _auto_class(library, config, head)
+    ranks = join_ranks() if device_map == "tp" else None
+
+    def load() -> tuple[Any, list[str]]:
+        placing: dict[str, Any] = {}
+        if ranks is not None:
+            placing = split(config, ranks)
+        elif device_map is not None:
+            placing = spread(kind, config, checkpoint, device_map)
+        model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
+        notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
+        _copy_weights(model)
+        copy_when_fetched(model)
+        if not allow_nonfinite:
+            _require_finite(model, checkpoint.path)
+        return (model.to(device) if device_map is None else model).eval(), notes
+
+    model, notes = load() if ranks is None else ranks.together(load)
+    placed = where_weights_are(model)
+    notes += [] if placed is None else [placed]
+    return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes), ranks)
+
+
+def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placing: dict[str, Any]) -> tuple[Any, Any]:
+    """The model, and transformers' report on its loading."""
+    with offline():
+        loaded: tuple[Any, Any] = guarded(
+            "the config and the weights",
+            path,
+            lambda: kind.from_pretrained(
+                path,
+                config=config,
+                dtype=getattr(torch, dtype) if dtype else "auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused by name
+                **placing,
+            ),
+        )
+    return loaded
+
+
+def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
+    """The class of the model; with `predict`, the one with the head that the checkpoint was saved with, if any."""
+    saved_as = (config.architectures or [""])[0]
+    can_predict = head == "generate" or saved_as.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+    if head == "predict" and saved_as.endswith("ForMaskedLM"):
+        return library.AutoModelForMaskedLM
+    if head is None or not can_predict:
+        return library.AutoModel
+    return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
+
+
+def _require_room(checkpoint: Checkpoint, dtype: str | None, device: torch.device) -> None:
+    """Raises `MhaError`, before any tensor is loaded, if the weights do not fit into memory. The largest is held twice."""
+    item = None if dtype is None else torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    sizes = [
+        t.n_bytes if item is None else t.n_bytes // _DTYPES.get(t.dtype, 1) * item for t in checkpoint.tensors.values()
+    ]
+    needed = sum(sizes) + max(sizes, default=0)
+    have = memory.available_bytes()
+    if device.type == "cpu" and not memory.fits(needed, have):
+        raise MhaError(
+            f"out of memory; {format_size(needed)} needed for the weights of {checkpoint.path}, {format_size(have)} available",
+            hint=None if dtype == "bfloat16" else "--dtype bfloat16 takes 2 bytes a number",
+            code="out-of-memory",
+            path=checkpoint.path,
+        )
+
+
+def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
+    """The notes on missing weights. Raises `MhaError` for weights that are not in the files, because they would be random.
+
+    With a language `head` nothing may be missing, because it decides what is generated.
+    """
+    missing = sorted(info["missing_keys"])
+    needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
+    wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
+    if needed or wrong:
+        raise MhaError(
+            f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
+            f"{first_names(needed or wrong)}",
+            hint="a checkpoint without a language head cannot generate" if head and needed else None,
+            code="bad-file",
+            path=path,
+        )
+    return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
+
+
+def _copy_weights(model: nn.Module) -> None:
+    """Copies the weights from the mapped files: if a mapped file is truncated, reading it ends the process."""
+    copied: dict[object, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != "cpu" or own_part(tensor) is not tensor:
+            continue  # on another device or on the disk, or read in parts
+        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
+
+
+def _require_finite(model: nn.Module, path: str) -> None:
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        tensor = own_part(fetched(model.get_submodule(owner), own) if parameter.is_meta else parameter)
+        if tensor.is_floating_point() and not is_finite(tensor):
+            bad = ~tensor.isfinite()
+            first = f", the first at {bad.nonzero()[0].tolist()}" if own_part(parameter) is parameter else ""
+            raise MhaError(
+                f"{path}: {name} has {int(bad.sum())} NaN or Inf{first}",
+                hint="--allow-nonfinite continues anyway",
+                code="not-finite",
+                path=path,
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- the libraries
+
+
+T = TypeVar("T")
+OLDEST = (5, 3)
+"""Earlier releases of transformers have vulnerabilities by which a config.json can run code."""
+
+
+def transformers() -> Any:
+    """The library transformers, silenced. Raises `MhaError` if it is missing, or too old to be safe."""
+    os.environ.setdefault("RUST_BACKTRACE", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        library: Any = importlib.import_module("transformers")
+    except ImportError as fault:
+        missing = getattr(fault, "name", None) or "transformers"
+        raise MhaError(
+            f"checkpoints need {missing}, which is not installed",
+            hint=f"{installing(*HF)} installs it",
+            code="missing-extra",
+        ) from None
+    release = tuple(int(part) for part in library.__version__.split(".")[:2])
+    if release < OLDEST:
+        raise MhaError(
+            f"transformers {library.__version__} is too old: before {OLDEST[0]}.{OLDEST[1]} a checkpoint's config could run code",
+            hint=f"{installing(*HF)} installs a newer one",
+            code="missing-extra",
+        )
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
+def guarded(what: str, path: str, call: Callable[[], T]) -> T:
+    """The result of a call of the libraries. Its exceptions, also panics of native code, become an `MhaError` of one line."""
+    try:
+        with silent_stderr():
+            return call()
+    except (MemoryError, MhaError):
+        raise
+    except BaseException as fault:
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise  # an interrupt is not a fault of the file
+        said = _first_line(fault)
+        raise MhaError(
+            f"{what} of {path} cannot be used by transformers: {said:.300}", code="bad-file", path=path
+        ) from None
+
+
+def _first_line(fault: BaseException) -> str:
+    """The first line of an exception's message, with the second if the first only announces it; a `KeyError` as a missing key."""
+    lines = [line for line in str(fault).splitlines() if line.strip()]
+    if not lines or isinstance(fault, KeyError):
+        return ": ".join([type(fault).__name__, *lines[:1]])
+    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """A context in which no hub is contacted."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before

@@ -1,0 +1,349 @@
+"""Follows the passes of a model that its user runs: their beginning and end, their inputs, and their attentions."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+from mhacli.errors import MhaError, UsageError
+from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.capture import Hook, Watch, is_pair, watched
+from mhacli.models.captured_pattern import FORBIDDING
+from mhacli.models.device_map import is_split
+
+Half = Literal["encoder", "decoder"]
+"""The half of an encoder-decoder; other models have only a decoder."""
+
+
+class ReadIds(NamedTuple):
+    """The ids of a batch with padding, and which of them are not masked; None without a mask per token. With `are_places`, the
+    model was given vectors, and the ids are positions."""
+
+    ids: list[list[int]]
+    real: list[list[bool]] | None
+    are_places: bool = False
+
+    @property
+    def transposed(self) -> ReadIds:
+        """The ids with both axes exchanged, for inputs whose first axis is that of tokens."""
+        real = None if self.real is None else [*map(list, zip(*self.real, strict=True))]
+        return ReadIds([*map(list, zip(*self.ids, strict=True))], real, self.are_places)
+
+    def followed_by(self, more: ReadIds) -> ReadIds:
+        """These ids with more after each sequence."""
+
+        def shown(own: ReadIds) -> list[list[bool]]:
+            return own.real or [[True] * len(row) for row in own.ids]
+
+        is_plain = self.real is None and more.real is None
+        real = None if is_plain else [a + b for a, b in zip(shown(self), shown(more), strict=True)]
+        ids = [a + b for a, b in zip(self.ids, more.ids, strict=True)]
+        return ReadIds(ids, real, self.are_places or more.are_places)
+
+
+@dataclass
+class ModelPass:
+    """The inputs of one call of a model: the number of sequences, and the ids of each half, if any.
+
+    `n_past` tokens are already in a cache. `is_cached` says that the pass reads or creates a cache.
+    """
+
+    batch: int
+    halves: dict[Half, ReadIds] = field(default_factory=dict)
+    n_past: int = 0
+    is_cached: bool = False
+
+
+class Listener(Protocol):
+    """The receiver of passes. The tensors of a call belong to the model and must be copied to be kept."""
+
+    def begin(self, began: ModelPass) -> None:
+        """Called when a pass begins. The inputs of a part of the model become known when the part runs."""
+
+    def take(self, call: Call) -> Tensor | None:
+        """Called with each attention of the pass. For listeners that only watch, it is detached from the graph, and gradients and
+        autocast are off. For those that edit, it is unchanged, and a returned tensor replaces `z`."""
+
+    def end(self, *, is_whole: bool) -> None:
+        """Called when the pass is over; `is_whole` is False if the model raised an exception."""
+
+    def stray(self, name: str) -> None:
+        """Called for an attention outside any pass, when a part of the model is called directly."""
+
+
+@contextmanager
+def followed(model: nn.Module, listener: Listener, *, by: str, edits: bool = False) -> Iterator[Watch]:
+    """A context in which `listener` receives every pass of `model` in this thread, without recomputations in a backward pass. The
+    model's results are not changed unless the listener `edits`. `by` is the function that the user called. Raises `MhaError` in a
+    pass of another thread, and when editing in a backward pass."""
+    passes = _Passes(model, listener, by, edits)
+    parts = [
+        module
+        for name, module in model.named_modules()
+        if not name or hasattr(module, "main_input_name") or "input_ids" in _parameters(module)
+    ]
+    handles = [part.register_forward_pre_hook(Hook(passes.enter), with_kwargs=True) for part in parts]
+    try:
+        with watched(model, passes.watch):  # its hooks must see the end of a part before the end of the pass
+            handles += [part.register_forward_hook(Hook(passes.leave), always_call=True) for part in parts]
+            yield passes.watch
+    finally:
+        for handle in handles:
+            handle.remove()
+        passes.interrupt()
+
+
+class _Passes:
+    """Separates passes by the outermost running module."""
+
+    def __init__(self, model: nn.Module, listener: Listener, by: str, edits: bool) -> None:
+        self._by, self._edits = by, edits
+        self.watch = Watch(model, self._take, 1)
+        self._model, self._listener = model, listener
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._is_pair = is_pair(model)
+        numbers = (getattr(module, "layer_idx", None) for module in model.modules())
+        self._first_layer = next(
+            (n for n in numbers if isinstance(n, int) and not hasattr(model, "main_input_name")), 0
+        )
+        self._thread = threading.get_ident()
+        self._running: list[nn.Module] = []
+        self._pass = ModelPass(1)
+
+    def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
+        """The hook before a module that users may call."""
+        if torch.compiler.is_compiling():
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called through torch.compile, whose kernels hide its attention",
+                    hint=f"call the module itself within {self._by}",
+                    code="hidden",
+                )
+            )
+        if _is_in_backward():
+            return
+        if threading.get_ident() != self._thread:
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called in a different thread from the one that opened {self._by}",
+                    hint=f"open {self._by} in the thread that calls the model",
+                    code="other-thread",
+                )
+            )
+        if module in self._running:  # an interrupted pass calls no hook
+            self.interrupt()
+        given, is_first = _given(module, args, keywords), not self._running
+        self._require_readable(given.values())
+        if is_first:
+            self.watch.batch, self.watch.may_lack_batch = _batch_of(given)
+            self.watch.begin_pass()
+            self._pass = ModelPass(self.watch.batch)
+        self._running.append(module)
+        self._read(self._names[id(module)], given, is_first=is_first)
+        if is_first:
+            self._listener.begin(self._pass)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The hook after such a module, also if it raised."""
+        if not self._running or self._running[-1] is not module:
+            return
+        self._running.pop()
+        if not self._running:
+            has_raised = output is None and sys.exception() is not None
+            self._listener.end(is_whole=not has_raised)
+
+    def interrupt(self) -> None:
+        """Ends a pass that was interrupted."""
+        if self._running:
+            self._running.clear()
+            self._listener.end(is_whole=False)
+
+    def _read(self, name: str, given: Mapping[str, Any], *, is_first: bool) -> None:
+        cache: Any = given.get("past_key_values")
+        self._pass.is_cached |= cache is not None or given.get("use_cache") is True
+        if hasattr(cache, "get_seq_length"):
+            self._pass.n_past = max(self._pass.n_past, int(cache.get_seq_length(self._first_layer)))
+        own: Half = "encoder" if self._is_pair and "decoder" not in name.split(".") else "decoder"
+        sources: tuple[tuple[Half, str], ...] = ((own, ""), ("decoder", "decoder_"))
+        for half, prefix in sources:
+            ids: Any = given.get(f"{prefix}input_ids")
+            mask = given.get(f"{prefix}attention_mask")
+            if ids is None and not hasattr(self._model, "config") and (own == "encoder" or not prefix):
+                ids = _tensor(given, at=1 if prefix else 0)
+            vectors = given.get(f"{prefix}inputs_embeds") if is_first else None
+            if half not in self._pass.halves and _is_ids(ids):
+                self._pass.halves[half] = ReadIds(ids.tolist(), _shown(mask, ids, self._pass.n_past))
+            elif isinstance(vectors, Tensor) and vectors.ndim == 3:
+                numbers = [list(range(vectors.shape[1])) for _ in vectors]
+                self._pass.halves[half] = ReadIds(numbers, _shown(mask, vectors, self._pass.n_past), are_places=True)
+
+    def _require_readable(self, values: Iterable[Any]) -> None:
+        if any(map(_is_unreadable, values)):
+            raise noted(
+                MhaError(
+                    f"{type(self._model).__name__} is called with tensors whose numbers cannot be read: on the device meta, "
+                    "nested, or in a transform of torch.func",
+                    hint=f"call it with ordinary tensors within {self._by}",
+                    code="hidden",
+                )
+            )
+
+    def _take(self, call: Call) -> Tensor | None:
+        if _is_in_backward():
+            if not self._edits:
+                return None
+            raise noted(
+                MhaError(
+                    f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again",
+                    hint="switch activation checkpointing off",
+                    code="backward",
+                )
+            )
+        if not self._running:
+            self._listener.stray(call.name)
+            return None
+        if self._edits:
+            return self._listener.take(call)
+        self._require_readable(vars(call).values())
+        with torch.no_grad():
+            seen = _detached(call)
+            with torch.autocast(call.device.type, enabled=False):
+                self._listener.take(seen)
+        return None
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass is running, which recomputes layers with activation checkpointing."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _given(module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, ids or vectors first, then in the order of the signature; unnamed ones by number."""
+    names = [name for name, own in _parameters(module).items() if own.kind is own.POSITIONAL_OR_KEYWORD]
+    more = {str(i): value for i, value in enumerate(args[len(names) :])}
+    given = dict(zip(names, args, strict=False)) | more | dict(keywords)
+    return {name: given[name] for name in ("input_ids", "inputs_embeds", *names, *given) if name in given}
+
+
+def _is_unreadable(value: Any) -> bool:
+    """Whether a value is a tensor without data, with rows of different lengths, or with several tensors inside."""
+    if not isinstance(value, Tensor):
+        return False
+    is_of_transform = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return value.is_meta or value.is_nested or is_of_transform or isinstance(value, FakeTensor)
+
+
+def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
+    """Tensor number `at` of a call."""
+    tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
+    return tensors[at] if at < len(tensors) else None
+
+
+def _batch_of(given: Mapping[str, Any]) -> tuple[int, bool]:
+    """The number of sequences of a call by its first tensor, and whether they may be tokens of a single sequence: rows of
+    numbers, or ids in a row."""
+    first = _tensor(given, at=0)
+    return (1, False) if first is None else (first.shape[0], first.ndim - first.is_floating_point() <= 1)
+
+
+def _is_ids(value: Any) -> bool:
+    known = isinstance(value, Tensor) and value.ndim == 2 and value.numel()
+    return bool(known) and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
+    """The tokens that are not padding, by a mask of tokens, or by one of queries and keys, where keys without any query are
+    padding on the left."""
+    mask = next(iter(mask.values()), None) if isinstance(mask, Mapping) else mask  # one mask per kind of layer
+    batch, n = ids.shape[:2]
+    if not isinstance(mask, Tensor) or mask.shape[0] != batch:
+        return None
+    if mask.ndim == 2:
+        return (mask != 0)[:, -n:].tolist() if mask.shape[1] >= n else None
+    if mask.ndim != 4 or mask.shape[2] != n or mask.shape[3] < n_past + n:
+        return None
+    cells = mask if mask.dtype == torch.bool else mask > FORBIDDING
+    seen = cells[..., n_past : n_past + n].flatten(1, 2).any(dim=1)
+    return (seen.cumsum(dim=1) > 0).tolist()
+
+
+def _detached(call: Call) -> Call:
+    """The call without its graph. Autocast rounds queries, keys and values within the operator that reads them."""
+    seen = {own.name: getattr(call, own.name) for own in fields(call)}
+    tensors: dict[str, Any] = {name: own.detach() for name, own in seen.items() if isinstance(own, Tensor)}
+    z = call.z
+    is_cast = isinstance(call, ScoredCall) and torch.is_autocast_enabled(call.device.type) and z is not None
+    if is_cast and z is not None and tensors["q"].dtype != z.dtype:
+        tensors |= {name: tensors[name].to(z.dtype) for name in ("q", "k", "v")} | {"lse": None}
+    return replace(call, **tensors)
+
+
+# ------------------------------------------------------------------------------------------------------- what is refused
+
+
+_HIDING = {
+    "OptimizedModule": ("compiled, and its attention runs within kernels", "give {by} model._orig_mod, and call it"),
+    "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
+    "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
+    "DistributedDataParallel": ("one of several processes", "give {by} model.module, which sees the batch of its process"),
+    "FullyShardedDataParallel": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
+    "FSDPModule": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
+}  # fmt: skip
+"""Classes that hide the computations of their parts, with the reason and a remedy."""
+
+
+def require_open(model: nn.Module, by: str) -> None:
+    """Raises `UsageError` for an object that is no module, and `MhaError` for a module whose parts cannot be followed."""
+    if not isinstance(model, nn.Module):
+        hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
+        hint = "open a context for each model: they may be nested" if isinstance(model, (list, tuple)) else hint
+        raise noted(UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint))
+    for name, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        known = next((_HIDING[kind] for kind in kinds if kind in _HIDING), None)
+        if known is None and is_split(module):
+            known = (
+                "split over processes by tensor parallelism, and this one has a part of its heads",
+                "torchrun -m mhacli heads --model DIR --device-map tp inspects it by its folder",
+            )
+        if known is None and module._compiled_call_impl is not None:
+            known = (_HIDING["OptimizedModule"][0], "give {by} a copy on which compile() was not called")
+        if known is None and _is_fast(module):
+            known = (
+                "in evaluation, where a fast path of torch leaves it out",
+                "torch.backends.mha.set_fastpath_enabled(False)",
+            )
+        if known is not None:
+            what = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            raise noted(
+                MhaError(f"{what} cannot be inspected: it is {known[0]}", hint=known[1].format(by=by), code="hidden")
+            )
+
+
+def _is_fast(module: nn.Module) -> bool:
+    """Whether torch may compute its own attention module in one operator, which it does not do during inspection."""
+    own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+    return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
+
+
+def noted(fault: MhaError) -> MhaError:
+    """The error with its hint in the traceback too, for use without the command line."""
+    if fault.hint and not hasattr(fault, "__notes__"):
+        fault.add_note(f"hint: {fault.hint}")
+    return fault

@@ -1,0 +1,353 @@
+"""The tokenizer of a checkpoint: from texts and chats to tokens, and from generated tokens to text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from mhacli.errors import MhaError
+from mhacli.models.folder import Checkpoint
+from mhacli.models.load import guarded, offline, transformers
+from mhacli.settings import PaddingSide
+from mhacli.text.packed import PackedText
+from mhacli.text.pieces import BYTES, Encoding, Spelling, pieces_of, spelling_of
+from mhacli.text.spans import Message
+from mhacli.text.tokenizers import FileTokenizer, encoded
+from mhacli.text.tokens import TokenSequence
+
+
+@dataclass(frozen=True)
+class ModelTokenizer:
+    """A tokenizer of the library `tokenizers`, with settings from transformers. `path` is its source."""
+
+    path: str
+    library: Any
+    spelling: Spelling
+    side: PaddingSide
+    bos_id: int | None
+    pad_id: int | None
+    template: Any = None
+
+    def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
+        """The tokens of a text, with special tokens unless the text has its own."""
+        return self.beginning(text, None, special=special)[0]
+
+    def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
+        """The first `limit` tokens of a text (None: all), and the number of further tokens, which are not spelled out."""
+        encoding = self.encoding(text, special=special)
+        sequence = pieces_of(text, encoding, self.spelling, limit)
+        return sequence, len(encoding.ids) - len(sequence.ids)
+
+    def encoding(self, text: str, *, special: bool) -> Encoding:
+        """The library's encoding of a text."""
+        found: Encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
+        return found
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether it begins every text with a BOS token."""
+        return self.bos_id is not None and self.bos_id in self.sequence("a").ids[:1]
+
+    def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
+        """The sequence followed by tokens that a model generated."""
+        special = [int(i in self.spelling.special) for i in ids]
+        encoding = SimpleNamespace(
+            ids=list(ids), tokens=self.names(ids), offsets=[(0, 0)] * len(ids), special_tokens_mask=special
+        )
+        more = pieces_of("", encoding, self.spelling)
+        known = _texts(more)
+        ends = list(accumulate(map(len, known), initial=0))
+        return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The tokenizer's names of tokens."""
+        return [self.library.id_to_token(i) or f"<{i}>" for i in ids]
+
+    @property
+    def end_id(self) -> int | None:
+        """The id of its end-of-text token, or else of its separator."""
+        ids = (getattr(self.template, name, None) for name in ("eos_token_id", "sep_token_id"))
+        return next((i for i in ids if i is not None), None)
+
+    @property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids of the special tokens that it adds before and after a text."""
+        encoding = self.encoding("a", special=True)
+        ids, mask = tuple(encoding.ids), [*encoding.special_tokens_mask]
+        first = mask.index(0) if 0 in mask else len(mask)
+        last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
+        return ids[:first], ids[last:]
+
+    def framed(self, packed: PackedText) -> TokenSequence:
+        """The tokens of a packed text, with the special tokens around it."""
+        before, after = self.frame
+        ends = {len(before) + end for end in packed.ends}
+        n_own, n = len(before) + len(packed.ids), len(before) + len(packed.ids) + len(after)
+        ids = [*before, *packed.ids, *after]
+        encoding = SimpleNamespace(
+            ids=ids,
+            tokens=self.names(ids),
+            offsets=[*[(0, 0)] * len(before), *packed.offsets, *[(0, 0)] * len(after)],
+            special_tokens_mask=[int(i in ends or not len(before) <= i < n_own) for i in range(n)],
+        )
+        return pieces_of(packed.text, encoding, self.spelling)
+
+    def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
+        """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
+        vocabulary."""
+        if any(i < 0 or self.library.id_to_token(i) is None for i in ids):
+            return None
+        text = self.library.decode(list(ids), skip_special_tokens=True)
+        again = (self.sequence(text, special=special) for special in (True, False))
+        known = next((sequence for sequence in again if sequence.ids == tuple(ids)), None)
+        return known or self.continued(TokenSequence("", (), (), ()), ids)
+
+    def chat(self, messages: Sequence[Message]) -> str:
+        """The text of a chat by the checkpoint's template. Raises `MhaError` if there is none or it refuses the messages."""
+        if self.template is None or not getattr(self.template, "chat_template", None):
+            raise MhaError(
+                f"--chat needs a chat template, which {self.path} does not have",
+                hint=INSTEAD_OF_CHAT,
+                code="no-template",
+                path=self.path,
+            )
+        template = guarded("the chat template", self.path, self.template.get_chat_template)
+        return render(template, messages, self.template.special_tokens_map, self.path)
+
+
+def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
+    """Two sequences as one."""
+    shift = len(first.text)
+    words = max((piece.word for piece in first.pieces if piece.word is not None), default=-1) + 1
+    pieces = [replace(p, word=None if p.word is None else p.word + words) for p in second.pieces]
+    return TokenSequence(
+        first.text + second.text,
+        (*first.tokens, *second.tokens),
+        (*first.ids, *second.ids),
+        (*first.offsets, *((start + shift, end + shift) for start, end in second.offsets)),
+        pieces=(*first.pieces, *pieces),
+    )
+
+
+def _texts(sequence: TokenSequence) -> list[str]:
+    """The text of each token; a character split over tokens belongs to the first of them."""
+    known = b"".join(bytes.fromhex(piece.bytes) for piece in sequence.pieces).decode("utf-8", "replace")
+    texts, done = [], b""
+    for piece in sequence.pieces:
+        before = len(done.decode("utf-8", "ignore"))
+        done += bytes.fromhex(piece.bytes)
+        texts.append(known[before : len(done.decode("utf-8", "ignore"))])
+    return texts
+
+
+def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
+    """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
+    if asked == "byte":
+        return _bytes()
+    if asked is not None:
+        return _from_library(FileTokenizer(asked).library, asked, None)
+    library, path = transformers(), checkpoint.path
+    if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
+        raise _missing(path)  # transformers would create one without tokens
+    with offline():
+        try:
+            found = guarded(
+                "the tokenizer",
+                path,
+                lambda: library.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False),
+            )
+        except MhaError as fault:
+            if checkpoint.tokenizer is None:
+                raise _missing(path) from None
+            raise fault
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None or not backend.get_vocab_size():
+        raise _missing(path)
+    return _from_library(backend, path, found)
+
+
+def own_tokenizer(found: Any) -> ModelTokenizer:
+    """A copy of a transformers tokenizer in memory. Raises `MhaError` for one without the fast implementation."""
+    name = type(found).__name__
+    if not hasattr(found, "backend_tokenizer"):
+        hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
+        raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
+    made = copy.deepcopy(found)
+    return _from_library(made.backend_tokenizer, name, made)
+
+
+_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""The files from which a tokenizer can be created."""
+
+
+def _missing(path: str) -> MhaError:
+    return MhaError(
+        f"{path} has no usable tokenizer (tokenizer.json, or the files of an older format)",
+        hint="--tokenizer FILE takes another tokenizer.json; --tokenizer byte takes the bytes of the text as ids",
+        code="no-tokenizer",
+        path=path,
+    )
+
+
+def _from_library(library: Any, path: str, found: Any) -> ModelTokenizer:
+    library.no_padding()
+    library.no_truncation()
+    side = "left" if getattr(found, "padding_side", "right") == "left" else "right"
+    return ModelTokenizer(
+        path,
+        library,
+        spelling_of(_described(library)),
+        side,  # type: ignore[arg-type]
+        getattr(found, "bos_token_id", None),
+        getattr(found, "pad_token_id", None),
+        found,
+    )
+
+
+def _described(library: Any) -> dict[str, Any]:
+    """The parts of the tokenizer's JSON about the spelling of tokens, without the vocabulary, which may be large."""
+    parts = {name: getattr(library, name) for name in ("decoder", "pre_tokenizer", "normalizer")}
+    described: dict[str, Any] = {
+        name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None
+    }
+    model = library.model
+    kind = type(model).__name__
+    named = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
+    described["model"] = {"type": kind, **{name: getattr(model, name, None) for name in named}}
+    described["added_tokens"] = [
+        {"id": i, "content": token.content, "special": token.special}
+        for i, token in library.get_added_tokens_decoder().items()
+    ]
+    return described
+
+
+def _bytes() -> ModelTokenizer:
+    """The tokenizer whose ids are the bytes of the text, for models without a tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    library = Tokenizer(models.BPE(dict(BYTES), []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return _from_library(library, "byte", None)
+
+
+def require_texts(
+    sequences: Sequence[TokenSequence], limit: int | None, most: int | None, path: str
+) -> list[TokenSequence]:
+    """The sequences, each cut to `limit` tokens. Raises `MhaError` for one without tokens, or with more tokens than the model has
+    positions."""
+    kept = []
+    for number, sequence in enumerate(sequences):
+        n = len(sequence.ids)
+        if not n:
+            raise MhaError(f"text {number} has no tokens", code="no-tokens")
+        if most is not None and min(n, limit or n) > most:
+            raise MhaError(
+                f"text {number} has {min(n, limit or n)} tokens, more than the {most} positions of {path}",
+                hint=f"--max-tokens {most} takes the first {most}",
+                code="too-large",
+            )
+        kept.append(first_tokens(sequence, limit) if limit is not None and n > limit else sequence)
+    return kept
+
+
+def first_tokens(sequence: TokenSequence, n: int) -> TokenSequence:
+    """The first `n` tokens of a sequence."""
+    return replace(
+        sequence,
+        tokens=sequence.tokens[:n],
+        ids=sequence.ids[:n],
+        offsets=sequence.offsets[:n],
+        documents=sequence.documents[:n],
+        pieces=sequence.pieces[:n],
+    )
+
+
+def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
+    """Raises `MhaError` for an id outside the model's vocabulary: the tokenizer belongs to another model."""
+    largest = max(max(sequence.ids) for sequence in sequences)
+    if largest >= n_vocabulary:
+        raise MhaError(
+            f"token id {largest} is outside of the vocabulary of {path}, which has {n_vocabulary} entries",
+            hint="use the tokenizer of the model: leave out --tokenizer",
+            code="unknown-token",
+            path=path,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ chat templates
+
+
+LIMIT_S: Final = 3.0
+"""The limit of processor time, which does not depend on other load. Templates take a few milliseconds."""
+MORE_BYTES: Final = 256 << 20
+MAX_CHARACTERS: Final = 16 << 20
+INSTEAD_OF_CHAT: Final = "give the whole text as TEXT or --file, with spans by characters or regular expressions"
+_WAITING_S: Final = 120.0
+_PROCESS = Path(__file__).with_name("template_process.py")
+
+
+def render(template: str, messages: Sequence[Message], tokens: Mapping[str, str], path: str) -> str:
+    """The text of a chat by the template of the checkpoint at `path`; `tokens` are the special tokens by name.
+
+    Raises `MhaError` for a template that is invalid, refuses the chat, or takes too much time or memory.
+    """
+    asked = {
+        "template": template,
+        "messages": [{"role": message.role, "content": message.content} for message in messages],
+        "tokens": dict(tokens),
+        "limit_s": LIMIT_S,
+        "more_bytes": MORE_BYTES,
+        "most": MAX_CHARACTERS,
+    }
+    answer = _answer(json.dumps(asked).encode() + b"\n", path)
+    if "text" not in answer:
+        raise _refused(path, answer["fault"])
+    return answer["text"]
+
+
+def _answer(message: bytes, path: str) -> Mapping[str, str]:
+    """The answer of the process, or the reason why there is none."""
+    words = [sys.executable, "-P", str(_PROCESS)]
+    try:
+        done = subprocess.run(
+            words, input=message, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_WAITING_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_slow(path) from None
+    except OSError as fault:
+        reason = fault.strerror or "unknown error"
+        raise MhaError(f"the process that renders the chat template cannot start: {reason}", code="failed") from None
+    if done.returncode == -signal.SIGXCPU:
+        raise _too_slow(path)
+    if done.returncode:
+        return {"fault": f"its process ended with exit status {done.returncode}"}
+    return dict(json.loads(done.stdout))
+
+
+def _too_slow(path: str) -> MhaError:
+    return MhaError(
+        f"the chat template of {path} takes longer than {LIMIT_S:g} seconds",
+        hint=INSTEAD_OF_CHAT,
+        code="too-slow",
+        path=path,
+    )
+
+
+def _refused(path: str, fault: str) -> MhaError:
+    return MhaError(
+        f"the chat template of {path} does not accept the chat: {fault:.300}",
+        hint=INSTEAD_OF_CHAT,
+        code="bad-template",
+        path=path,
+    )

@@ -1,0 +1,61 @@
+"""Base classes for results that notebooks and terminals can show. The renderers are imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+
+class ShownInHtml:
+    """A result that notebooks show as HTML: static, without a script, below 200 kB, for light and dark themes."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        html: str = _renderers().html_of(self)
+        return html
+
+
+class Shown(ShownInHtml):
+    """A result that notebooks show as HTML, and that rich prints as its command does."""
+
+    __slots__ = ()
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What its command prints on a screen."""
+        raise NotImplementedError
+
+    def __rich__(self) -> object:
+        """The view that rich prints."""
+        view: object = _renderers().view_of(self)
+        return view
+
+
+def _renderers() -> Any:
+    import mhacli
+
+    return mhacli.renderers()
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """An interactive page. `html` is the whole document, which notebooks show in a frame."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        """The size of the page."""
+        return f"<Page: {len(self.html.encode()) / 1024:.0f} KiB of HTML>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame without access to the notebook."""
+        style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
+
+
+def page_of(record: object) -> Page:
+    """The interactive page of a record."""
+    return Page(_renderers().page_of(record))

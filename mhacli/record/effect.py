@@ -1,0 +1,157 @@
+"""The effects in a record: how much the output of a model changes when attention is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mhacli.record.columns import EFFECT_NUMBERS
+from mhacli.text.tokens import AttentionKind
+
+Replacement = Literal["zero", "mean", "resample", "renormalise"]
+"""The replacement of the removed part. The output of a head is replaced by zeros, by its mean over the positions of the text, or
+by its output for another text at the corresponding positions. For an edge, the other weights of its row are scaled so that the
+row keeps its sum."""
+REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean", "resample")
+"""The replacements of the output of a head."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One removal, and the change of the output at one position: with the removal minus without it.
+
+    A head is removed only at position `at`, or at all positions for None. `heads` are several heads removed together, as
+    (layer, number); `kinds` are their kinds of attention if these differ, otherwise all are of `kind`. An edge is the attention
+    weight of `query` on `key` in one `head`, or in all heads of the layer for None. With `spans`, tokens of the second span see
+    none of the first, in all heads of `layers`. A layer of mha has number 0.
+
+    `d_logit` is the change of the target token's logit, or of its difference from the logit of the token compared with;
+    `d_logprob` is that of its log probability, in nats. `kl` is the divergence KL(without ‖ with the removal) of the whole
+    distribution, in nats. `rank` is that of the target token with the removal, 0 for the likeliest. All four are None for a model
+    without a language head. `d_output` is ‖change‖ ÷ ‖output‖ of the last hidden state. Changes below the noise floor are 0.
+
+    `direct` is the part of `d_logit` that needs no later layer: minus the contribution of the heads' output to the logit.
+    `d_logit` − `direct` is the reaction of later layers. It is None for edges, spans, and models whose residual stream is not
+    known. `masked` says that the removed weights were masked already, so nothing changes. `first_order` is the estimate of
+    `d_logit` by the gradient, None without a screening.
+    """
+
+    layer: int | None
+    kind: AttentionKind
+    head: int | None
+    query: int | None
+    key: int | None
+    removed: Literal["head", "heads", "edge", "spans"]
+    replace: Replacement
+    at: int | None
+    d_logit: float | None
+    d_logprob: float | None
+    kl: float | None
+    rank: int | None
+    d_output: float
+    heads: tuple[tuple[int, int], ...] = field(default=(), metadata={"omit_empty": True})
+    spans: tuple[str, ...] = field(default=(), metadata={"omit_empty": True})
+    layers: tuple[int, ...] = field(default=(), metadata={"omit_empty": True})
+    direct: float | None = None
+    masked: bool = field(default=False, metadata={"omit_empty": True})
+    first_order: float | None = None
+    kinds: tuple[AttentionKind, ...] = field(default=(), metadata={"omit_empty": True})
+
+    @property
+    def later(self) -> float | None:
+        """The reaction of later layers: the change beyond the direct effect."""
+        return None if self.direct is None or self.d_logit is None else self.d_logit - self.direct
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`n` removals repeated by a second method, and the largest difference of their outputs.
+
+    `identical` says whether a pass in which every attention output is replaced by itself gives the same bits as a plain pass."""
+
+    n: int
+    max_abs_error: float
+    tolerance: float
+    identical: bool
+    ok: bool
+
+
+@dataclass(frozen=True)
+class DirectSum:
+    """The logit, or difference of two, as a sum of direct contributions of the model's parts: the `embedding` with positions, all
+    `heads`, the MLPs and other parts of the blocks, and all `biases`. The final norm keeps the scale that it has for this text.
+
+    Each contribution is computed separately; `residue` is the logit minus their sum. If it is above `tolerance` (not `ok`), the
+    output of the model is not the sum of its parts.
+    """
+
+    embedding: float
+    heads: float
+    mlps: float
+    biases: float
+    residue: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Screening:
+    """A screening: of `n_heads` removals estimated to first order, the `n_largest` and `n_others` random ones were computed.
+
+    `correlation` is Spearman's, between the sizes of estimates and of computed changes; None if either are all equal.
+    """
+
+    n_heads: int
+    n_largest: int
+    n_others: int
+    correlation: float | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Spearman's correlation of a common picture of attention with the sizes of the effects of `n` heads or weights; None if the
+    picture is not defined for this model, or for heads."""
+
+    picture: str
+    correlation: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class EffectSummary:
+    """The measured quantity, and the checks of the effects.
+
+    `metric` is the field of `Effect` that ranks removals. `target` and `versus` are tokens, None without a language head;
+    `logit`, `logprob` and `rank` are those without removals. `floor` is the largest change of the metric in batch rows without a
+    removal. `direct` verifies the direct effects, None if there are none. `screening` and `judgements` are None and empty unless
+    requested. `resampled_from` is the other text.
+    """
+
+    metric: Literal["d_logit", "d_output"]
+    position: int
+    target: str | None
+    target_id: int | None
+    versus: str | None
+    versus_id: int | None
+    logit: float | None
+    logprob: float | None
+    rank: int | None
+    floor: float
+    n_passes: int
+    verified: Verification
+    direct: DirectSum | None = None
+    screening: Screening | None = None
+    judgements: tuple[Judgement, ...] = ()
+    resampled_from: str | None = None
+
+    def change_of(self, effect: Effect) -> float | None:
+        """The change by which removals are ranked."""
+        change: float | None = getattr(effect, self.metric)
+        return change
+
+
+def numbers_of(effects: Iterable[Effect]) -> tuple[str, ...]:
+    """The columns of numbers that at least one effect has, in the order of display."""
+    all_effects = [*effects]
+    return tuple(name for name in EFFECT_NUMBERS if any(getattr(effect, name) is not None for effect in all_effects))

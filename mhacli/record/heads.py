@@ -1,0 +1,582 @@
+"""Head statistics in a record: the statistics, the head types that follow from them, and how they were computed."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from mhacli.errors import UsageError
+
+if TYPE_CHECKING:
+    from mhacli.settings import Reducer
+    from mhacli.text.conditions import Pattern
+
+
+Kind = Literal[
+    "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
+]
+"""The head types. `mixed` is any head without another type."""
+
+CERTAIN_ENOUGH = 0.4
+"""The least excess over uniform attention for a head type. Voita et al. 2019 call a head positional from 0.9 of its
+largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
+NEARLY_UNIFORM = 0.9
+"""H/max from which a head without another type is uniform."""
+WORTH_NAMING = 0.05
+"""The least excess for naming the nearest type of a mixed head."""
+NEAR = 8
+"""The distance in tokens up to which attention counts as local."""
+SINK_TOKENS = 4
+"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+SINK_SHARE, SINK_LIFT, SINK_PART, SINK_QUERIES = 0.1, 3.0, 0.5, 8
+"""The thresholds of `is_sink`: the least fraction of all attention, the least multiple of uniform attention, the
+fraction of the queries seeing a key that must give it that much, and the least number of such queries. Source: Gu et
+al. 2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
+a threshold); here relative to uniform attention, which is large for early keys of a causal text; Xiao et al. 2023,
+section 3.1."""
+MAX_SINKS, MAX_LARGEST = 8, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averages:
+    """Means over all queries with a visible key, of all sequences; None if there is none, or a number is not finite.
+
+    `entropy` is in nats; `entropy_share` divides it by the log of the number of visible keys, over queries that see
+    more than one. `effective_keys` is the mean of exp(entropy), `participation` that of 1/Σp². `distance` is |i − j| in
+    tokens; `window_50` … are the least distances that cover that percentage of all attention. The others are weights:
+    on the first token of each text or document (`sink`), on its `leading` tokens, on the query itself, on the token
+    before it, on tokens equal to the query (`duplicate`), on tokens after such a token (`induction`), within `NEAR`
+    tokens, and on the cells of each user condition (`patterns`). `at_offset` is the weight at the signed distance
+    `offset`, neither 0 nor −1, whose excess over uniform attention is largest; both are None if no distance has one.
+    `learned_sink` is the weight of a sink logit; None without one.
+    """
+
+    entropy: float | None = None
+    entropy_share: float | None = None
+    effective_keys: float | None = None
+    participation: float | None = None
+    distance: float | None = None
+    window_50: int | None = None
+    window_90: int | None = None
+    window_99: int | None = None
+    sink: float | None = None
+    leading: float | None = None
+    diagonal: float | None = None
+    previous: float | None = None
+    duplicate: float | None = None
+    induction: float | None = None
+    near: float | None = None
+    offset: int | None = None
+    at_offset: float | None = None
+    learned_sink: float | None = None
+    patterns: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A key that receives much attention. `share` is its fraction of its sequence's attention, `uniform` its uniform
+    fraction.
+
+    `n_queries` see it, and the fraction `often` of them give it at least `SINK_LIFT` times their uniform weight. Both
+    are None in older records.
+    """
+
+    sequence: int
+    key: int
+    share: float
+    uniform: float
+    often: float | None = None
+    n_queries: int | None = None
+
+
+def is_sink(key: Sink, least: float = 0.0) -> bool:
+    """Whether a key is a sink.
+
+    It gets at least the fraction `least` of all attention and at least `SINK_LIFT` times the uniform fraction. It is
+    visible to at least `SINK_QUERIES` queries, and more than `SINK_PART` of them give it at least `SINK_LIFT` times
+    their uniform weight. Conditions on numbers that an older record lacks are skipped. This is the only definition of a
+    sink key.
+    """
+    is_led = key.share >= max(least, SINK_LIFT * key.uniform)
+    is_usual = key.often is None or key.often > SINK_PART
+    return is_led and is_usual and (key.n_queries is None or key.n_queries >= SINK_QUERIES)
+
+
+@dataclass(frozen=True)
+class StrongCell:
+    """A cell of the pattern. `share` is its attention weight, `lift` its ratio to the query's uniform weight."""
+
+    sequence: int
+    query: int
+    key: int
+    share: float
+    lift: float
+
+
+@dataclass(frozen=True)
+class _Named:
+    layer: int = 0
+    attention: str = ""
+    head: int = 0
+    kind: Kind = "mixed"
+    certainty: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStatistics(Averages, _Named):
+    """The statistics of one head of one layer: its type with the excess (`certainty`), means over queries, and
+    extremes.
+
+    `attention` is the module's name in a checkpoint. `max_score` is the largest score before softmax, at `max_score_at`
+    (sequence, query, key). `sinks` are sink keys (see `is_sink`). `largest` are the cells with the greatest ratio to
+    uniform, because the largest weights of any causal head are in its first rows. `uniform` are the same means under
+    uniform attention.
+    """
+
+    max_score: float | None = None
+    max_score_at: tuple[int, int, int] | None = None
+    sinks: tuple[Sink, ...] = ()
+    largest: tuple[StrongCell, ...] = ()
+    uniform: Averages | None = None
+
+    @property
+    def sink_keys(self) -> tuple[Sink, ...]:
+        """The sink keys. Older records list keys by their fraction of attention alone."""
+        return tuple(key for key in self.sinks if is_sink(key))
+
+
+# ---------------------------------------------------------------------------------------------------- the table of statistics
+
+Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
+"""The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, or scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """One statistic of a head: a field of `HeadStatistics`, with everything needed to show and explain it.
+
+    `explanation` has one to three sentences. With a `heading`, the overview has a column for it, whose `legend`
+    defaults to the name; both may contain `{sink_tokens}`. On narrow screens, columns with the largest `priority` are
+    dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or that
+    of the field `beside`. A statistic `of` another field is comparable only if that field is equal.
+    """
+
+    field: str
+    unit: Unit
+    name: str
+    explanation: str = ""
+    formula: str = ""
+    source: str = ""
+    heading: str = ""
+    legend: str = ""
+    priority: int = 0
+    optional: bool = False
+    beside: str = ""
+    of: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether its difference between two heads measures change: it is from 0 to 1 in every head."""
+        return self.unit in ("weight", "fraction") and not self.of
+
+    @property
+    def is_main(self) -> bool:
+        """Whether a screen for one head shows it."""
+        return bool(self.heading) and self.priority < LEAST_PRIORITY
+
+
+LEAST_PRIORITY = 7
+"""The `priority` of columns that only wide screens show."""
+
+STATISTICS = (
+    Statistic(
+        field="entropy", unit="nats", heading="H", priority=3, name="entropy", legend="entropy in nats",
+        explanation="The entropy of a query's attention weights in nats, averaged over the queries. 0 means that a query attends "
+        "to one key; ln n means that it attends to n keys equally.",
+        formula="H = −Σ p ln p", source="Shannon 1948, theorem 2",
+    ),
+    Statistic(
+        field="entropy_share", unit="fraction", heading="H/max", priority=1, name="normalised entropy",
+        legend="entropy ÷ its maximum",
+        explanation="The entropy divided by its largest possible value, that of uniform attention over the visible keys. 0 % "
+        "means that one key gets everything, 100 % that all visible keys get the same. Queries that see only one key do not "
+        "count.",
+        formula="H / ln(number of visible keys)",
+    ),
+    Statistic(
+        field="effective_keys", unit="count", heading="eff.keys", priority=2, name="effective keys",
+        legend="effective keys, mean of exp(H)",
+        explanation="The number of keys that a query effectively attends to: that many keys with equal weights would have the "
+        "same entropy. Averaged over the queries, so it is at least exp(H), H being the mean entropy.",
+        formula="mean over i of exp(H_i), H_i the entropy of query i", source="Hill 1973 (order 1)",
+    ),
+    Statistic(
+        field="participation", unit="count", heading="1/Σp²", priority=7, name="participation ratio",
+        explanation="Another effective number of keys, in which small weights count less than in eff.keys. Averaged over the "
+        "queries.",
+        formula="mean over i of 1 / Σ_j p[i, j]²", source="Hill 1973 (order 2)",
+    ),
+    Statistic(
+        field="distance", unit="tokens", heading="|i−j|", priority=1, name="mean distance",
+        explanation="The mean distance in tokens between a query and the keys that it attends to, weighted by attention.",
+        formula="Σ p · |i − j|", source="Vig and Belinkov 2019, equation 2",
+    ),
+    Statistic(
+        field="window_50", unit="tokens", heading="d50", priority=7, name="50 % distance quantile",
+        legend="distance within which 50 % lies",
+        explanation="The smallest distance within which 50 % of the attention lies, in tokens.",
+    ),
+    Statistic(
+        field="window_90", unit="tokens", heading="d90", priority=5, name="90 % distance quantile",
+        legend="distance within which 90 % lies",
+        explanation="The smallest distance within which 90 % of the attention lies, in tokens.",
+    ),
+    Statistic(
+        field="window_99", unit="tokens", heading="d99", priority=7, name="99 % distance quantile",
+        legend="distance within which 99 % lies",
+        explanation="The smallest distance within which 99 % of the attention lies, in tokens.",
+    ),
+    Statistic(
+        field="sink", unit="weight", heading="first", priority=1, name="first-token weight",
+        legend="weight on the first token",
+        explanation="The attention weight on the first token of the text, or of the document, averaged over the queries. JSON "
+        "names it sink, but it does not show a sink: in a short causal text the first token always gets much.",
+        formula="Σ_i p[i, 0] / n", source="Xiao et al. 2023, section 3.1",
+    ),
+    Statistic(
+        field="leading", unit="weight", heading="first {sink_tokens}", priority=7,
+        name="weight on the first few tokens", legend="on the first {sink_tokens} tokens",
+        explanation=f"The attention weight on the first {SINK_TOKENS} tokens of the text together, averaged over the queries. "
+        "--first-tokens changes their number.",
+        source="Xiao et al. 2023, section 3.2",
+    ),
+    Statistic(
+        field="diagonal", unit="weight", heading="self", priority=3, name="self score", legend="weight on the token itself",
+        explanation="The attention weight of a token on itself, averaged over the queries.",
+        formula="Σ_i p[i, i] / n",
+    ),
+    Statistic(
+        field="previous", unit="weight", heading="prev", priority=1, name="previous-token score",
+        legend="on the previous token",
+        explanation="The attention weight on the token directly before the query, averaged over the queries.",
+        formula="Σ_i p[i, i − 1] / n", source="Clark et al. 2019, section 3.1",
+    ),
+    Statistic(
+        field="duplicate", unit="weight", heading="dup", priority=1, name="duplicate-token score", legend="on equal tokens",
+        explanation="The attention weight on other tokens that equal the query, averaged over the queries.",
+        formula="mean over i of Σ p[i, j] over j ≠ i with token j = token i", source="Wang et al. 2022, section 3.1",
+    ),
+    Statistic(
+        field="induction", unit="weight", heading="ind", priority=1, name="induction score",
+        legend="on tokens after an equal one",
+        explanation="The attention weight on tokens that follow an earlier occurrence of the query token, averaged over the "
+        "queries. A model that has seen 'A B … A' and attends from the second A to B can predict B.",
+        formula="mean over i of Σ p[i, j] over j with token j − 1 = token i", source="Olsson et al. 2022",
+    ),
+    Statistic(
+        field="near", unit="weight", heading=f"±{NEAR}", priority=6, name=f"weight within {NEAR} tokens",
+        explanation=f"The attention weight within {NEAR} tokens of the query, on both sides, averaged over the queries.",
+        formula=f"mean over i of Σ p[i, j] over j with |i − j| ≤ {NEAR}",
+    ),
+    Statistic(
+        field="offset", unit="tokens", name="strongest distance",
+        explanation="The signed distance, other than 0 and −1, with the largest excess over uniform attention.",
+        source="Voita et al. 2019",
+    ),
+    Statistic(
+        field="at_offset", unit="weight", of="offset", name="weight at the strongest distance",
+        explanation="The attention weight at the strongest distance, averaged over the queries.",
+    ),
+    Statistic(
+        field="learned_sink", unit="weight", heading="s_aux", beside="sink", optional=True, name="weight of the sink logit",
+        legend="weight of the sink logit, which no key gets",
+        explanation="The part of the attention that a sink logit takes, averaged over the queries. No key gets it, and H and "
+        "eff.keys count it as one more key.",
+        formula="exp(sink logit) / (exp(sink logit) + Σ_k exp(s[i, k]))", source="gpt-oss",
+    ),
+    Statistic(
+        field="max_score", unit="score", heading="max", priority=4, name="largest score",
+        explanation="The largest attention score that the softmax reads, of any query and key. Very large scores make the "
+        "weights insensitive to everything else.",
+    ),
+    Statistic(
+        field="certainty", unit="fraction", of="kind", name="excess over uniform",
+        explanation="How far the attention weight that defines the head's type exceeds that of uniform attention: 0 for "
+        f"uniform attention, 1 if nothing else gets any. A head has a type from {CERTAIN_ENOUGH} on. It stands beside the "
+        "type; beside 'uniform' stands H/max.",
+        formula="(w − u) / (1 − u), w the weight, u that of uniform attention",
+    ),
+)  # fmt: skip
+"""Every head statistic in display order."""
+
+# ------------------------------------------------------------------------------------------------------------------ head types
+
+
+@dataclass(frozen=True)
+class HeadType:
+    """A head type: its names on screens, the statistic that defines it, and an explanation."""
+
+    name: str
+    short: str
+    field: str
+    explanation: str
+
+
+HEAD_TYPES: Mapping[Kind, HeadType] = {
+    "sink": HeadType("first token", "first", "sink", "Much of the attention goes to the first token of the text."),
+    "previous-token": HeadType(
+        "previous token", "prev", "previous", "Much of the attention goes to the token directly before the query."
+    ),
+    "diagonal": HeadType("itself", "self", "diagonal", "Much of the attention of a token goes to itself."),
+    "induction": HeadType(
+        "induction", "ind", "induction",
+        "Much of the attention goes to tokens that follow an earlier occurrence of the query token.",
+    ),
+    "duplicate-token": HeadType(
+        "duplicate token", "dup", "duplicate", "Much of the attention goes to other tokens that equal the query."
+    ),
+    "positional": HeadType(
+        "positional", "pos", "at_offset",
+        "Much of the attention goes to one fixed distance other than 0 and −1, which JSON and CSV name as offset.",
+    ),
+    "local": HeadType(
+        "local", "local", "near",
+        f"Much of the attention stays within {NEAR} tokens of the query, without one distance that stands out.",
+    ),
+    "uniform": HeadType(
+        "uniform", "uniform", "entropy_share",
+        f"All visible keys get nearly the same weight: H/max is at least {100 * NEARLY_UNIFORM:.0f} %.",
+    ),
+    "mixed": HeadType(
+        "mixed", "mixed", "",
+        f"No single type: no excess over uniform attention reaches {CERTAIN_ENOUGH}. The nearest type is named, with its excess.",
+    ),
+}  # fmt: skip
+"""Every head type by its name in JSON. Among equal excesses the first wins."""
+UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
+"""The head types without a weight much above uniform attention."""
+
+# --------------------------------------------------------------------------------------------------------------- kind and order
+
+
+def with_kind(head: HeadStatistics) -> HeadStatistics:
+    """The head with its type: that of the largest excess if it is large enough, else uniform or mixed.
+
+    The excess of a weight w over the uniform u is (w − u) / (1 − u): 0 for uniform attention, 1 for all attention.
+    """
+    excess = _excesses(head)
+    near = excess.pop("local")
+    strongest = max(excess, key=lambda kind: excess[kind])
+    if excess[strongest] < CERTAIN_ENOUGH:  # `near` includes weights at single distances, so it comes last
+        strongest, excess["local"] = "local", near
+    if excess[strongest] >= CERTAIN_ENOUGH:
+        return replace(head, kind=strongest, certainty=excess[strongest])
+    entropy = head.entropy_share or 0.0
+    if entropy >= NEARLY_UNIFORM:
+        return replace(head, kind="uniform", certainty=entropy)
+    return replace(head, kind="mixed", certainty=1 - max(*excess.values(), 0.0))
+
+
+def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
+    """The nearest type of a mixed head with its excess; None if none is near."""
+    excess = _excesses(head)
+    nearest = max(excess, key=lambda kind: excess[kind])
+    return (nearest, excess[nearest]) if head.kind == "mixed" and excess[nearest] >= WORTH_NAMING else None
+
+
+def _excesses(head: HeadStatistics) -> dict[Kind, float]:
+    return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in UNTYPED}
+
+
+_ROUNDING = 1e-5
+
+
+def _excess(head: HeadStatistics, name: str) -> float:
+    weight: float | None = getattr(head, name)
+    uniform: float | None = getattr(head.uniform, name, None)
+    if weight is None or uniform is None or uniform > 1 - _ROUNDING:  # no room for an excess
+        return 0.0
+    return min(1.0, (weight - uniform) / (1 - uniform))
+
+
+SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
+"""The keys by which heads can be sorted."""
+
+_HEADINGS: Mapping[str, str] = {
+    row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading
+}
+"""The statistics by column heading."""
+
+
+def require_order(sort: str) -> tuple[str, bool]:
+    """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
+    word, colon, direction = sort.partition(":")
+    name = _HEADINGS.get(word, word)
+    if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
+        raise UsageError(
+            f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
+        )
+    return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
+
+
+def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:
+    """The heads sorted by one of `SORTS`: numbers descending, or ascending with `:up`, with missing values last.
+
+    `head` and `kind` ascend by default. Raises `UsageError` for another key.
+    """
+    name, rises = require_order(sort)
+    if name == "head":  # heads are in the order of execution already
+        layers = list(dict.fromkeys((head.layer, head.attention) for head in heads))
+        return tuple(sorted(heads, key=lambda h: (layers.index((h.layer, h.attention)), h.head), reverse=not rises))
+    with_value = [head for head in heads if getattr(head, name) is not None]
+    ordered = sorted(with_value, key=lambda head: (getattr(head, name),), reverse=not rises)
+    return (*ordered, *(head for head in heads if getattr(head, name) is None))
+
+
+# ----------------------------------------------------------------------------------------- statistics without matrices
+
+
+ROW_SUMS = "every query's weights sum to 1"
+COLUMN_TOTALS = "row and column totals agree"
+MAP_TOTALS = "row and map totals agree"
+HEAD_OUTPUTS = "weights × values give the kernel's z"
+"""The names of the checks."""
+_EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
+"""The last check's name in older records."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of head statistics with its error.
+
+    `rounding` is the part of the tolerance for scores too large for their dtype, or 0.
+    """
+
+    name: str
+    error: float | None
+    tolerance: float
+    ok: bool
+    rounding: float = 0.0
+
+    @property
+    def severity(self) -> tuple[bool, float]:
+        """The sort key among checks of one name: failed ones last, then by error."""
+        return not self.ok, math.inf if self.error is None else self.error
+
+    @property
+    def is_of_outputs(self) -> bool:
+        """Whether it compares outputs, which needs a layer whose values were captured."""
+        return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
+
+
+def worst_check(same: Sequence[Check]) -> Check:
+    """The worst of checks with one name, with the largest rounding of any."""
+    return replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
+
+
+@dataclass(frozen=True)
+class Corner:
+    """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
+
+    first_query: int
+    n_queries: int
+    first_key: int
+    n_keys: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The cells to keep of every head: the `top` keys of some `queries`, a block (`corner`), and z."""
+
+    queries: tuple[int, ...] = ()
+    top: int = 0
+    corner: Corner | None = None
+    z: bool = False
+
+
+@dataclass(frozen=True)
+class HeadsRequest:
+    """The head statistics to compute, beyond the config.
+
+    `heads` None means all. `patterns` are the user's conditions. `sink_tokens` first tokens are counted together, and
+    `sink_share` is the least fraction of attention for a sink key. `kept` are cells to keep, and `reducer` is the
+    implementation.
+    """
+
+    heads: tuple[int, ...] | None = None
+    patterns: tuple[Pattern, ...] = ()
+    sink_tokens: int = SINK_TOKENS
+    sink_share: float = SINK_SHARE
+    kept: Kept = Kept()
+    allow_nonfinite: bool = False
+    reducer: Reducer = "auto"
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadsSummary:
+    """How head statistics were computed without matrices.
+
+    `block` queries and keys make a cell of the maps. `steps` are the upper ends of the profile's distances. `patterns`
+    are the user's conditions. `kernel` computed z. `reducer` computed the statistics: torch,
+    triton, or both for different heads; `torch_because` is the reason for torch. `peak_bytes` was predicted;
+    `full_bytes` is the size of the matrices that were not built.
+    """
+
+    block: int
+    steps: tuple[int, ...]
+    patterns: tuple[str, ...]
+    sink_tokens: int
+    sink_share: float
+    kernel: str
+    checks: tuple[Check, ...]
+    peak_bytes: int
+    full_bytes: int
+    kept: Kept = Kept()
+    reducer: str = "torch"
+    torch_because: str | None = None
+
+
+def summary_shapes(
+    survey: HeadsSummary, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
+) -> Mapping[str, tuple[int, ...]]:
+    """The arrays of a record of head statistics with their shapes. In `visible` and `uniform_…` a head axis of 1 means
+    all heads.
+
+    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token),
+    `max_score`, `lse`; NaN without a visible key. Per key: `received`. `map`: the mean weight from a block of queries
+    to a block of keys. `profile`: the fraction of all attention at distances up to each of `steps`. On request:
+    `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested queries, and `z`. For a
+    checkpoint also `span_mass`, the mean weight from the queries of a span to another span, and the kept matrices, with
+    `strongest_key` and the mask `allowed`.
+    """
+    rows = (batch, n_heads, q_len)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_QUERY, rows)
+    shapes |= {
+        "received": (batch, n_heads, k_len),
+        "map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
+        "profile": (batch, n_heads, len(survey.steps)),
+        "visible": rows,
+        "uniform_map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
+        "uniform_received": (batch, n_heads, k_len),
+        "uniform_profile": (batch, n_heads, len(survey.steps)),
+        "z": (*rows, d_v),
+    }
+    shapes |= {name: (*rows, k_len) for name in MATRICES} | {"strongest_key": rows}
+    if n_spans:
+        shapes |= dict.fromkeys(("span_mass", "uniform_span_mass"), (batch, n_heads, n_spans, n_spans))
+    if survey.kept.corner is not None:
+        shapes["corner"] = (batch, n_heads, survey.kept.corner.n_queries, survey.kept.corner.n_keys)
+    if survey.kept.queries:
+        top_shape = (batch, n_heads, len(survey.kept.queries), min(survey.kept.top, k_len))
+        shapes |= {"top_keys": top_shape, "top_shares": top_shape}
+    return shapes
+
+
+PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
+MATRICES = ("qk", "scores", "pattern", "allowed")
+OPTIONAL = ("z", *MATRICES, "strongest_key")
+FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map", "uniform_span_mass", "allowed")

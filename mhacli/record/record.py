@@ -1,0 +1,588 @@
+"""The record: the results and measurements of one run, frozen, in numpy, without torch. Every view is computed from it.
+
+On disk it is one safetensors file with the arrays, and the rest as one JSON string in the header, schema
+`mha.record/1`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from mhacli.errors import UsageError, out_of_range
+from mhacli.facts import Facts
+from mhacli.io import safetensors as tensorfile
+from mhacli.io.files import write_whole
+from mhacli.io.json_schema import plain
+from mhacli.record.arrays import Array, Prefixed
+from mhacli.record.corpus import CorpusSummary
+from mhacli.record.display import Page, Shown, page_of
+from mhacli.record.effect import EffectSummary
+from mhacli.record.heads import Check, HeadsSummary
+from mhacli.record.pattern import Pattern, pattern_of_heads, stacked
+from mhacli.record.tables import EffectTable, HeadTable
+from mhacli.settings import Config
+from mhacli.text.escape import visible
+from mhacli.text.tokens import AttentionKind, TokenSequence
+
+SCHEMA = "mha.record/1"
+MAX_FILE_BYTES = 64 << 30
+NOT_SEEN = ", not seen"
+"""The suffix, in `Record.not_kept`, of requested arrays that could not be captured."""
+
+
+@dataclass(frozen=True, repr=False)
+class Record(Shown):
+    """The complete result of one run.
+
+    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has the names and shapes of
+    `mhacli.record.heads.summary_shapes`. Otherwise it is keyed by site, plus `allowed`
+    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding
+    is on the config's side; `first_query` and `first_key` are the indices of a sequence's first tokens.
+
+    A record of a checkpoint has a `model` and `layers`, and each layer's arrays under `layers.INDEX.`; `of_layer` is
+    the record of one layer. Its `heads` are those of all layers, in the order of `layers`, and `spans` are named parts
+    of the texts. A record of user code has its `module` and no arrays, only steps. `effects` are the effects of
+    removals, and `effect` describes their measurement. A record of a `corpus` is that of one example document, with the
+    heads of the whole corpus: `heads`, and the arrays `profile`, `uniform_profile`, `span_mass` and
+    `uniform_span_mass`, are means over documents, and checks are the worst.
+
+    `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from the seed. `not_kept`
+    names the arrays left out by the size limit, and, with the suffix `NOT_SEEN`, those that a checkpoint did not
+    reveal.
+    """
+
+    command: tuple[str, ...]
+    config: Config
+    sequences: tuple[TokenSequence, ...]
+    context: tuple[TokenSequence, ...] | None
+    vocabulary: tuple[str, ...]
+    trace: tuple[Step, ...]
+    heads: HeadTable
+    timings: Mapping[str, Timing]
+    self_check: SelfCheck
+    environment: Environment
+    weights: str | None = None
+    not_kept: tuple[str, ...] = ()
+    routes: tuple[RouteCheck, ...] = ()
+    cell: Cell | None = None
+    decoding: DecodeSummary | None = None
+    survey: HeadsSummary | None = None
+    model: Model | None = None
+    layers: tuple[InspectedLayer, ...] = ()
+    spans: tuple[SpanTokens, ...] = ()
+    module: UserModule | None = None
+    effects: EffectTable = field(default_factory=EffectTable)
+    effect: EffectSummary | None = None
+    corpus: CorpusSummary | None = None
+    arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
+
+    def __post_init__(self) -> None:
+        """Turns tuples of heads and effects into tables."""
+        object.__setattr__(self, "heads", HeadTable(self.heads))
+        object.__setattr__(self, "effects", EffectTable(self.effects))
+
+    def __repr__(self) -> str:
+        """One line on what was inspected."""
+        model = "" if self.model is None else f" of {visible(self.model.path)}, {len(self.layers)} layers"
+        n_tokens = " + ".join(str(len(sequence.tokens)) for sequence in self.sequences[:8])
+        parts = [f"{len(self.heads)} heads", f"{n_tokens}{' + …' * (len(self.sequences) > 8)} tokens"]
+        parts += [f"{len(self.effects)} effects"] if self.effects else []
+        return f"<Record{model}: {', '.join([*parts, 'self-check ' + ('ok' if self.self_check.ok else 'FAILED')])}>"
+
+    @property
+    def keys(self) -> tuple[TokenSequence, ...]:
+        """The sequences of keys and values: the context, or the texts themselves."""
+        return self.sequences if self.context is None else self.context
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The sizes on which formulas and shapes depend."""
+        return Facts.of(self.config, self.sequences, self.context, n_tokens=len(self.vocabulary))
+
+    def first_query(self, sequence: int) -> int:
+        """The index of a sequence's first token on the query axis, after any left padding."""
+        return self.config.first_column(len(self.sequences[sequence].tokens), self.facts.q_len)
+
+    def first_key(self, sequence: int) -> int:
+        """The index of a sequence's first key on the key axis."""
+        return self.config.first_column(len(self.keys[sequence].tokens), self.facts.k_len)
+
+    def of_layer(self, index: int) -> Record:
+        """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
+
+        layer = self.layers[index]
+        queries, keys = texts_of(layer.kind, self.sequences, self.context)
+        sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, **sizes),
+            sequences=queries,
+            context=None if keys is queries else keys,
+            heads=HeadTable(head for head in self.heads if (head.layer, head.attention) == (layer.layer, layer.name)),
+            self_check=layer.self_check,
+            survey=layer.survey,
+            layers=(),
+            arrays=Prefixed(self.arrays, layer_prefix(index)),
+        )
+
+    def pattern(
+        self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
+    ) -> Pattern:
+        """The attention weights of a head with their tokens; without `head` of all heads, without `layer` of all
+        layers.
+
+        `batch` is the number of the text. In an encoder-decoder model, `kind` selects the attention. Raises `MhaError`
+        if the record lacks the pattern, or has several that do not fit into one array.
+        """
+        if not 0 <= batch < len(self.sequences):
+            raise UsageError(out_of_range("batch", batch, len(self.sequences)))
+        chosen = self._layer_views(layer, kind)
+        patterns = []
+        for number, view in chosen:
+            heads = range(view.config.n_heads) if view.survey is None else [head.head for head in view.heads]
+            texts = view.sequences[batch], view.keys[batch]
+            first = view.first_query(batch), view.first_key(batch)
+            patterns.append(pattern_of_heads(view.arrays, number, heads, texts, head=head, batch=batch, first=first))
+        return stacked(patterns) if self.layers and layer is None else patterns[0]
+
+    def _layer_views(self, layer: int | None, kind: AttentionKind | None) -> list[tuple[int, Record]]:
+        """The layers of this number and kind (None: any), with their records. Raises `UsageError` for none or ambiguous
+        ones."""
+        if not self.layers:
+            number = self.heads[0].layer if self.heads else 0
+            numbers = [number] if kind is None else []
+            views = [(number, self)] if numbers and layer in (None, number) else []
+        else:
+            numbered = [(i, attention) for i, attention in enumerate(self.layers) if kind in (None, attention.kind)]
+            numbers = [attention.layer for _, attention in numbered]
+            views = [
+                (attention.layer, self.of_layer(i)) for i, attention in numbered if layer in (None, attention.layer)
+            ]
+        if not numbers:
+            kinds = ", ".join(dict.fromkeys(attention.kind for attention in self.layers)) or "self"
+            raise UsageError(f"kind {kind!r} is not in the record, which has {kinds}")
+        name = " ".join([*([kind] if kind else []), f"layer {layer}"])
+        if not views:
+            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, numbers))}")
+        if len(views) > len({number for number, _ in views}):
+            hint = "choose one with kind=, or take record.of_layer(index).pattern()"
+            several = "several attentions of a layer" if layer is None else f"{len(views)} attentions of {name}"
+            raise UsageError(f"the record has {several}", hint=hint)
+        return views
+
+    def document(self) -> dict[str, Any]:
+        """The record without arrays as JSON values."""
+        names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
+        document = {name: plain(getattr(self, name)) for name in names}
+        return {"schema": SCHEMA, **document}
+
+    def page(self) -> Page:
+        """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in a frame."""
+        return page_of(self)
+
+    def save(self, path: str, *, force: bool = False) -> None:
+        """Writes the record to one safetensors file, atomically. Raises `MhaError`."""
+        write_whole(path, self.to_bytes(), force=force)
+
+    def to_bytes(self) -> bytes:
+        """The content of the file that `save` writes."""
+        import numpy as np
+        from safetensors.numpy import save
+
+        header = json.dumps(self.document(), separators=(",", ":"), allow_nan=False)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        return save(arrays, metadata={tensorfile.METADATA_KEY: header})
+
+
+def layer_prefix(index: int) -> str:
+    """The prefix of a layer's array names."""
+    return f"layers.{index}."
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+LayerChoice = tuple[AttentionKind | None, int]
+"""The kind (None: any) and number of a layer to inspect."""
+
+_Texts = tuple[TokenSequence, ...]
+
+
+def texts_of(kind: AttentionKind, sequences: _Texts, context: _Texts | None) -> tuple[_Texts, _Texts]:
+    """The texts of an attention's queries and of its keys. `context` is the encoder's input."""
+    encoder = context or sequences
+    return encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+
+
+def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
+    """The kinds of attention among the requested layers (None: all), in the order of execution."""
+    attentions: tuple[AttentionKind, ...] = ("encoder", "decoder", "cross") if is_pair else ("self",)
+    return tuple(
+        attention for attention in attentions if layers is None or any(kind in (None, attention) for kind, _ in layers)
+    )
+
+
+@dataclass(frozen=True)
+class NonAttentionLayer:
+    """A layer without an attention matrix, and its type in the checkpoint."""
+
+    layer: int
+    type: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Tokens generated greedily by the model, from `prompt_lens` on in each sequence.
+
+    `repeated` counts those that one pass over the whole text also predicts. The others are ties decided by rounding.
+    """
+
+    prompt_lens: tuple[int, ...]
+    n_tokens: int
+    repeated: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The inspected checkpoint, and which of its implementations of attention was inspected.
+
+    `identical_outputs` says whether the first `compared_len` tokens gave equal bits without inspection; None if not
+    tried. `implementation` is transformers' name, `path_inspected` the path that ran. `without` are the layers without
+    an attention matrix.
+    """
+
+    path: str
+    revision: str | None
+    family: str
+    architecture: str
+    implementation: str
+    path_inspected: str
+    identical_outputs: bool | None
+    compared_len: int
+    n_layers: int
+    n_parameters: int
+    n_vocabulary: int
+    positions: str
+    max_positions: int | None
+    dtype: str
+    without: tuple[NonAttentionLayer, ...] = ()
+    generated: Generated | None = None
+
+
+@dataclass(frozen=True)
+class InspectedLayer:
+    """One attention of a checkpoint.
+
+    `name` is its module's, and `captured_by` the interception: "registry", "module", "sdpa" or "softmax"
+    (`InterceptionLevel` in `mhacli.models.calls`). `mask` describes the mask in words. `bias`: scores have an
+    additive bias; `sinks`: sink logits take part. `verified`: the pattern times the values is the layer's output,
+    within the tolerance, and every argument is understood; else `unverified` has the reasons. If a module computes
+    several attentions in one layer, `call` counts them from 1, and the `name` of later ones includes it. `extras`
+    describes other changes to the scores, by the keyword of the attention function.
+    """
+
+    layer: int
+    name: str
+    kind: AttentionKind
+    captured_by: str
+    kernel: str
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_v: int
+    scale: float | None
+    softcap: float | None
+    mask: str
+    bias: bool
+    sinks: bool
+    verified: bool
+    unverified: tuple[str, ...]
+    self_check: SelfCheck
+    survey: HeadsSummary
+    call: int = 1
+    extras: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"omit_empty": True})
+
+    @property
+    def departures(self) -> Mapping[str, str]:
+        """The differences from plain attention in the scores, each in words."""
+        standard = {
+            "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
+            "bias": "a bias on the scores" if self.bias else "",
+            "sinks": "sink logits (s_aux), which entropy counts as one more key" if self.sinks else "",
+        }
+        return standard | dict(self.extras)
+
+    @property
+    def label(self) -> str:
+        """`layer 5`, with the kind in encoder-decoder models (`decoder layer 5`), and with the call if not the first."""
+        text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"
+        return text if self.call == 1 else f"{text}, call {self.call}"
+
+
+@dataclass(frozen=True)
+class SpanTokens:
+    """A named part of the texts: the indices of its tokens in each sequence."""
+
+    name: str
+    tokens: tuple[tuple[int, ...], ...]
+
+
+# --------------------------------------------------------------------------------------------------------------- trace
+
+
+@dataclass(frozen=True)
+class Step:
+    """The observation of one site. `layout` says whether the tensor shares memory with `view_of`; strides count
+    numbers.
+
+    `parameters` maps weight names to shapes; `bytes` is the tensor's size; `time_s` is None if not timed. A tensor that
+    is not `built` was computed for inspection only; the kernel that ran never makes it. In user code, `operation` is
+    torch's name, `file`, `line` and `source` give the location, and `remark` notes oddities. A line that ran `repeats`
+    times is one step: flops and bytes are totals, the rest is of the first run; `repeats_of` names what was repeated.
+    """
+
+    site: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    formula: str
+    meaning: str
+    layout: Literal["view", "copy"]
+    strides: tuple[int, ...]
+    flops: int
+    bytes: int
+    time_s: float | None = None
+    view_of: str | None = None
+    parameters: tuple[WeightShape, ...] = ()
+    values: TensorSummary | None = None
+    cache: CacheStep | None = None
+    built: bool = True
+    operation: str = ""
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    remark: str = ""
+    repeats: int = 1
+    repeats_of: str = ""
+
+
+# ------------------------------------------------------------------------------------------------------ optional parts
+
+
+@dataclass(frozen=True)
+class CacheStep:
+    """One decoding step: new tokens come in, attend to the cache, and are added to it.
+
+    `start` is the position of the first new token; `tokens` names the new tokens of each sequence (empty for padding).
+    Shapes are those of the new queries, keys and values. `read_bytes` are the keys and values that attention reads,
+    `appended_bytes` those that the step adds, `moved_bytes` all that this kind of cache reads and writes, and
+    `cache_bytes` its storage. `max_abs_difference` compares the output with a full recomputation; None if not finite.
+    """
+
+    phase: Literal["prefill", "decode"]
+    start: int
+    tokens: tuple[tuple[str, ...], ...]
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    v_shape: tuple[int, ...]
+    n_past: int
+    read_bytes: int
+    appended_bytes: int
+    moved_bytes: int
+    cache_bytes: int
+    max_abs_difference: float | None
+
+
+@dataclass(frozen=True)
+class CacheTiming:
+    """One kind of cache at one length: time and bytes of the last step and of the whole sequence.
+
+    `total_s` is the sum over all steps, of which `n_timed` were timed and the others interpolated.
+    """
+
+    cache: str
+    length: int
+    step: Timing
+    total_s: float
+    n_timed: int
+    step_bytes: int
+    total_bytes: int
+    step_flops: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class DecodeSummary:
+    """A decoded sequence: its kind of cache, its prompt length, and a comparison of all kinds (`ways`).
+
+    `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are equal at `crossing_len`
+    tokens. `full_token_bytes` would be a token's size with a kv head for every query head.
+    """
+
+    cache: str
+    prompt_len: int
+    ways: tuple[CacheTiming, ...]
+    weight_bytes: int
+    token_bytes: int
+    full_token_bytes: int
+    crossing_len: float
+
+
+@dataclass(frozen=True)
+class RouteCheck:
+    """One formulation of the computation, and the difference of its output from that of the separate projections."""
+
+    route: str
+    sites: tuple[str, ...]
+    max_abs_difference: float | None
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class ScorePart:
+    """One of the terms that add up to a score, and its origin: content, position, or both.
+
+    `value` is None if not finite; for a `given` bias it then is −∞, and the cell is masked. `added` terms come after
+    scale and softcap.
+    """
+
+    name: str
+    kind: Literal["content", "position", "both", "given", "softcap"]
+    value: float | None
+    added: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All numbers behind one cell: how a query of a head came to give a key its weight.
+
+    `q`, `k`, `v` are the vectors, `scores_row` and `pattern_row` the query's whole rows (None where masked), `share`
+    the weight that multiplies `v` (after any dropout), and `z` the head's output for the query. `qk` is the dot product
+    before scaling, after any rotation; `parts` are the terms of the score.
+    """
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+    q: tuple[float | None, ...]
+    k: tuple[float | None, ...]
+    v: tuple[float | None, ...]
+    qk: float | None
+    scale: float
+    softcap: float | None
+    allowed: bool
+    score: float | None
+    scores_row: tuple[float | None, ...]
+    pattern_row: tuple[float | None, ...]
+    share: float | None
+    z: tuple[float | None, ...]
+    parts: tuple[ScorePart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of user code, and its origin: given, default, or guessed."""
+
+    name: str
+    value: str
+    origin: Literal["given", "default", "guessed"]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """The user's attention that was traced: the `target` that names it, its `arguments`, and how it was `called`.
+
+    `sizes` are the input sizes as `(word, size)`; `n_runs` with other sizes told the axes apart. `result` is its output
+    shape, `expected` the shape that attention must give, and `printed` its printed text.
+    """
+
+    target: str
+    arguments: tuple[Argument, ...]
+    called: str
+    sizes: tuple[tuple[str, int], ...]
+    n_runs: int
+    result: tuple[int, ...]
+    expected: tuple[int, ...]
+    printed: str = ""
+
+
+# -------------------------------------------------------------------------------------------------------- measurements
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """A tensor's numbers in one line: finite extremes and moments, a histogram of equal bins, and non-finite counts.
+
+    `numbers` is a small tensor's content, flat in row-major order, with None for non-finite numbers.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    histogram: tuple[int, ...]
+    n_nan: int
+    n_inf: int
+    numbers: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class WeightShape:
+    """The shape of a weight that a site uses, by its name on disk."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of one stage: the first run separately, then samples with their median and interquartile range."""
+
+    first_s: float
+    samples_s: tuple[float, ...]
+    median_s: float
+    iqr_s: float
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """The difference of the output from a float64 recomputation from the pattern shown; for decoding, the larger of
+    this and the difference from a full recomputation."""
+
+    max_abs_error: float | None
+    tolerance: float
+    ok: bool
+
+    @staticmethod
+    def of(checks: Sequence[Check]) -> SelfCheck:
+        """The last of the checks, ok if all are."""
+        return SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks))
+
+    @staticmethod
+    def of_layers(layers: Sequence[InspectedLayer], *, identical: bool) -> SelfCheck:
+        """The worst of the layers' last checks, ok if all are and the model's outputs are `identical`."""
+        worst = max((layer.survey.checks[-1] for layer in layers), key=lambda check: check.severity)
+        return SelfCheck(worst.error, worst.tolerance, identical and all(layer.self_check.ok for layer in layers))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and device of a run. `device_asked` is the user's option, `device` the chosen device."""
+
+    mha: str
+    torch: str
+    numpy: str
+    python: str
+    platform: str
+    device: str
+    device_name: str
+    device_asked: str
+    threads: int

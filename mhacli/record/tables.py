@@ -1,0 +1,145 @@
+"""Exports of a record as tables of other libraries, which are imported on use."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+from mhacli.errors import MhaError, installing
+from mhacli.record.arrays import Array
+from mhacli.record.columns import EFFECT_NUMBERS
+from mhacli.record.effect import Effect
+from mhacli.record.heads import STATISTICS, HeadStatistics
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: the type of its values, and the values, None for a missing one."""
+
+    kind: type
+    values: Sequence[Any] | Array
+
+
+class Table(ABC):
+    """A result that converts to a table."""
+
+    @abstractmethod
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A dict for each row."""
+        columns = self.columns()
+        values = (
+            getattr(column.values, "tolist", lambda column=column: column.values)() for column in columns.values()
+        )
+        rows = zip(*values, strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def to_polars(self) -> polars.DataFrame:
+        """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
+        require_library("polars", "to_polars")
+        import polars
+
+        kinds = {int: polars.Int64, float: polars.Float64, str: polars.String, bool: polars.Boolean}
+        columns = self.columns().items()
+        return polars.DataFrame([polars.Series(name, column.values, kinds[column.kind]) for name, column in columns])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
+        require_library("pandas", "to_pandas")
+        import pandas
+
+        kinds = {int: "Int64", float: "float64", str: "str", bool: "bool"}
+        columns = self.columns().items()
+        return pandas.DataFrame(
+            {name: pandas.Series(column.values, dtype=kinds[column.kind]) for name, column in columns}
+        )
+
+    def to_arrow(self) -> pyarrow.Table:
+        """An Arrow table; null for a missing value. Raises `MhaError` if pyarrow is missing."""
+        require_library("pyarrow", "to_arrow")
+        import pyarrow
+
+        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), bool: pyarrow.bool_()}
+        columns = self.columns().items()
+        return pyarrow.table({name: pyarrow.array(column.values, kinds[column.kind]) for name, column in columns})
+
+
+def require_library(name: str, method: str) -> None:
+    """Raises `MhaError` if a library that a method needs is missing."""
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        hint = f"{installing(name)} installs it; the extra tables has all four libraries for tables"
+        raise MhaError(f"{method} needs {name}, which is not installed", hint=hint, code="missing-extra")
+
+
+class EffectTable(tuple[Effect, ...], Table):
+    """The effects of removals: a tuple, and a table with a row per removal.
+
+    Columns are named like the JSON fields, followed by other numbers of `mha explain`, if any. Heads, spans and layers
+    that were removed together are JSON lists.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The number of removals, and how to make a table."""
+        return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        hints = get_type_hints(Effect)
+        names = dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])
+        return {
+            name: Column(_kind_of(hints.get(name, float)), [_cell(getattr(effect, name)) for effect in self])
+            for name in names
+        }
+
+
+def _kind_of(hint: Any) -> type:
+    """The type of a column: that of an optional number's value, and text for words and lists."""
+    numbers = {int, float, bool} & {hint, *get_args(hint)}
+    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+class HeadTable(tuple[HeadStatistics, ...], Table):
+    """Head statistics by layer: a tuple, and a table with a row per head.
+
+    Columns are named like the JSON fields: `layer`, `attention` (the module of a checkpoint), `head`, `kind` (the
+    type), then every statistic of `mha explain`. `entropy` is in nats; `distance`, `window_50` … and `offset` are in
+    tokens; `effective_keys` and `participation` count keys; `max_score` is a score before softmax; the others are
+    attention weights or fractions from 0 to 1. `pattern_1` … are the user's conditions.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The number of heads, and how to make a table."""
+        n_layers = len({(head.layer, head.attention) for head in self})
+        return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        named = {"layer": int, "attention": str, "head": int, "kind": str}
+        columns = {name: Column(kind, [getattr(head, name) for head in self]) for name, kind in named.items()}
+        hints = get_type_hints(HeadStatistics)
+        for row in STATISTICS:
+            (kind,) = (choice for choice in get_args(hints[row.field]) if choice is not type(None))
+            columns[row.field] = Column(kind, [getattr(head, row.field) for head in self])
+        for index in range(max((len(head.patterns) for head in self), default=0)):
+            columns[f"pattern_{index + 1}"] = Column(float, [head.patterns[index] for head in self])
+        return columns

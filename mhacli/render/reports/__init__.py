@@ -1,1 +1,0 @@
-"""The reports of `mha bench`, `mha check`, `mha doctor`, `mha weights` and `mha vocab`."""

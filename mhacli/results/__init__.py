@@ -1,1 +1,0 @@
-"""The results of commands: records, differences, benchmarks and reports."""

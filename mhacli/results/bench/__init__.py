@@ -1,1 +1,0 @@
-"""The result of a benchmark, its formulas and comparisons."""

@@ -1,1 +1,0 @@
-"""Compares two records: their first difference, and the changes in each head. Uses numpy alone."""

@@ -1,1 +1,0 @@
-"""The results of `mha scan`: units of documents, their folder, and statistics over the corpus."""

@@ -1,1 +1,0 @@
-"""The vocabulary of attention without tensors: configuration, sites, variants and formulas."""

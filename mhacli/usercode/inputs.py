@@ -1,0 +1,199 @@
+"""Random inputs for a user's attention, seeded calls, and copies of modules."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mhacli.usercode.types import Inputs, InputSizes
+
+T = TypeVar("T")
+Module = TypeVar("Module", bound=nn.Module)
+MAX_COPIED = 100_000_000
+"""The most parameters that `copy_or_none` copies."""
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+class InputDrawer:
+    """Random inputs of given sizes. The same seed gives the same inputs in the same order.
+
+    `n_heads` is None for inputs `[batch, length, width]`. For a function of q, k and v it is the number of heads, and inputs
+    are `[batch, head, length, width]`. With `separate_values`, inputs with a context also have separate values. Numbers are
+    standard normal, sampled on the CPU in `sample_dtype` and returned in `dtype` on `device`.
+    """
+
+    def __init__(
+        self,
+        sizes: InputSizes,
+        *,
+        seed: int,
+        n_heads: int | None = None,
+        separate_values: bool = False,
+        sample_dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.sizes, self.n_heads, self.separate_values = sizes, n_heads, separate_values
+        self._seed, self._sample_dtype, self._dtype, self._device = seed, sample_dtype, dtype, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def restart(self) -> None:
+        """Starts the random sequence again."""
+        self.generator.manual_seed(self._seed)
+
+    def numbers(self, *shape: int) -> Tensor:
+        """Standard normal numbers."""
+        sample = torch.randn(shape, generator=self.generator, dtype=self._sample_dtype)
+        return sample.to(device=self._device, dtype=self._dtype)
+
+    def rows(self, length: int, *, context: bool = False, batch: int | None = None) -> Tensor:
+        """Token vectors of the query width, or of the context width."""
+        heads = () if self.n_heads is None else (self.n_heads,)
+        width = self.sizes.d_context if context else self.sizes.d_in
+        return self.numbers(batch or self.sizes.batch, *heads, length, width)
+
+    def inputs(
+        self, *, with_context: bool, q_len: int | None = None, k_len: int | None = None, batch: int | None = None
+    ) -> Inputs:
+        """Inputs for self-attention where the widths allow it. `with_context`, and for a function of q, k and v, the keys are a
+        separate sequence of another length."""
+        q_len = q_len or self.sizes.q_len
+        queries = self.rows(q_len, batch=batch)
+        if not with_context and self.n_heads is None and self.sizes.d_in == self.sizes.d_context:
+            return Inputs(queries)
+        k_len = k_len or self.sizes.k_len if with_context else q_len
+        keys = self.rows(k_len, context=True, batch=batch)
+        has_values = self.n_heads is not None or (with_context and self.separate_values)
+        return Inputs(queries, keys, self.rows(k_len, context=True, batch=batch) if has_values else None)
+
+    def replaced(
+        self, inputs: Inputs, positions: Sequence[int], *, by: float | None = None, factor: float = 1.0
+    ) -> Inputs:
+        """The inputs with new keys and values at some positions: `factor` times new random numbers, or the constant `by`.
+        Without separate keys, the queries change."""
+
+        def replace_rows(rows: Tensor) -> Tensor:
+            shape = (*rows.shape[:-2], len(positions), rows.shape[-1])
+            new_rows = rows.clone()
+            new_rows[..., list(positions), :] = self.numbers(*shape) * factor if by is None else by
+            return new_rows
+
+        if inputs.keys is None:
+            return inputs._replace(queries=replace_rows(inputs.queries))
+        values = None if inputs.values is None else replace_rows(inputs.values)
+        return inputs._replace(keys=replace_rows(inputs.keys), values=values)
+
+    def allowed(self, inputs: Inputs) -> Tensor:
+        """A random mask `[batch, 1, query, key]` that leaves each query a key, and is neither symmetric nor triangular."""
+        batch, q_len, k_len = lengths_of(inputs)
+        keep = torch.rand(batch, 1, q_len, k_len, generator=self.generator) < 0.6
+        keep[..., torch.arange(q_len), torch.randint(k_len, (q_len,), generator=self.generator)] = True
+        return keep
+
+    def real(self, inputs: Inputs, *, on_the_right: bool = True) -> Tensor:
+        """Padding `[batch, key]` that differs between sequences: on the right, or anywhere, the first position included."""
+        batch, _, k_len = lengths_of(inputs)
+        if on_the_right:
+            lengths = torch.tensor([max(1, k_len - 1 - row * max(1, k_len // 3)) for row in range(batch)])
+            lengths[-1] = k_len if batch > 1 else lengths[-1]
+            return torch.arange(k_len)[None] < lengths[:, None]
+        real = torch.rand(batch, k_len, generator=self.generator) < 0.7
+        real[0, 0], real[-1, 0] = True, batch == 1 or k_len == 1
+        real[:, -1] |= ~real.any(dim=1)
+        return real
+
+
+def lengths_of(inputs: Inputs) -> tuple[int, int, int]:
+    """The numbers of sequences, queries and keys."""
+    keys = inputs.queries if inputs.keys is None else inputs.keys
+    return inputs.queries.shape[0], inputs.queries.shape[-2], keys.shape[-2]
+
+
+def map_rows(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with `change` applied to queries, keys and values; the masks stay."""
+    keys = None if inputs.keys is None else change(inputs.keys)
+    values = None if inputs.values is None else change(inputs.values)
+    return inputs._replace(queries=change(inputs.queries), keys=keys, values=values)
+
+
+# ---------------------------------------------------------------------------------------------------------------- calls
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seeds torch's generators inside the block and restores their state afterwards."""
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []):
+        (torch.manual_seed if is_cuda else torch.default_generator.manual_seed)(seed)  # the latter is ten times as fast
+        yield
+
+
+# --------------------------------------------------------------------------------------------------------------- copies
+
+
+def copied(obj: T) -> T:
+    """A deep copy, or the object itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(obj)
+    except Exception:  # user objects may raise anything
+        return obj
+
+
+def copy_or_none(module: Module | None) -> Module | None:
+    """A deep copy; None without a module, for a huge module, and if copying fails."""
+    if module is None or sum(parameter.numel() for parameter in module.parameters()) > MAX_COPIED:
+        return None
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # user objects may raise anything
+        return None
+
+
+def cast(module: Module, dtype: torch.dtype, device: torch.device | str | None = None) -> Module:
+    """Casts floating parameters and buffers in place to `dtype`, moves the module to `device` if given, and returns it.
+
+    Complex tensors get the same precision, complex64 at least, because few operations support narrower ones. Integers and bools
+    keep their dtype. `nn.Module.to` would drop imaginary parts, and with them the angles of a rotary table.
+    """
+    module._apply(lambda t: t.to(device=device, dtype=cast_dtype(t, dtype)))  # type: ignore[no-untyped-call]
+    return module
+
+
+def cast_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor after its module is cast to `dtype`."""
+    if tensor.is_complex():
+        return torch.promote_types(dtype, torch.float32).to_complex()
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def cast_copy(module: Module, dtype: torch.dtype, device: torch.device | str | None = None) -> Module:
+    """A cast copy of a module. Raises what copying raises."""
+    return cast(copy.deepcopy(module), dtype, device)
+
+
+def float64_copy(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a module or instance with float64 and complex128 tensors, unregistered ones included. A function is returned
+    unchanged. Raises what copying raises."""
+    if inspect.isroutine(call):
+        return call
+    copied_call = copy.deepcopy(call)
+    attributes = vars(copied_call).values() if hasattr(copied_call, "__dict__") else ()
+    roots = (
+        [copied_call]
+        if isinstance(copied_call, nn.Module)
+        else [part for part in attributes if isinstance(part, nn.Module)]
+    )
+    parts: list[Any] = [part for root in roots for part in cast(root, torch.float64).modules()]
+    for part in parts if isinstance(copied_call, nn.Module) else [copied_call, *parts]:
+        for name, value in list(getattr(part, "__dict__", {}).items()):
+            if isinstance(value, Tensor):
+                part.__dict__[name] = value.to(cast_dtype(value, torch.float64))
+    return copied_call

@@ -1,0 +1,128 @@
+"""The data types of user code: the built target, its inputs and outputs, and the torch operations that it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mhacli.usercode.process import SourceLine
+
+
+class Guess(NamedTuple):
+    """A guessed argument: its `name`, its `value`, and a short reason (`why`)."""
+
+    name: str
+    value: object
+    why: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """The target, ready to be called.
+
+    `thing` is the class or function that the target names. `call` is the callable: an `nn.Module`, an instance of another
+    class, or the function itself. `module` is `call` if it is an `nn.Module`, else None. `arguments` are all constructor
+    arguments, defaults included; `given` names those from the user, and `guesses` holds those that mha had to guess.
+    `rebuild(changes)` builds the target again with some arguments changed, and raises what the constructor raises.
+    `documentation` holds the docstrings and comments of the class or function and of its file. `file` is its source file, None
+    if there is none.
+    """
+
+    name: str
+    thing: Any
+    call: Callable[..., Any]
+    module: nn.Module | None
+    arguments: Mapping[str, Any]
+    given: frozenset[str]
+    guesses: tuple[Guess, ...]
+    rebuild: Callable[[Mapping[str, Any]], Built]
+    documentation: str = ""
+    file: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """The source file as a list, empty if there is none."""
+        return [] if self.file is None else [self.file]
+
+
+MaskKind = Literal["bool", "01", "whole", "additive", "lengths"]
+MaskMeaning = Literal["keep", "hide"]
+
+
+class MaskForm(NamedTuple):
+    """The format of a mask argument.
+
+    `axes` are words of `batch head query key`, in order; ("batch", "key") is a padding mask, ("batch",) lengths. `kind`: bool;
+    01, numbers in the module's dtype; whole, integers 0 and 1; additive, 0 and −∞ in the module's dtype; lengths, the number of
+    tokens of each sequence. `true_means` is the meaning of True or 1, always keep for additive masks and lengths. `n_shared`:
+    the batch axis of the mask is shorter by this factor and repeats, as the masks of windows repeat for each image.
+    """
+
+    parameter: str
+    axes: tuple[str, ...]
+    kind: MaskKind
+    true_means: MaskMeaning = "keep"
+    n_shared: int = 1
+
+
+class Inputs(NamedTuple):
+    """The inputs of a call.
+
+    Queries `[batch, query, d_in]` and keys `[batch, key, d_in]`; for a function of q, k and v, `[batch, head, query, d_head]`
+    and `[batch, kv_head, key, d_head]`. `keys` is None for self-attention; `values` is None if they are the keys. `allowed`,
+    bool `[batch or 1, 1, query, key]`, is True where a query may attend to a key. `real`, bool `[batch, key]`, is True for
+    tokens and False for padding.
+    """
+
+    queries: Float[Tensor, "..."]
+    keys: Float[Tensor, "..."] | None = None
+    values: Float[Tensor, "..."] | None = None
+    allowed: Bool[Tensor, "..."] | None = None
+    real: Bool[Tensor, "batch key"] | None = None
+
+
+class AttentionOutput(NamedTuple):
+    """The output `[batch, query, d_out]`, for a function `[batch, head, query, d_v]`, and the pattern `[batch, head, query,
+    key]` if the call returned one. A pattern that is the mean over heads has one head."""
+
+    out: Float[Tensor, "..."]
+    pattern: Float[Tensor, "batch head query key"] | None = None
+
+
+@dataclass(frozen=True)
+class InputSizes:
+    """The sizes of the inputs. They differ from each other and from the sizes of the module as far as the module allows."""
+
+    batch: int
+    q_len: int
+    k_len: int
+    d_in: int
+    d_context: int
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a torch function inside the user's attention.
+
+    `name` is torch's name, such as `softmax`, `matmul`, `linear`, `masked_fill`. `inputs` and `output` are tensors; `arguments`
+    are the other arguments, by name if known, else by position ("0", "1", …). `file`, `line` and `source` give the line of user
+    code that made the call; `file` and `line` are None for a call from other code. Tensors are replaced by copies before a
+    later operation overwrites them.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+    @property
+    def at(self) -> SourceLine:
+        """The line of user code that made the call."""
+        return SourceLine(self.file, self.line, self.source)
