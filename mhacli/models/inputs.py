@@ -120,7 +120,7 @@ def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 T = TypeVar("T")
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _PASSING = ("__torch_function__", "__torch_dispatch__")
 """Functions that torch calls for every operator, those of the model and of mha; the caller is further out in the stack."""
 _NO_MEMORY = ("allocate memory", "out of memory")

@@ -32,7 +32,7 @@ MAX_OPERATIONS: Final = 20_000
 _SILENT = frozenset(("requires_grad_", "detach_", "retain_grad", "grad", "register_hook", "set_"))
 """Functions that return a tensor without computing."""
 _TORCH = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
-_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _WHOLE = ("scaled_dot_product_attention", "softmax")
 """Operations recorded even if code of mha calls them; mha's other operations only prepare the call."""
 T = TypeVar("T")

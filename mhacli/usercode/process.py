@@ -39,7 +39,7 @@ _LOADING: Final = "loading torch"
 _TICK_S: Final = 0.05
 _DUMP_S: Final = 0.3
 _LAST_LINES: Final = 3
-_ROOT: Final = str(Path(__file__).parents[3])
+_ROOT: Final = str(Path(__file__).parents[2])
 _PROGRAM: Final = (
     f"import sys; sys.path.insert(0, {_ROOT!r}); import mhacli; sys.path.remove({_ROOT!r}); "
     f"from {__name__} import main; main()"
@@ -393,7 +393,7 @@ _MOST_CHARACTERS: Final = 300
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _LIBRARY: Final = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib"))
 _FRAME: Final = re.compile(r'^ +File "(.*)", line (\d+) in ', re.MULTILINE)
-_OURS: Final = os.path.join(str(Path(__file__).parents[2]), "")
+_OURS: Final = os.path.join(str(Path(__file__).parents[1]), "")
 
 
 class SourceLine(NamedTuple):
