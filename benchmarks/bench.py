@@ -25,9 +25,9 @@ import torch
 
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
-from mhacli.commands.bench.intervals import Interval
 from mhacli.commands.bench.result import Benchmark, BenchRow, read_benchmark
 from mhacli.commands.bench.timing import Timed, clock_for, time_in_turns
+from mhacli.record.intervals import Interval
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
