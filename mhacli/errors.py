@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_CHECK = 1, 2, 3
-RANK_FAILED = "rank-failed"
 """The code of what went wrong in one of several processes alone, and which each of them must say of itself."""
 
 

@@ -10,9 +10,7 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +21,7 @@ from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.streams import flush, forget_stdout, require_stdout, stderr_lines, write
 from mhacli.cli.values import holds_record
-from mhacli.errors import RANK_FAILED, MhaError, UsageError
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
 
@@ -123,8 +121,6 @@ def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
         typer.main.get_command(app).main(prog_name="mha")
-    if _is_other_rank():  # _print_error writes to the original stderr
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  only the first process prints
     code = _guarded(_run_app)
     return _guarded(flush) or code  # the interpreter's flush at exit would report a full disk too late
 
@@ -251,11 +247,6 @@ def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
     return f"mha run TEXT --model {quoted}" if os.path.isdir(word) else f"mha run --file {quoted}"
 
 
-_FOR_FIRST_RANK_S = 10.0
-"""How long other ranks wait before printing an error. If all ranks fail, the first prints it and torchrun ends the others
-within this time; an error of a single rank is printed by that rank."""
-
-
 def _print_error(fault: MhaError) -> int:
     """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code."""
     if sys.stderr is None:
@@ -272,14 +263,9 @@ def _print_error(fault: MhaError) -> int:
         sys.stdout.flush() if sys.stdout is not None else None  # output comes before the error
     except OSError:
         forget_stdout()
-    stderr = sys.stderr
-    if _is_other_rank():
-        if fault.code != RANK_FAILED:
-            time.sleep(_FOR_FIRST_RANK_S)
-        stderr = sys.__stderr__ or sys.stderr
     try:
-        stderr.write("\n".join(lines) + "\n")
-        stderr.flush()
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
     except OSError:
         pass
     return fault.exit_code
@@ -287,16 +273,6 @@ def _print_error(fault: MhaError) -> int:
 
 def _wants_json() -> bool:
     return "--json" in _words_before_literals()
-
-
-def _is_other_rank() -> bool:
-    """Whether torchrun started this process as another than the first rank of a model."""
-    words = _words_before_literals()
-    if "--device-map=tp" not in words and ("--device-map", "tp") not in pairwise(words):
-        return False
-    from mhacli.requests.device_map import this_rank
-
-    return this_rank() > 0
 
 
 def _words_before_literals() -> list[str]:

@@ -37,7 +37,6 @@ from mhacli.cli.shared.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     layer_list,
-    leave_to_first_rank,
     model_request,
     require_configured_heads,
     require_without_model,
@@ -186,7 +185,7 @@ def _print(
 ) -> None:
     """Prints the result, and on a terminal the commands to type next."""
     print_result(record, notes, options=options, output=output)
-    is_shown = output.formats.chosen() is None and not options.brief and compute_request.model.device_map != "tp"
+    is_shown = output.formats.chosen() is None and not options.brief
     if sys.stdout.isatty() and is_shown:
         from mhacli.cli.shared.next_steps import suggest_after_heads
 
@@ -334,7 +333,7 @@ def _checkpoint_heads(
     heads = _chosen_heads(statistics)
     heads_request = _heads_request(statistics, compute_request.layer, heads)
     without_matrices = replace(compute_request, save=replace(compute_request.save, keep=""))
-    request = model_request(without_matrices, heads_request, may_split=True)
+    request = model_request(without_matrices, heads_request)
     require_configured_heads(heads, request)
     require_configured_heads(options.maps, request, "map")
     with loading_torch():
@@ -349,7 +348,6 @@ def _checkpoint_heads(
             f"{longest:,} tokens, {run.n_layers} layers: about {format_size(run.peak_bytes)} in addition to the weights"
         )
     _run_with_progress(run, run.n_layers, "layers", options, output)
-    leave_to_first_rank(request.device_map)
     record = run.record()
     save_record(record, compute_request.save)
     _print(record, notes, compute_request, output, options)

@@ -23,7 +23,6 @@ from mhacli.cli.shared.checkpoint import (
     ModelOptions,
     ModelTextOptions,
     layer_list,
-    leave_to_first_rank,
     model_request,
     require_configured_heads,
     require_without_model,
@@ -81,9 +80,9 @@ def run(
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=layer_drawing.words)
     compute_request = ComputeRequest(source, text, layer, device, model, reading, save)
     values = ("v",) if output.pictures.html is not None else ()
-    record, notes = computed(compute_request, options, may_split=True, also=values)
+    record, notes = computed(compute_request, options, also=values)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty() and model.device_map != "tp":  # no suggestion could start torchrun
+    if sys.stdout.isatty():
         from mhacli.cli.shared.next_steps import suggest_next
 
         suggest_next(record, compute_request, options, output)
@@ -93,17 +92,16 @@ def run(
 
 
 def computed(
-    compute_request: ComputeRequest, options: ViewOptions, *, may_split: bool = False, also: tuple[str, ...] = ()
+    compute_request: ComputeRequest, options: ViewOptions, *, also: tuple[str, ...] = ()
 ) -> tuple[Record, tuple[str, ...]]:
     """The record of the request, saved if requested, and the notes to print. `options` are checked against the texts; `also`
     names further arrays to keep.
 
-    Raises `MhaError`, before torch is loaded, for options that cannot work. With `may_split`, heads may be split over ranks; all
-    but the first then end here.
+    Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
     if compute_request.model.model is None:
         return _layer_record(compute_request, options, also)
-    record, notes = _checkpoint_record(compute_request, options, may_split=may_split)
+    record, notes = _checkpoint_record(compute_request, options)
     save_record(record, compute_request.save)
     return record, notes
 
@@ -133,11 +131,9 @@ def _layer_record(
     return record, request.notes
 
 
-def _checkpoint_record(
-    compute_request: ComputeRequest, options: ViewOptions, *, may_split: bool
-) -> tuple[Record, tuple[str, ...]]:
+def _checkpoint_record(compute_request: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     heads_request = HeadsRequest(allow_nonfinite=compute_request.layer.allow_nonfinite)
-    request = model_request(compute_request, heads_request, may_split=may_split)
+    request = model_request(compute_request, heads_request)
     require_configured_heads(options.heads, request)
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
@@ -147,5 +143,4 @@ def _checkpoint_record(
     require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
     with show_activity("computing"):
         prepared.run()
-    leave_to_first_rank(request.device_map)
     return prepared.record(), tuple(notes)

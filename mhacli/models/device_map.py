@@ -1,14 +1,13 @@
-"""Models on several devices: layers on GPUs, CPU and disk by accelerate, or every layer split over processes.
+"""Models on several devices: accelerate places layers on GPUs, CPU and disk.
 
-Source: transformers 5, integrations/accelerate.py and distributed/; accelerate 1, hooks.py.
+Source: transformers 5, integrations/accelerate.py; accelerate 1, hooks.py.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from mhacli.errors import MhaError, first_names, installing
 from mhacli.io import memory
 from mhacli.io.files import format_size, lasting_temporary_folder
 from mhacli.models.folder import Checkpoint
-from mhacli.models.ranks import Ranks
 from mhacli.requests.device_map import DeviceMap
 
 EXTRA = "device-map"
@@ -166,62 +164,3 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
     """The hooks of accelerate on a module."""
     hook = getattr(module, "_hf_hook", None)
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
-
-
-# ---------------------------------------------------------------------------------------------------------- split layers
-
-
-def split(config: Any, ranks: Ranks) -> dict[str, Any]:
-    """The keywords with which transformers splits every layer over the ranks. Raises `MhaError` for a family without a plan, and
-    for a number of heads that the number of ranks does not divide."""
-    wanted = importlib.import_module("transformers.distributed").DistributedConfig
-    if "tp_plan" not in wanted.__dataclass_fields__:
-        raise MhaError(
-            "--device-map tp needs a newer transformers, whose DistributedConfig has a tp_plan",
-            hint=f"{installing('transformers')} --upgrade installs one",
-            code="missing-extra",
-        )
-    text = config.get_text_config(decoder=True)
-    plan = getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)
-    if not plan:
-        raise MhaError(
-            f"--device-map tp: transformers has no plan that splits {config.model_type} over processes",
-            hint="--device-map auto spreads its layers",
-            code="not-split",
-        )
-    counts = {"heads": text.num_attention_heads, "kv heads": getattr(text, "num_key_value_heads", None)}
-    for name, n in counts.items():
-        if _splits_heads(plan, "") and isinstance(n, int) and n % ranks.n:
-            raise MhaError(
-                f"--device-map tp: {n} {name} cannot be shared evenly by {ranks.n} processes",
-                hint=f"--nproc-per-node takes a divisor of {n}",
-                code="not-split",
-            )
-    return {"distributed_config": wanted(tp_plan="auto")}
-
-
-_WITH_PART_OF_HEADS = ("colwise", "packed_colwise")
-"""The styles in a plan that give a rank the queries, keys or values of only its heads. Source: tensor_parallel.py."""
-
-
-def has_part_of_heads(model: nn.Module, attention: str) -> bool:
-    """Whether the attention of this name computes only the heads of this rank; otherwise every rank computes all."""
-    return _splits_heads(getattr(model, "_tp_plan", None) or {}, re.sub(r"(?<=\.)\d+(?=\.|$)", "*", attention) + ".")
-
-
-def _splits_heads(plan: Mapping[str, str], within: str) -> bool:
-    return any(
-        name.startswith(within) and re.search("att", name.rpartition(".")[0]) and style in _WITH_PART_OF_HEADS
-        for name, style in plan.items()
-    )
-
-
-def is_split(model: nn.Module) -> bool:
-    """Whether every layer of a model is split over several processes."""
-    return (getattr(model, "_tp_size", None) or 1) > 1
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor in this process."""
-    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

@@ -23,13 +23,10 @@ from mhacli.models.device_map import (
     copy_when_fetched,
     device_of,
     fetched,
-    own_part,
-    split,
     spread,
     where_weights_are,
 )
 from mhacli.models.folder import Checkpoint, read_checkpoint
-from mhacli.models.ranks import Ranks, join_ranks
 from mhacli.requests.checkpoint import is_hub_id
 from mhacli.requests.device_map import DeviceMap
 from mhacli.text.tokenizers import silent_stderr
@@ -46,15 +43,14 @@ LanguageHead = Literal["generate", "predict"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode on its devices, with its checked folder. `revision` is that of a hub, None for a folder.
-    `ranks` are the processes that every layer is split over, None if it is not split."""
+    """A model in evaluation mode on its devices, with its checked folder. `revision` is that of a hub, None for a
+    folder."""
 
     model: Any
     checkpoint: Checkpoint
     source: str
     revision: str | None
     notes: tuple[str, ...] = ()
-    ranks: Ranks | None = None
 
     @property
     def config(self) -> Any:
@@ -144,31 +140,22 @@ def load_model(
     for a map that does not fit the model.
     """
     library = transformers()
-    if device_map is not None:
-        accelerate()
-    if device_map is None or device_map == "tp":
+    kind, placing = _auto_class(library, config, head), {}
+    if device_map is None:
         _require_room(checkpoint, dtype, device)
-    kind = _auto_class(library, config, head)
-    ranks = join_ranks() if device_map == "tp" else None
-
-    def load() -> tuple[Any, list[str]]:
-        placing: dict[str, Any] = {}
-        if ranks is not None:
-            placing = split(config, ranks)
-        elif device_map is not None:
-            placing = spread(kind, config, checkpoint, device_map)
-        model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
-        notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
-        _copy_weights(model)
-        copy_when_fetched(model)
-        if not allow_nonfinite:
-            _require_finite(model, checkpoint.path)
-        return (model.to(device) if device_map is None else model).eval(), notes
-
-    model, notes = load() if ranks is None else ranks.together(load)
+    else:
+        accelerate()
+        placing = spread(kind, config, checkpoint, device_map)
+    model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
+    notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
+    _copy_weights(model)
+    copy_when_fetched(model)
+    if not allow_nonfinite:
+        _require_finite(model, checkpoint.path)
+    model = (model.to(device) if device_map is None else model).eval()
     placed = where_weights_are(model)
     notes += [] if placed is None else [placed]
-    return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes), ranks)
+    return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes))
 
 
 def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placing: dict[str, Any]) -> tuple[Any, Any]:
@@ -243,8 +230,8 @@ def _copy_weights(model: nn.Module) -> None:
     """Copies the weights from the mapped files: if a mapped file is truncated, reading it ends the process."""
     copied: dict[object, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != "cpu" or own_part(tensor) is not tensor:
-            continue  # on another device or on the disk, or read in parts
+        if tensor.device.type != "cpu":
+            continue  # on another device or on the disk
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
 
@@ -252,12 +239,11 @@ def _copy_weights(model: nn.Module) -> None:
 def _require_finite(model: nn.Module, path: str) -> None:
     for name, parameter in model.named_parameters():
         owner, _, own = name.rpartition(".")
-        tensor = own_part(fetched(model.get_submodule(owner), own) if parameter.is_meta else parameter)
+        tensor = fetched(model.get_submodule(owner), own) if parameter.is_meta else parameter
         if tensor.is_floating_point() and not is_finite(tensor):
             bad = ~tensor.isfinite()
-            first = f", the first at {bad.nonzero()[0].tolist()}" if own_part(parameter) is parameter else ""
             raise MhaError(
-                f"{path}: {name} has {int(bad.sum())} NaN or Inf{first}",
+                f"{path}: {name} has {int(bad.sum())} NaN or Inf, the first at {bad.nonzero()[0].tolist()}",
                 hint="--allow-nonfinite continues anyway",
                 code="not-finite",
                 path=path,

@@ -18,7 +18,6 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import Hook, Watch, is_pair, watched
 from mhacli.models.captured_pattern import FORBIDDING
-from mhacli.models.device_map import is_split
 
 Half = Literal["encoder", "decoder"]
 """The half of an encoder-decoder; other models have only a decoder."""
@@ -317,10 +316,10 @@ def require_open(model: nn.Module, by: str) -> None:
     for name, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
         known = next((_HIDING[kind] for kind in kinds if kind in _HIDING), None)
-        if known is None and is_split(module):
+        if known is None and (getattr(module, "_tp_size", None) or 1) > 1:
             known = (
                 "split over processes by tensor parallelism, and this one has a part of its heads",
-                "torchrun -m mhacli heads --model DIR --device-map tp inspects it by its folder",
+                "give {by} a model loaded without tp_plan",
             )
         if known is None and module._compiled_call_impl is not None:
             known = (_HIDING["OptimizedModule"][0], "give {by} a copy on which compile() was not called")

@@ -6,17 +6,15 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import read_whole
 from mhacli.io.json_schema import load_json
 
-Spreading = Literal["auto", "tp"]
-"""`auto` fills GPUs, then the CPU, then the disk. `tp` splits every layer over the processes of torchrun."""
-DeviceMap = Spreading | Mapping[str, str]
-"""A keyword, or the device of each named module: `cpu`, `disk`, `mps`, `cuda` or `cuda:N`. The name "" is the whole
-model."""
+DeviceMap = Literal["auto"] | Mapping[str, str]
+"""`auto` fills GPUs, then the CPU, then the disk. A mapping has the device of each named module: `cpu`, `disk`, `mps`, `cuda` or
+`cuda:N`; the name "" is the whole model."""
 
 _DEVICE = re.compile(r"cpu|disk|mps|cuda(:\d{1,4})?", re.ASCII)
 _MAX_FILE_BYTES = 1 << 24
@@ -24,12 +22,13 @@ _MAX_FILE_BYTES = 1 << 24
 
 def read_device_map(word: str) -> DeviceMap:
     """The device map in `--device-map`. Raises `UsageError` for an unknown keyword, and `MhaError` for an invalid file."""
-    for spreading in get_args(Spreading):
-        if word == spreading:
-            return spreading  # type: ignore[no-any-return]
+    if word == "auto":
+        return "auto"
+    if word == "tp":
+        raise UsageError("--device-map tp is gone; --device-map auto spreads whole layers over the devices")
     if not os.path.lexists(word):
         raise UsageError(
-            f"--device-map {shlex.quote(word[:200])} is neither {' nor '.join(get_args(Spreading))} nor a file",
+            f"--device-map {shlex.quote(word[:200])} is neither auto nor a file",
             hint='a file holds JSON, such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}',
         )
     document = load_json(read_whole(word, _MAX_FILE_BYTES), word)
@@ -55,21 +54,3 @@ def _bad(message: str, path: str) -> MhaError:
     return MhaError(
         message, hint='such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}', code="bad-file", path=path
     )
-
-
-# --------------------------------------------------------------------------------------------------------- processes
-
-
-def this_rank() -> int:
-    """The rank of this process under torchrun; 0 without it."""
-    return _number("RANK", 0)
-
-
-def n_ranks() -> int:
-    """The number of processes of torchrun; 1 without it."""
-    return _number("WORLD_SIZE", 1)
-
-
-def _number(name: str, default: int) -> int:
-    value = os.environ.get(name, "")
-    return int(value) if value.isascii() and value.isdigit() else default

@@ -8,8 +8,6 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import typer
-
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
@@ -58,8 +56,7 @@ DeviceMapWord = Annotated[
     str | None,
     option(
         _MODEL,
-        "Spread the layers: auto (GPUs, CPU, disk), a JSON file of devices, or tp (heads over torchrun's processes). "
-        "(needs the extra device-map)",
+        "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)",
         metavar="MAP",
     ),
 ]
@@ -230,11 +227,8 @@ def _chat_or_texts(
     return chat, texts
 
 
-def model_request(options: ComputeRequest, heads: HeadsRequest, *, may_split: bool = False) -> ModelRequest:
-    """The request that the options describe. Raises `MhaError` before anything slow begins.
-
-    `may_split` says whether the command supports a model whose heads are split over processes.
-    """
+def model_request(options: ComputeRequest, heads: HeadsRequest) -> ModelRequest:
+    """The request that the options describe. Raises `MhaError` before anything slow begins."""
     from mhacli.cli.shared.request import leave_deleted_folder, make_decoding, read_context, record_command
     from mhacli.requests.checkpoint import ModelRequest
 
@@ -246,9 +240,7 @@ def model_request(options: ComputeRequest, heads: HeadsRequest, *, may_split: bo
         raise UsageError("--repeat does not work with --model, which runs once", hint="leave out --repeat")
     if save.save is not None:
         check_target(save.save, force=save.force)
-    device_map = device_map_of(model.device_map, device.device, may_split=may_split)
-    if device_map == "tp" and reading.generate is not None:
-        raise UsageError("--generate does not work with --device-map tp", hint="--device-map auto spreads whole layers")
+    device_map = device_map_of(model.device_map, device.device)
     checkpoint = local_checkpoint(model)
     layers = layer_list(model.layer)
     if checkpoint is not None and layers is not None:
@@ -281,33 +273,15 @@ def model_request(options: ComputeRequest, heads: HeadsRequest, *, may_split: bo
     )
 
 
-def device_map_of(word: str | None, device: str | None, *, may_split: bool) -> DeviceMap | None:
-    """The device map of `--device-map`. Raises `UsageError` if `--device` is given too, or if processes are missing."""
-    from mhacli.requests.device_map import n_ranks, read_device_map
+def device_map_of(word: str | None, device: str | None) -> DeviceMap | None:
+    """The device map of `--device-map`. Raises `UsageError` if `--device` is given too."""
+    from mhacli.requests.device_map import read_device_map
 
     if word is None:
         return None
     if device is not None:
         raise UsageError("--device and --device-map exclude each other", hint="leave --device out")
-    device_map = read_device_map(word)
-    if device_map == "tp" and not may_split:
-        raise UsageError(
-            "--device-map tp works only with mha run and mha heads", hint="--device-map auto spreads whole layers"
-        )
-    if device_map == "tp" and n_ranks() < 2:
-        raise UsageError(
-            "--device-map tp needs several processes, and this is one",
-            hint="torchrun --nproc-per-node 2 -m mhacli heads … --device-map tp",
-        )
-    return device_map
-
-
-def leave_to_first_rank(device_map: object) -> None:
-    """Ends the command in all ranks but the first, which has the record."""
-    from mhacli.requests.device_map import this_rank
-
-    if device_map == "tp" and this_rank() > 0:
-        raise typer.Exit
+    return read_device_map(word)
 
 
 MATRICES = ("pattern", "scores", "qk", "z")

@@ -279,7 +279,7 @@ def _request(
         revision=model.revision,
         tokenizer=model.tokenizer,
         device=device.device or "auto",
-        device_map=device_map_of(model.device_map, device.device, may_split=False),
+        device_map=device_map_of(model.device_map, device.device),
         dtype=device.dtype,
         threads=device.threads,
         max_tokens=corpus.max_tokens,

@@ -20,7 +20,6 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, make_statistics_request
 from mhacli.compute.base.taps import stage_timings, to_array
-from mhacli.compute.checkpoint.shards import Shard, ShardResults, Shards
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import DROPOUT, Call, ScoredCall
@@ -97,8 +96,7 @@ class PassInspection:
     """The attentions of one pass over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
 
     `n_layers` is the expected number of attentions, `dtype` that of the model. `on_layer` is called with every requested
-    attention before it is reduced. `shards` has the heads of this process if the model is split over several; rank 0 has the
-    arrays of all.
+    attention before it is reduced.
     """
 
     inputs: ModelInputs
@@ -108,7 +106,6 @@ class PassInspection:
     on_layer: Callable[[Call, AttentionResult], None] | None = None
     report_progress: Progress = no_progress
     peak_bytes: int = 0
-    shards: Shards | None = None
     results: list[LayerResults] = field(default_factory=list)
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
@@ -147,18 +144,10 @@ class PassInspection:
             axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans
         )
         is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
-        shard = Shard() if self.shards is None else self.shards.of(call)
         with one_thread() if is_small else nullcontext():
             baseline = self._baseline(call, attention, statistics_request)
-
-            if self.shards is not None:
-                self.shards.require_same_masks(call, baseline.visible.shape[1])
-
-            def reduced() -> ShardResults:
-                parts = self._reduced(attention, axes, statistics_request, baseline, shard)
-                return parts, self._matrices(call, attention, shard)
-
-            parts, matrices = reduced() if self.shards is None else self.shards.gathered(reduced)
+            parts = self._reduced(attention, axes, statistics_request, baseline)
+            matrices = self._matrices(call, attention)
             results = joined(parts, baseline, axes, statistics_request)
         heads = tuple(replace(head, layer=call.layer, attention=call.title) for head in results.heads)
         survey = make_summary(
@@ -167,12 +156,10 @@ class PassInspection:
             axes=axes,
             statistics_request=statistics_request,
             peak_bytes=self.peak_bytes,
-            full_bytes=4 * prod(attention.shape) * shard.n,
+            full_bytes=4 * prod(attention.shape),
         )
         layer = make_layer(call, attention, mask=mask_words(baseline, axes), survey=survey)
-        layer = replace(layer, n_heads=layer.n_heads * shard.n, n_kv_heads=layer.n_kv_heads * shard.n)
-        arrays = {} if self.shards is not None and self.shards.ranks.rank else {**results.arrays, **matrices}
-        return LayerResults(layer, heads, arrays)
+        return LayerResults(layer, heads, {**results.arrays, **matrices})
 
     def _reduced(
         self,
@@ -180,21 +167,17 @@ class PassInspection:
         axes: Axes,
         statistics_request: StatisticsRequest,
         baseline: Baseline,
-        shard: Shard,
     ) -> list[HeadResults]:
-        """The results of all requested heads that are here. On a CPU every thread takes its own."""
+        """The results of all requested heads. On a CPU every thread takes its own."""
         wanted = self.wanted.heads
 
         def of_heads(heads: range) -> HeadResults:
-            part = reduce_heads(
+            return reduce_heads(
                 axes, attention.of_heads(heads), statistics_request=statistics_request, wanted=wanted, baseline=baseline
             )
-            return shard.numbered(part)
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
-        return shared_out(
-            [partial(of_heads, heads) for heads in head_ranges(attention, shard.local_heads(wanted.heads), n_parts)]
-        )
+        return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
 
     def _baseline(self, call: Call, attention: AttentionResult, statistics_request: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
@@ -211,9 +194,9 @@ class PassInspection:
             )  # kept alive, so that its id stays unique
         return self._baselines[key][0]
 
-    def _matrices(self, call: Call, attention: AttentionResult, shard: Shard) -> dict[str, Tensor]:
-        """The matrices to keep of the heads in this process, within the limit for all layers."""
-        matrix_bytes, heads = 4 * prod(attention.shape) * shard.n, shard.local_heads(self.wanted.heads.heads)
+    def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
+        """The matrices to keep of the requested heads, within the limit for all layers."""
+        matrix_bytes, heads = 4 * prod(attention.shape), self.wanted.heads.heads
         keep = self._keep(matrix_bytes)
         if not keep:
             return {}

@@ -6,7 +6,7 @@ Each layer is reduced to statistics, or its matrices are kept, before the next o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,6 @@ from mhacli.compute.checkpoint.layers import (
     PassInspection,
     axes_of,
 )
-from mhacli.compute.checkpoint.shards import Shards
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import Call
@@ -79,7 +78,6 @@ class CheckpointRun:
             on_layer=self.on_layer,
             report_progress=report_progress,
             peak_bytes=self.peak_bytes,
-            shards=None if self.loaded.ranks is None else Shards(self.loaded.ranks, self.loaded.model),
         )
 
     @property
@@ -148,12 +146,8 @@ class CheckpointRun:
 
     def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
         """The outputs of the model, captured by `take` if given."""
-        model, ranks = self.loaded.model, self.loaded.ranks
-        with ExitStack() as stack:
-            if ranks is not None:
-                stack.enter_context(ranks.naming())
-            if take is not None:
-                stack.enter_context(captured(model, take, batch=len(self.inputs.sequences)))
+        model, batch = self.loaded.model, len(self.inputs.sequences)
+        with nullcontext() if take is None else captured(model, take, batch=batch):
             return outputs_of(model, keywords)
 
     def _compare(self, outputs: Mapping[str, Any]) -> None:

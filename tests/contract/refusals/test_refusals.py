@@ -164,6 +164,7 @@ MODELS: list[Row] = [
     ("run x --model text.txt", 1, None, "text.txt"),
     ("run x --model @gpt2 --device cpu --device-map auto", 2, USAGE, "--device", "--device-map"),
     ("run x --model @gpt2 --device-map here.json", 2, USAGE, "--device-map", "here.json", "auto"),
+    ("run x --model @gpt2 --device-map tp", 2, USAGE, "--device-map tp", "auto"),
     ("run x --model @gpt2 --device-map map.json", 1, "bad-file", "map.json", "gpu"),
     ("run x --model @t5 --padding left", 2, USAGE, "--padding", "left"),
     ("scan text.txt --out o.mha", 2, USAGE, "--model"),
