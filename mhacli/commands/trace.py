@@ -58,7 +58,7 @@ from mhacli.requests.checkpoint import ModelRequest
 if TYPE_CHECKING:
     from mhacli.record.record import Record
     from mhacli.requests.layer import LayerRequest
-    from mhacli.requests.user_code import TargetRequest
+    from mhacli.usercode.target import TargetRequest
 
 _WALK = "Walkthrough"
 _OWN = "Your own attention"
@@ -382,9 +382,8 @@ def walk_target(
     from mhacli.cli.shared.request import record_command
     from mhacli.io.json_schema import decode, load_json
     from mhacli.record.record import Record
-    from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S
     from mhacli.usercode.process import run_in_child
-    from mhacli.usercode.target import require_readable
+    from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, require_readable
 
     require_readable(target)
     target_request = _request(target, user_code, layer=layer, device=device)
@@ -398,7 +397,7 @@ def walk_target(
 
 
 def _request(target: str, user_code: UserModuleOptions, *, layer: LayerOptions, device: DeviceOptions) -> TargetRequest:
-    from mhacli.requests.user_code import TargetRequest
+    from mhacli.usercode.target import TargetRequest
 
     return TargetRequest(
         target=target,

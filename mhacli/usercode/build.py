@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.requests.user_code import TargetRequest
 from mhacli.usercode.arguments import (
     EMPTY,
     GuessContext,
@@ -31,7 +30,7 @@ from mhacli.usercode.arguments import (
 from mhacli.usercode.call.signature import ROWS, signature_of
 from mhacli.usercode.inputs import copied, seeded
 from mhacli.usercode.process import exception_text, lacks_cuda, shown_path, user_code_error
-from mhacli.usercode.target import Target, documentation_of, source_file
+from mhacli.usercode.target import Target, TargetRequest, documentation_of, source_file
 from mhacli.usercode.types import Built, Guess
 
 

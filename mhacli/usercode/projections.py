@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import Projection, Projections
-from mhacli.requests.user_code import Choice
+from mhacli.usercode.target import Choice
 
 _LAYOUTS = ("3hd", "h3d", "hd3", "3dh", "d3h", "dh3")
 """The row orders of a fused matrix: `3hd` has all queries first, `h3d` the queries, keys and values of each head."""

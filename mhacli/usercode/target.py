@@ -17,10 +17,11 @@ import sys
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.files import read_whole
@@ -29,6 +30,35 @@ from mhacli.usercode.process import shown_path, user_code_error
 MAX_SOURCE_BYTES: Final = 16 << 20
 _MOST_LISTED: Final = 12
 _FORM: Final = "FILE.py:NAME or package.module:NAME"
+
+DEFAULT_TIME_LIMIT_S: Final = 5.0
+"""Seconds for one call, and for importing: half of the ten seconds within which a command must refuse bad input."""
+
+Mode = Literal["self", "cross"]
+"""Self-attention or cross-attention, for attention with an optional context."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A valid design choice of user code; `name` is stable."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """One class or function, `FILE.py:NAME` or `package.module:NAME`, and how to build and call it.
+
+    `arguments` and `call_arguments` are `(name, value as typed)` for the constructor and for each call.
+    """
+
+    target: str
+    arguments: tuple[tuple[str, str], ...] = ()
+    call_arguments: tuple[tuple[str, str], ...] = ()
+    causal: bool = False
+    device: str = "cpu"
+    seed: int = 0
 
 
 class Target(NamedTuple):

@@ -24,13 +24,12 @@ from mhacli.commands.check.inputs import (
     output_for,
     randomised,
 )
-from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison
+from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
 from mhacli.compute.base.user_module import arguments_of, load_user_attention
 from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
 from mhacli.io.json_schema import finite
-from mhacli.requests.user_code import CheckRequest, Choice, TargetRequest
 from mhacli.usercode.arguments import parameters_of, role_of
 from mhacli.usercode.build import is_factory
 from mhacli.usercode.call.convention import CallMasks
@@ -38,7 +37,7 @@ from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs
 from mhacli.usercode.inputs import cast, cast_copy
 from mhacli.usercode.process import SourceLine, Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
-from mhacli.usercode.target import find_target
+from mhacli.usercode.target import Choice, TargetRequest, find_target
 from mhacli.usercode.types import Inputs, MaskForm, Operation
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mhacli.attention.mistakes.stages import Pairing, ReferenceInputs, ReferenceLayer, split
 from mhacli.commands.check.inputs import TOLERANCE, InputCase, output_for
 from mhacli.commands.check.observed_properties import NO_PROPERTIES, Norm, ObservedProperties, distinct_norms
-from mhacli.requests.user_code import CheckRequest, Choice
+from mhacli.commands.check.result import CheckRequest
 from mhacli.usercode.arguments import Role, role_of
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import cast
@@ -33,6 +33,7 @@ from mhacli.usercode.projections import (
     projection_readings,
     read_name,
 )
+from mhacli.usercode.target import Choice
 from mhacli.usercode.types import Built
 
 _READ = "read from the run"

@@ -29,11 +29,10 @@ from mhacli.cli.shared.output import JSON, Formats, format_options, json_documen
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
 from mhacli.cli.values import pairs, real, seconds, whole
-from mhacli.commands.check.result import Examination
+from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
-from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.settings import MAX_HEADS, Config
-from mhacli.usercode.target import require_readable
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, require_readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -25,9 +25,9 @@ from mhacli.commands.check.hypotheses import (
     variants_of,
 )
 from mhacli.commands.check.inputs import InputCase, core_cases, large_case, mask_cases, padding_cases, windows_case
-from mhacli.requests.user_code import Choice
 from mhacli.usercode.call.signature import call_role
 from mhacli.usercode.call.user_attention import UserAttention
+from mhacli.usercode.target import Choice
 from mhacli.usercode.types import MaskForm
 
 _LAYERS_FOR_ONE, _LAYERS_FOR_TWO, _MOST_PAIRS = 24, 2, 2500

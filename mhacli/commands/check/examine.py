@@ -24,6 +24,7 @@ from mhacli.commands.check.inputs import arguments_without_effect, with_random_w
 from mhacli.commands.check.observed_properties import observed_properties
 from mhacli.commands.check.probes.catalogue import Probed, probe
 from mhacli.commands.check.result import (
+    CheckRequest,
     Examination,
     Finding,
     FirstDifference,
@@ -34,11 +35,10 @@ from mhacli.commands.check.result import (
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.compute.base.user_module import arguments_of, load_user_modes
 from mhacli.io.json_schema import decode, finite
-from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, Choice, Mode, TargetRequest
 from mhacli.usercode.call.signature import documented_meaning
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage
-from mhacli.usercode.target import split_target, targets_beside
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest, split_target, targets_beside
 from mhacli.usercode.types import Built, MaskForm
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")

@@ -9,10 +9,28 @@ from typing import Any, Literal
 
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
-from mhacli.requests.user_code import Choice, Mode
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
 SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The check of `of` against the reference or another attention (`against`).
+
+    The other fields are intentions that nothing else reveals: whether True in a mask keeps or hides, how rotary
+    positions pair columns, the scale, and the number of heads. `time_limit_s` is per call; trying pairs of mistakes is
+    limited in proportion.
+    """
+
+    of: TargetRequest
+    against: TargetRequest | None = None
+    mask_means: Literal["keep", "hide"] | None = None
+    rope: Literal["half", "interleaved"] | None = None
+    scale: float | None = None
+    n_heads: int | None = None
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from mhacli.commands.check.result import Examination
+from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode, load_json
-from mhacli.requests.user_code import DEFAULT_TIME_LIMIT_S, CheckRequest, TargetRequest
 from mhacli.usercode import process
-from mhacli.usercode.target import naming
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, naming
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}

@@ -31,7 +31,6 @@ from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error
 from mhacli.commands.check.probes.catalogue import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
 from mhacli.compute.base.user_module import limited
-from mhacli.requests.user_code import Choice
 from mhacli.usercode.call.signature import signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import float64_copy
@@ -45,6 +44,7 @@ from mhacli.usercode.stepwise import (
     cache_is_kept,
     step_conventions,
 )
+from mhacli.usercode.target import Choice
 from mhacli.usercode.types import Inputs, MaskForm, Operation
 
 _MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from mhacli.record.record import Argument
-from mhacli.requests.user_code import TargetRequest
 from mhacli.usercode.build import build
 from mhacli.usercode.call.find_call import find_modes, find_user_attention
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage
-from mhacli.usercode.target import find_target
+from mhacli.usercode.target import TargetRequest, find_target
 from mhacli.usercode.types import Built
 
 

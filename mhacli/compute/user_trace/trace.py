@@ -46,7 +46,6 @@ from mhacli.errors import UsageError
 from mhacli.io.json_schema import decode
 from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
 from mhacli.record.tables import HeadTable
-from mhacli.requests.user_code import TargetRequest
 from mhacli.settings import Config
 from mhacli.text.tokens import TokenSequence
 from mhacli.usercode.call.find_call import find_user_attention
@@ -54,6 +53,7 @@ from mhacli.usercode.call.user_attention import UserAttention, call_attention, f
 from mhacli.usercode.operations import address_of, watch
 from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
+from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
 
 _MAX_BUILDS = 6

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.errors import MhaError
-from mhacli.requests.user_code import Mode, TargetRequest
 from mhacli.usercode.arguments import parse_value, role_of
 from mhacli.usercode.call.convention import (
     CallConvention,
@@ -42,6 +41,7 @@ from mhacli.usercode.call.trials import (
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import float64_copy, map_rows
 from mhacli.usercode.process import is_on_cuda, lacks_cuda, shortened
+from mhacli.usercode.target import Mode, TargetRequest
 from mhacli.usercode.types import Built, Inputs, MaskForm
 
 _MOST_GUESSES, _MOST_CHARACTERS, _MOST_SOURCE = 4, 110, 50

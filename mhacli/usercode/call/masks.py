@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhacli.requests.user_code import Mode
 from mhacli.usercode.call.convention import PATTERN_AXES, CallMasks
 from mhacli.usercode.call.signature import MASKS, AxisNames, CallParameter, documented_meaning
 from mhacli.usercode.call.trials import LENGTHS, CallFacts, Trial, TrialRunner, close, required_forms
 from mhacli.usercode.inputs import map_rows
+from mhacli.usercode.target import Mode
 from mhacli.usercode.types import AttentionOutput, Inputs, MaskForm, MaskKind, MaskMeaning
 
 _GENERIC = """mask masks msk attention attn att key padding pad hidden hiddens state states seq sequence input inputs output

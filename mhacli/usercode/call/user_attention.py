@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.requests.user_code import Mode
 from mhacli.usercode.call.convention import (
     CallConvention,
     CallMasks,
@@ -21,6 +20,7 @@ from mhacli.usercode.call.convention import (
     sides_of,
 )
 from mhacli.usercode.inputs import InputDrawer, copied, map_rows, seeded
+from mhacli.usercode.target import Mode
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, InputSizes, MaskForm
 
 

@@ -27,9 +27,8 @@ from mhacli.commands.check.probes.context import (
     reply,
 )
 from mhacli.commands.check.probes.masks import call_with_mask, hidden_cells, working_mask
-from mhacli.commands.check.result import ProbeResult
+from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.errors import first_names
-from mhacli.requests.user_code import CheckRequest
 from mhacli.usercode.arguments import is_size, role_of, stated
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.inputs import cast, cast_copy, map_rows

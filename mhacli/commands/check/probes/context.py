@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from mhacli.commands.check.result import ProbeResult
-from mhacli.requests.user_code import CheckRequest
+from mhacli.commands.check.result import CheckRequest, ProbeResult
 from mhacli.usercode.call.user_attention import UserAttention, call_attention
 from mhacli.usercode.inputs import InputDrawer, copy_or_none, map_rows
 from mhacli.usercode.types import AttentionOutput, Inputs, MaskForm
