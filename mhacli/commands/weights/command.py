@@ -12,6 +12,7 @@ import typer
 from mhacli.attention.weights_file import FORMAT, read_layer_file
 from mhacli.checkpoints.families import LAYOUTS, TOWERS, layout_named
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     HEAD_WIDTH,
     KV_HEADS,
@@ -26,7 +27,6 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.streams import loading_torch, note, show_activity, write
-from mhacli.cli.values import integer, whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.models.folder import Checkpoint, read_checkpoint
@@ -93,7 +93,7 @@ class ConvertOptions:
 
     path: Annotated[str, typer.Argument(help=_PATH_HELP, metavar="PATH", show_default=False)] = ""
     layer: Annotated[
-        int | None, number(_TENSORS, whole("layer", 0, MAX_LAYERS), "Layer to convert. (default: 0)", "--layer")
+        int | None, number(_TENSORS, Integer(0, MAX_LAYERS), "Layer to convert. (default: 0)", "--layer")
     ] = None
     stack: Annotated[
         str | None,
@@ -115,13 +115,13 @@ class ConvertOptions:
         bool, option(_TENSORS, "Leave out embedding, vocabulary and learned positions.", "--no-embedding")
     ] = False
     heads: Annotated[
-        int | None, number(_HEADS, integer("n_heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: from config.json)")
+        int | None, number(_HEADS, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from config.json)")
     ] = None
     kv_heads: Annotated[
-        int | None, number(_HEADS, integer("n_kv_heads", 1, MAX_HEADS), f"{KV_HEADS} (default: from config.json)")
+        int | None, number(_HEADS, Integer(1, MAX_HEADS), f"{KV_HEADS} (default: from config.json)")
     ] = None
     d_head: Annotated[
-        int | None, number(_HEADS, integer("d_head", 1, MAX_WIDTH), f"{HEAD_WIDTH} (default: from config.json)")
+        int | None, number(_HEADS, Integer(1, MAX_WIDTH), f"{HEAD_WIDTH} (default: from config.json)")
     ] = None
     output: Annotated[str | None, option(OUTPUT, "File to write.", "--output", "-o", metavar="FILE")] = None
     force: Force = False
