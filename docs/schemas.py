@@ -28,11 +28,11 @@ from mhacli.commands.diff.result import (
     TokenChange,
 )
 from mhacli.commands.doctor.result import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
-from mhacli.commands.weights.contents import Contents
+from mhacli.commands.weights import Contents
 from mhacli.record.glossary import Term
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.mask import SequenceMask
-from mhacli.record.record import InspectedLayer, Record, SelfCheck
+from mhacli.record.record import InspectedLayer, Record
 from mhacli.settings import Config
 from mhacli.sites import SITES
 from mhacli.text.tokens import TokenSequence
@@ -253,26 +253,6 @@ def _weights_info() -> Schema:
     return changed(of(Contents), optional=("tensors",), files=files, tensors=array(tensor))
 
 
-def _weights_convert() -> Schema:
-    config = of(Config)["properties"]
-    names = (
-        *("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "bias", "positions", "rope_theta", "max_positions"),
-        *("causal", "window", "scale", "softcap", "dtype", "tokenizer"),
-    )
-    return record(
-        {
-            **dict.fromkeys(("source", "layout", "stack"), TEXT),
-            "layer": INTEGER,
-            **dict.fromkeys(("prefix", "to", "output"), TEXT),
-            "n_bytes": INTEGER,
-            "config": record({name: config[name] for name in names}),
-            "embedding": {},
-            "check": of(SelfCheck),
-            "notes": TEXTS,
-        }
-    )
-
-
 def _row() -> Schema:
     position, weight = ITEMS["position"], nullable(NUMBER)
     return record(
@@ -305,7 +285,6 @@ SCHEMAS: Mapping[str, tuple[str, Schema]] = {
     ),
     "mha.explain/1": ("What mha explain --json prints.", record({"terms": array(of(Term))})),
     "mha.weights-info/1": ("What mha weights info --json prints.", _weights_info()),
-    "mha.weights-convert/1": ("What mha weights convert --json prints.", _weights_convert()),
     "mha.row/1": ("What the key y of mha view copies.", _row()),
 }
 

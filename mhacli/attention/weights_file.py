@@ -170,7 +170,7 @@ def _require_matrices(file: TensorFile) -> None:
     if missing or flat:
         raise MhaError(
             f"{file.path} lacks the matrices {', '.join(missing + flat)}: it has {_listed(file.tensors)}",
-            hint="--model takes a whole checkpoint; mha weights convert takes one layer out of it"
+            hint="--model takes a whole checkpoint, --layer one layer of it"
             if len(file.tensors) > len(_NAMES)
             else "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
             "where there is an output projection",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import Integer
 from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.streams import show_activity
+from mhacli.cli.values import whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.settings import Config
+from mhacli.text.escape import token_label
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
     from mhacli.text.encode import Decoding
     from mhacli.text.tokenizers import Tokenizer
+    from mhacli.text.vocabulary import Entry
 
 DEFAULT_MAX_BYTES = 100 << 20
+MAX_ROWS = 24
+_LEAST_ROOM = 5
 
 
 @format_options(json=JSON)
@@ -40,7 +44,7 @@ class VocabularyOptions:
         option(
             OUTPUT,
             "Show only the K most frequent tokens, most frequent first.",
-            click_type=Integer(1, 10**9),
+            parser=whole("top", 1, 10**9),
             metavar="K",
             common=True,
         ),
@@ -86,8 +90,6 @@ def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptio
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[: options.top]
 
     def view(on: Screen) -> RenderableType:
-        from mhacli.commands.weights.view import vocabulary_table
-
         everything = options.all or options.top is not None
         return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
 
@@ -127,3 +129,37 @@ def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> C
     if not counts:
         raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
     return counts
+
+
+def vocabulary_table(
+    rows: Sequence[Entry], n_distinct: int, n_tokens: int, *, everything: bool, on: Screen
+) -> RenderableType:
+    """Token, id, count and bytes; the first and last rows of a long vocabulary. The caption counts all tokens."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from mhacli.render.base.format import count_of, fitted, left_out, plain_table
+    from mhacli.render.base.options import balanced
+
+    table = plain_table()
+    table.add_column("id", justify="right")
+    table.add_column("token", no_wrap=True)
+    table.add_column("count", justify="right")
+    table.add_column("bytes", justify="right")
+    room = max(_LEAST_ROOM, on.width - _numbers_width(rows))
+    shown = balanced(len(rows), len(rows) if everything else MAX_ROWS)
+    for place, index in enumerate(shown.shown):
+        if shown.hidden and place == shown.before:
+            table.add_row("⋮", left_out(shown.hidden))
+        row = rows[index]
+        name = fitted(token_label(row.token), room)
+        table.add_row(str(row.id), Text(name, style="bold"), f"{row.count:,}", str(row.bytes))
+    caption = f"{count_of(n_tokens, 'token')}, {n_distinct} distinct"
+    return Group(Text(caption, style="bold"), table)
+
+
+def _numbers_width(rows: Sequence[Entry]) -> int:
+    ids = max(len("id"), *(len(str(row.id)) for row in rows))
+    counts = max(len("count"), *(len(f"{row.count:,}") for row in rows))
+    sizes = max(len("bytes"), *(len(str(row.bytes)) for row in rows))
+    return ids + counts + sizes + 3 * 2

@@ -8,7 +8,6 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
@@ -21,7 +20,7 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.values import index_list
+from mhacli.cli.values import index_list, whole
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
@@ -80,7 +79,7 @@ class GenerateOptions:
         int | None,
         number(
             _MODEL,
-            Integer(1, 100_000),
+            whole("generate", 1, 100_000),
             "Generate N tokens greedily, then inspect prompt and continuation together.",
         ),
     ] = None

@@ -19,7 +19,7 @@ from mhacli.text.escape import visible
 if TYPE_CHECKING:
     from mhacli.cli.shared.checkpoint import ComputeRequest
     from mhacli.cli.shared.output import RecordOutput
-    from mhacli.commands.weights.contents import Contents
+    from mhacli.commands.weights import Contents
     from mhacli.record.record import Record
 
 LayerCell = tuple[int, int, tuple[int, int, int]]

@@ -102,7 +102,7 @@ def _require_files(layer: LayerOptions, source: SourceOptions) -> None:
     """Raises `MhaError` for a folder in place of a file, with the option to use instead."""
     if layer.weights is not None and os.path.isdir(layer.weights):
         quoted = shlex.quote(layer.weights)
-        hint = f"--model {quoted} inspects a checkpoint; mha weights convert {quoted} -o FILE extracts one layer"
+        hint = f"--model {quoted} inspects a checkpoint"
         raise MhaError(f"{layer.weights} is a directory, not a file", hint=hint, code="unreadable", path=layer.weights)
     if source.tokenizer is not None and os.path.isdir(source.tokenizer):
         hint = f"--tokenizer {shlex.quote(os.path.join(source.tokenizer, 'tokenizer.json'))} is the file in it"

@@ -210,7 +210,7 @@ FILES: list[Row] = [
     ("diff cat.safetensors cat.safetensors --head 4", 2, USAGE, "--head", "4"),
     ("diff cat.safetensors cat.safetensors --layer 0", 2, USAGE, "--layer"),
     ("weights info", 2, USAGE),
-    ("weights info @gpt2 --layout gpt5", 2, USAGE, "gpt5"),
+    ("weights convert @gpt2 --layer 5 -o w.safetensors", 2, USAGE, "mha run TEXT --model DIR --layer N"),
     ("weights burn", 2, USAGE, "burn"),
     ("run 'a b c' --weights layer.safetensors --d-model 12", 2, USAGE, "--d-model", "12", "8"),
     ("run 'a b zebra' --weights layer.safetensors", 1, "unknown-token", "zebra"),

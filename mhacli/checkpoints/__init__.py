@@ -1,1 +1,0 @@
-"""Model folders, by their headers."""

@@ -1,0 +1,349 @@
+"""`mha weights`: lists the contents of a checkpoint or a weights file by its headers, without torch."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os.path import lexists
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
+from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
+from mhacli.cli.options import OUTPUT, ColourOptions, command, option, option_group
+from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
+from mhacli.cli.streams import note, show_activity, write
+from mhacli.errors import MhaError, UsageError
+from mhacli.io.files import format_size
+from mhacli.io.json_schema import decode
+from mhacli.io.safetensors import ITEM_BITS
+from mhacli.models.folder import Checkpoint, StoredTensor, read_checkpoint
+from mhacli.models.sizes import HeadCounts, head_counts
+from mhacli.text.escape import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+
+SCHEMA = "mha.weights-info/1"
+MAX_FILES = 8
+_NAME_ROOM = 24
+_HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
+_PROJECTIONS = {
+    "qkv": "c_attn|query_key_value|qkv_proj|Wqkv|in_proj",
+    "q": "q_proj|query|query_proj|q_lin|q",
+    "k": "k_proj|key|key_proj|k_lin|k",
+    "v": "v_proj|value|value_proj|v_lin|v",
+    "o": "o_proj|out_proj|out_lin|c_proj|dense|Wo|o",
+}
+"""The usual names of an attention's projections, of which `qkv` is three in one."""
+_GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
+"""The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
+
+
+# ------------------------------------------------------------------------------------------------------- the contents
+
+
+@dataclass(frozen=True)
+class DtypeCount:
+    """The tensors of one dtype."""
+
+    dtype: str
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class StackAttention:
+    """The attention of one stack. `biases` are the letters (of q, k, v and o) of the projections with a bias.
+
+    `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of most weights; None if the
+    stack has no cache, or if its size is not known.
+    """
+
+    stack: str
+    n_layers: int | None
+    n_heads: int | None
+    n_kv_heads: int | None
+    d_head: int | None
+    d_v: int | None
+    d_model: int | None
+    biases: str
+    cache_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The result of `mha weights info`. `kind` is `checkpoint`, or `layer` for a weights file of mha, whose `layout` is
+    `mha`."""
+
+    path: str
+    kind: str
+    family: str | None
+    layout: str | None
+    n_tensors: int
+    n_parameters: int
+    n_bytes: int
+    dtypes: tuple[DtypeCount, ...]
+    files: tuple[tuple[str, int], ...]
+    attentions: tuple[StackAttention, ...]
+    vocabulary: int | None
+    positions: int | None
+    notes: tuple[str, ...]
+    tensors: tuple[StoredTensor, ...] = ()
+
+
+def contents_of(checkpoint: Checkpoint) -> Contents:
+    """The contents by headers and config. Raises `MhaError` for a saved record and for damaged metadata of mha."""
+    metadata = checkpoint.metadata if isinstance(checkpoint.metadata, dict) else {}
+    if "schema" in metadata:
+        raise MhaError(
+            f"{checkpoint.path} is a saved record ({metadata['schema']}), not weights",
+            hint=f"mha show {quote(checkpoint.path)} draws it",
+            path=checkpoint.path,
+        )
+    is_layer = metadata.get("format") == FORMAT
+    every = tuple(checkpoint.tensors.values())
+    groups = [[t for t in every if t.dtype == dtype] for dtype in sorted({t.dtype for t in every})]
+    dtypes = [DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups]
+    if is_layer:
+        counts = _layer_counts(checkpoint)
+        attentions = [_attention("self", counts, checkpoint.tensors, counts.n_layers, _item_bits(dtypes))]
+    else:
+        counts, attentions = head_counts(checkpoint.config), _attentions(checkpoint, _item_bits(dtypes))
+    notes = () if checkpoint.config or is_layer else ("no config.json is beside the file, so its heads are not known",)
+    return Contents(
+        path=checkpoint.path, kind="layer" if is_layer else "checkpoint", family=checkpoint.family,
+        layout="mha" if is_layer else None, n_tensors=len(every), n_parameters=sum(d.n_parameters for d in dtypes),
+        n_bytes=sum(d.n_bytes for d in dtypes), dtypes=tuple(dtypes),
+        files=tuple((file.name, file.n_bytes) for file in checkpoint.files), attentions=tuple(attentions),
+        vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
+    )  # fmt: skip
+
+
+def _item_bits(dtypes: Sequence[DtypeCount]) -> int:
+    return ITEM_BITS[max(dtypes, key=lambda d: d.n_parameters).dtype] if dtypes else 0
+
+
+def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
+    """The sizes in a `mha.weights/1` file, which holds one layer."""
+    config = decode(Metadata, checkpoint.metadata, checkpoint.path).config.resolved()
+    embedding = checkpoint.tensors.get(EMBEDDING)
+    return HeadCounts(
+        1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,
+        vocabulary=embedding.shape[0] if embedding is not None and embedding.shape else None,
+        positions=config.max_positions if config.positions == "learned" else None,
+    )  # fmt: skip
+
+
+def _attentions(checkpoint: Checkpoint, item_bits: int) -> list[StackAttention]:
+    """The attention of each stack that the config describes."""
+    config = checkpoint.config
+    stacks = [name for name in ("text", "vision") if isinstance(config.get(f"{name}_config"), Mapping)]
+    stacks = ["encoder", "decoder", "cross"] if config.get("is_encoder_decoder") is True else stacks
+    by_stack = {stack: head_counts(config, stack) for stack in stacks} if len(stacks) > 1 else {}
+    by_stack = by_stack or {"self": head_counts(config)}
+    classes = config.get("architectures")
+    generates = any(_GENERATES.search(str(name)) for name in classes) if isinstance(classes, list) else False
+    n_layers = sum(counts.n_layers or 0 for counts in by_stack.values())
+    attentions = []
+    for stack, counts in by_stack.items():
+        has_cache = stack not in ("encoder", "cross", "vision") and (generates or config.get("is_decoder") is True)
+        of_cache = n_layers if has_cache else None
+        if counts.n_heads is not None:
+            attentions.append(_attention(stack, counts, checkpoint.tensors, of_cache, item_bits))
+    return attentions
+
+
+def _attention(
+    stack: str, counts: HeadCounts, tensors: Mapping[str, StoredTensor], n_layers: int | None, item_bits: int
+) -> StackAttention:
+    """The attention of a stack. It has a cache if as many layers as the whole model's `n_layers` have keys and values:
+    layers without, such as those of linear attention, keep another state."""
+    cache, n = None, counts
+    n_with_keys = max(_count(tensors, "qkv"), _count(tensors, "k"))
+    if n.n_layers and n.n_kv_heads and n.d_head and n.d_v and n_layers == n_with_keys:
+        cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * item_bits // 8
+    letters = {letter for group in _PROJECTIONS if _count(tensors, group, "bias") for letter in group}
+    biases = "".join(letter for letter in "qkvo" if letter in letters)
+    return StackAttention(stack, n.n_layers, n.n_heads, n.n_kv_heads, n.d_head, n.d_v, n.d_model, biases, cache)
+
+
+def _count(tensors: Mapping[str, StoredTensor], projection: str, part: str = "weight") -> int:
+    """The number of weights or biases of one projection among the tensors of all attentions."""
+    name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[projection]})[._]{part}")
+    return sum(name.fullmatch(tensor) is not None for tensor in tensors)
+
+
+# -------------------------------------------------------------------------------------------------------- the commands
+
+
+class _Weights(HelpGroup):
+    """The group of `info`; a path in place of a command means `info`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolves the command after putting `info` before a path."""
+        if args[0] == "convert":
+            raise UsageError("mha weights convert no longer exists: mha run TEXT --model DIR --layer N shows one layer")
+        if args[0] not in self.commands and lexists(args[0]):
+            note(f"showing mha weights info {quote(args[0])}")
+            args = ["info", *args]
+        return super().resolve_command(ctx, args)
+
+
+weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False)
+"""The group of the command."""
+
+
+@format_options(json=JSON)
+class InfoFormats(Formats):
+    """Formats of the contents of a checkpoint."""
+
+
+@option_group
+class InfoOptions:
+    """The checkpoint, and whether to list its tensors."""
+
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with config.json and safetensors, or a .safetensors file.",
+            metavar="PATH",
+            show_default=False,
+        ),
+    ] = ""
+    tensors: Annotated[bool, option(OUTPUT, "List every tensor.", "--tensors")] = False
+    formats: InfoFormats
+
+
+@weights.callback(invoke_without_command=True)
+@examples("mha weights info MiniLM", "mha weights info layer.safetensors --tensors")
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        write(help_text(context))
+
+
+@weights.command("info", cls=HelpCommand, help=_HELP)
+@examples("mha weights info MiniLM", "mha weights info MiniLM --tensors")
+@command
+def info(options: InfoOptions, colour: ColourOptions) -> None:
+    """Prints the contents of a checkpoint."""
+    if not options.path:
+        raise UsageError(
+            "no checkpoint is given", hint="try mha weights info DIR, a folder with config.json, or a .safetensors file"
+        )
+    with show_activity("reading headers"):
+        contents = contents_of(read_checkpoint(options.path))
+    chosen = options.formats.chosen()
+    print_report(
+        chosen,
+        colour,
+        formats={"json": lambda: json_document(to_json(contents, with_tensors=options.tensors))},
+        view=lambda on: contents_view(contents, on, with_tensors=options.tensors),
+    )
+    for text in contents.notes:
+        note(text)
+    if sys.stdout.isatty() and chosen is None:
+        from mhacli.cli.shared.next_steps import suggest_after_contents
+
+        suggest_after_contents(contents)
+
+
+def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
+    """The document of schema `mha.weights-info/1`."""
+    document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
+    document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
+    del document["tensors"]
+    if with_tensors:
+        document["tensors"] = [
+            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "n_bytes": t.n_bytes} for t in contents.tensors
+        ]
+    return document
+
+
+# ------------------------------------------------------------------------------------------------------------ the view
+
+
+def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
+    """A headline, a line per attention, dtypes and files; `with_tensors` adds every tensor."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from mhacli.render.base.format import count_of, filled
+
+    parts = [
+        "a layer of mha" if contents.kind == "layer" else f"family {contents.family or 'unknown'}",
+        count_of(contents.n_parameters, "parameter", grouped=True),
+        count_of(contents.n_tensors, "tensor", grouped=True),
+        format_size(contents.n_bytes),
+        count_of(len(contents.files), "file"),
+    ]
+    tables = {"vocabulary": contents.vocabulary, "positions": contents.positions}
+    known = [f"{name} {n:,}" for name, n in tables.items() if n is not None]
+    dtypes = [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in contents.dtypes]
+    lines: list[RenderableType] = [
+        Text(visible(contents.path), style="bold"),
+        Text("\n".join(filled([visible(part) for part in parts], on.width))),
+        Text(" · ".join(known)) if known else Text("vocabulary and positions: not given", style="dim"),
+        _attention_table(contents.attentions)
+        if contents.attentions
+        else Text("no attention that is known", style="dim"),
+        _table(["dtype"], ["tensors", "parameters", "bytes"], dtypes),
+        _table(["file"], ["bytes"], _files(contents, on)),
+    ]
+    if with_tensors:
+        lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], _tensors(contents, on)))
+    return Group(*lines)
+
+
+def _attention_table(attentions: Sequence[StackAttention]) -> RenderableType:
+    columns = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]
+    rows = [
+        (
+            a.stack,
+            *("–" if n is None else str(n) for n in (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model)),
+            a.biases or "none",
+            "–" if a.cache_bytes is None else format_size(a.cache_bytes),
+        )
+        for a in attentions
+    ]
+    return _table(["attention"], columns, rows)
+
+
+def _files(contents: Contents, on: Screen) -> list[tuple[str, str]]:
+    """Name and size of each file; the first and last of many."""
+    from mhacli.render.base.format import fitted
+    from mhacli.render.base.options import balanced
+
+    shown = balanced(len(contents.files), MAX_FILES)
+    files = [contents.files[index] for index in shown.shown]
+    rows = [(fitted(visible(name), max(_NAME_ROOM, on.width - 12)), format_size(n_bytes)) for name, n_bytes in files]
+    return rows if not shown.hidden else [*rows[: shown.before], (f"⋮ {shown.hidden} more", ""), *rows[shown.before :]]
+
+
+def _tensors(contents: Contents, on: Screen) -> list[tuple[str, ...]]:
+    from mhacli.render.base.format import fitted
+
+    room = max(_NAME_ROOM, on.width - 38)
+    return [
+        (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
+        for t in contents.tensors
+    ]
+
+
+def _table(left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A table with columns of texts, then columns of numbers."""
+    from rich.text import Text
+
+    from mhacli.render.base.format import plain_table
+
+    table = plain_table(*((name, False) for name in left), *((name, True) for name in right))
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
