@@ -7,20 +7,16 @@ import importlib
 import importlib.util
 import json
 import os
-import re
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
 import mhacli
-from mhacli.cli.aliases import meant_option, suggestion
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.streams import flush, forget_stdout, require_stdout, stderr_lines, write
-from mhacli.cli.values import holds_record
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
@@ -49,14 +45,10 @@ folder of that name, in its `command`."""
 class LazyGroup(HelpGroup):
     """A group that imports only the module of the command that runs; listing commands needs only their names."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names in the order of `COMMANDS`."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command if it is loaded, otherwise a stub with its name and help."""
-        loaded = self.commands.get(cmd_name)
-        return loaded or (typer.core.TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None)
+    def __init__(self, **settings: Any) -> None:
+        """The commands as stubs with their names and help."""
+        super().__init__(**settings)
+        self.commands = {name: typer.core.TyperCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Loads the command that the arguments name; `help COMMAND` is `COMMAND --help`."""
@@ -88,13 +80,11 @@ app = typer.Typer(
     name="mha",
     cls=LazyGroup,
     pretty_exceptions_enable=False,
-    suggest_commands=False,
 )
 
-_DRAW_RECORDS = ("show", "diff")
-"""Commands that show saved records and compute nothing."""
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
-_CLI_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_HALF = 300
+"""Half of the characters of the longest message of Typer that is printed whole."""
 
 
 @app.callback(invoke_without_command=True)
@@ -152,7 +142,7 @@ def _guarded(step: Callable[[], int]) -> int:
 
 def _as_error(fault: Exception) -> MhaError:
     """The error to print for an exception of a library or a bug of mha."""
-    if isinstance(fault, _CLI_ERROR):
+    if isinstance(fault, typer.TyperException):
         return _usage_error(fault)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
         return MhaError("out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory")
@@ -170,81 +160,15 @@ def _as_error(fault: Exception) -> MhaError:
     )
 
 
-def _usage_error(fault: Exception) -> MhaError:
-    """The error for an option or argument that Typer rejected."""
-    text = fault.format_message().strip().rstrip(".")  # type: ignore[attr-defined]
-    first, _, details = text.partition("\n")
-    message = first[:1].lower() + first[1:] + (f" {' '.join(details.split())}" if details else "")
-    option = getattr(fault, "option_name", None)
-    if option and option[1:2].isdigit():
+def _usage_error(fault: typer.TyperException) -> MhaError:
+    """The error for an option or argument that Typer rejected, in Typer's words; a very long one loses its middle."""
+    message = fault.format_message().strip()
+    if len(message) > 2 * _HALF:
+        message = f"{message[:_HALF]} … {message[-_HALF:]}"
+    option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
+    if option[1:2].isdigit():
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
-    context = getattr(fault, "ctx", None)
-    path = context.command_path if context is not None else "mha"
-    parameters = context.command.get_params(context) if context is not None else []
-    if option and message.endswith("requires an argument"):
-        value = next(
-            (parameter.make_metavar(ctx=context).strip("<>") for parameter in parameters if option in parameter.opts),
-            "VALUE",
-        )
-        return UsageError(f"{option} needs a value", hint=f"{option} {value}")
-    names = [
-        name
-        for parameter in parameters
-        if not getattr(parameter, "hidden", False)
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    ]
-    unknown = re.match(r"no such (command|option):? '?(.*?)'?( \(Possible.*)?$", message)
-    if unknown is None:
-        return _value_error(fault, message, path, names)
-    kind, word, _ = unknown.groups()
-    if kind == "command":
-        commands = context.command.list_commands(context) if context is not None else []
-        return UsageError(
-            f"no such command: {word}", hint=_meant_command(word, path, commands) or f"{path} --help lists the commands"
-        )
-    hint = meant_option(word, names) or _option_of_run(word, context) or f"{path} --help-all lists the options"
-    return UsageError(f"no such option: {word}", hint=hint)
-
-
-def _option_of_run(word: str, context: Any) -> str | None:
-    """The hint for an option of `mha run` given to a command that shows a saved record; None for any other option."""
-    if context is None or context.info_name not in _DRAW_RECORDS:
-        return None
-    options = [
-        name for parameter in _load("run").get_params(context) for name in (*parameter.opts, *parameter.secondary_opts)
-    ]
-    if word not in options:
-        return None
-    return f"a saved record stays as it was computed; mha run TEXT {word} computes another, and --save FILE saves it"
-
-
-def _value_error(fault: Exception, message: str, path: str, options: Sequence[str]) -> MhaError:
-    """The error for a rejected value or an extra argument, with a suggestion if there is one."""
-    extra = re.fullmatch(r"got unexpected extra arguments?(?:\(s\))? \((.*)\)", message)
-    if extra is not None:
-        message = f"unexpected argument: {extra[1]}"
-        is_length = path == "mha bench" and re.fullmatch(r"[0-9k,.]+", extra[1]) is not None
-        picture = f"--{extra[1].rpartition('.')[2]}"  # of cat.html --html
-        is_picture = picture in ("--html", "--svg", "--png") and picture in options and " " not in extra[1]
-        suggested = f"--lengths {extra[1]}" if is_length else f"{picture} {extra[1]}" if is_picture else None
-    else:
-        choices = getattr(getattr(getattr(fault, "param", None), "type", None), "choices", ())
-        wrong = re.search(r": '(.*?)' is not one of ", message)
-        suggested = wrong and suggestion(wrong[1], [str(choice) for choice in choices])
-    return UsageError(message, hint=f"did you mean {suggested}?" if suggested else f"{path} --help shows what there is")
-
-
-def _meant_command(word: str, path: str, names: Sequence[str]) -> str | None:
-    """The hint for an unknown command that is misspelt, or is a file, a folder or a text; None for any other word."""
-    quoted = shlex.quote(word)
-    if not os.path.lexists(word):
-        if " " in word and path == "mha":
-            return f"mha run {quoted} shows the attention of a text"
-        suggested = suggestion(word, names)
-        return suggested and f"did you mean {path} {suggested}?"
-    if holds_record(word):
-        return f"mha show {quoted}"
-    return f"mha run TEXT --model {quoted}" if os.path.isdir(word) else f"mha run --file {quoted}"
+    return UsageError(message, hint=context and f"{context.command_path} --help shows what there is")
 
 
 def _print_error(fault: MhaError) -> int:

@@ -15,8 +15,9 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
+from mhacli.cli.numbers import Integer, Real
 from mhacli.cli.streams import SCREEN_WIDTHS, ColourChoice
-from mhacli.cli.values import integer, real, size, whole
+from mhacli.cli.values import size
 from mhacli.io.files import format_size
 from mhacli.record.heads import SORTS
 from mhacli.render.base.options import Scale, View
@@ -100,9 +101,9 @@ def option(panel: str, text: str, *names: str, common: bool = False, **how: Any)
     return declared
 
 
-def number(panel: str, parser: Callable[[object], Any], text: str, *names: str, metavar: str = "N", **how: Any) -> Any:
-    """An option whose value `parser` reads."""
-    return option(panel, text, *names, parser=parser, metavar=metavar, **how)
+def number(panel: str, kind: Integer | Real, text: str, *names: str, metavar: str = "N", **how: Any) -> Any:
+    """An option whose value is a number."""
+    return option(panel, text, *names, click_type=kind, metavar=metavar, **how)
 
 
 # ----------------------------------------------------------------------------------------- options of several commands
@@ -135,7 +136,7 @@ def sequence_list(default: str = "all that fit") -> Any:
 
 def seed_option(panel: str, default: str = "") -> Any:
     """`--seed`; `default` is the text about its default if the command does not set one."""
-    return number(panel, integer("seed", 0, MAX_SEED), f"Seed of random numbers.{default}")
+    return number(panel, Integer(0, MAX_SEED), f"Seed of random numbers.{default}")
 
 
 def device_option(panel: str, default: str = "", **how: Any) -> Any:
@@ -146,12 +147,12 @@ def device_option(panel: str, default: str = "", **how: Any) -> Any:
 
 def threads_option(panel: str) -> Any:
     """`--threads`."""
-    return number(panel, integer("threads", 1, MAX_THREADS), "Number of CPU threads. (default: chosen by torch)")
+    return number(panel, Integer(1, MAX_THREADS), "Number of CPU threads. (default: chosen by torch)")
 
 
 def repeat_option(panel: str, default: str) -> Any:
     """`--repeat`."""
-    return number(panel, whole("repeat", 1, 100_000), f"Number of timed runs. (default: {default})")
+    return number(panel, Integer(1, 100_000), f"Number of timed runs. (default: {default})")
 
 
 Force = Annotated[bool, option(OUTPUT, "Overwrite existing files.", "--force")]
@@ -161,7 +162,7 @@ SaveRecord = Annotated[
 ]
 HeadList = Annotated[str | None, head_list()]
 Everything = Annotated[bool, option(VIEW, "Show everything; leave out no row, column, head or layer.", "--all")]
-Precision = Annotated[int, number(VIEW, whole("precision", 1, 9), "Decimals of attention weights.")]
+Precision = Annotated[int, number(VIEW, Integer(1, 9), "Decimals of attention weights.")]
 Revision = Annotated[
     str | None, option("Checkpoint", "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME")
 ]
@@ -222,16 +223,16 @@ class SourceOptions:
     errors: Annotated[OnBadBytes, option(_TEXT, "How to treat bytes that are invalid in the encoding.")] = "strict"
     max_bytes: Annotated[
         int | None,
-        number(
+        option(
             _TEXT,
-            size("max-bytes"),
             f"Refuse larger texts. (default: {format_size(DEFAULT_MAX_BYTES)}; vocab: 100 MiB)",
+            parser=size("max-bytes"),
             metavar="SIZE",
         ),
     ] = None
     max_token_len: Annotated[
         int,
-        number(_TEXT, whole("max-token-len", 1, 10**9), "Refuse words of more than N characters."),
+        number(_TEXT, Integer(1, 10**9), "Refuse words of more than N characters."),
     ] = DEFAULT_MAX_TOKEN_LEN
 
 
@@ -243,7 +244,7 @@ MaxTokens = Annotated[
     int | None,
     number(
         _TEXT,
-        whole("max-tokens", 1, MAX_LENGTH),
+        Integer(1, MAX_LENGTH),
         f"Use only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
     ),
 ]
@@ -276,16 +277,16 @@ class LayerOptions:
     """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
     d_model: Annotated[
-        int | None, number(_LAYER, integer("d_model", 1, MAX_WIDTH), "Width of the model. (default: 64)", common=True)
+        int | None, number(_LAYER, Integer(1, MAX_WIDTH), "Width of the model. (default: 64)", common=True)
     ] = None
-    heads: Annotated[
-        int | None, number(_LAYER, integer("n_heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: 4)", common=True)
-    ] = None
+    heads: Annotated[int | None, number(_LAYER, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: 4)", common=True)] = (
+        None
+    )
     kv_heads: Annotated[
         int | None,
         number(
             _LAYER,
-            integer("n_kv_heads", 1, MAX_HEADS),
+            Integer(1, MAX_HEADS),
             f"{KV_HEADS} (default: heads)",
         ),
     ] = None
@@ -293,18 +294,16 @@ class LayerOptions:
         int | None,
         number(
             _LAYER,
-            integer("d_head", 1, MAX_WIDTH),
+            Integer(1, MAX_WIDTH),
             f"{HEAD_WIDTH} (default: d_model / heads)",
         ),
     ] = None
     d_v: Annotated[
-        int | None, number(_LAYER, integer("d_v", 1, MAX_WIDTH), "Width of the values of a head. (default: d_head)")
+        int | None, number(_LAYER, Integer(1, MAX_WIDTH), "Width of the values of a head. (default: d_head)")
     ] = None
     d_input: Annotated[
         int | None,
-        number(
-            _LAYER, integer("d_input", 1, MAX_WIDTH), "Width of the token vectors before projection. (default: d_model)"
-        ),
+        number(_LAYER, Integer(1, MAX_WIDTH), "Width of the token vectors before projection. (default: d_model)"),
     ] = None
     bias: Annotated[
         bool | None, option(_LAYER, "Add a bias in the projections. (default: --bias)", "--bias/--no-bias")
@@ -315,7 +314,10 @@ class LayerOptions:
     dropout: Annotated[
         float | None,
         number(
-            _LAYER, real("dropout"), "Dropout probability of attention weights, with --train. (default: 0)", metavar="P"
+            _LAYER,
+            Real(0, below=1),
+            "Dropout probability of attention weights, with --train. (default: 0)",
+            metavar="P",
         ),
     ] = None
     train: Annotated[bool, option(_LAYER, "Apply dropout; show the pattern before and after.", "--train")] = False
@@ -331,13 +333,13 @@ class LayerOptions:
     ] = None
     rope_theta: Annotated[
         float | None,
-        number(_POSITIONS, real("rope_theta"), "Base of the RoPE angles. (default: 10000)", metavar="X"),
+        number(_POSITIONS, Real(above=0), "Base of the RoPE angles. (default: 10000)", metavar="X"),
     ] = None
     max_positions: Annotated[
         int | None,
         number(
             _POSITIONS,
-            integer("max_positions", 1, 16 * MAX_WIDTH),
+            Integer(1, 16 * MAX_WIDTH),
             "Number of learned positions. (default: 1024)",
         ),
     ] = None
@@ -354,7 +356,7 @@ class LayerOptions:
         int | None,
         number(
             _MASK,
-            integer("prefix", 1, MAX_LENGTH),
+            Integer(0, MAX_LENGTH),
             "Causal, but every token attends to the first N; 0 for none.",
         ),
     ] = None
@@ -362,7 +364,7 @@ class LayerOptions:
         int | None,
         number(
             _MASK,
-            integer("sink-window", 1, MAX_LENGTH),
+            Integer(0, MAX_LENGTH),
             "The first N tokens stay visible outside --window; 0 for none.",
             "--sink-window",
         ),
@@ -370,8 +372,8 @@ class LayerOptions:
     padding: Annotated[
         PaddingSide | None, option(_MASK, "Side on which shorter sequences are padded. (default: right)")
     ] = None
-    scale: Annotated[float | None, number(_MASK, real("scale"), SCALE, metavar="X")] = None
-    softcap: Annotated[float | None, number(_MASK, real("softcap"), "Limit scores to ±X with a tanh.", metavar="X")] = (
+    scale: Annotated[float | None, number(_MASK, Real(), SCALE, metavar="X")] = None
+    softcap: Annotated[float | None, number(_MASK, Real(above=0), "Limit scores to ±X with a tanh.", metavar="X")] = (
         None
     )
     score_bias: Annotated[
@@ -403,7 +405,7 @@ class DrawingOptions:
     view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "auto"
     head: HeadList = None
     sequence: Annotated[str | None, sequence_list()] = None
-    top: Annotated[int, number(VIEW, whole("top", 1, 1000), "Keys per query, with --view top.", metavar="K")] = 3
+    top: Annotated[int, number(VIEW, Integer(1, 1000), "Keys per query, with --view top.", metavar="K")] = 3
     precision: Precision = 2
     all: Everything = False
 
@@ -452,7 +454,7 @@ class ColourOptions:
     ] = "auto"
     width: Annotated[
         int | None,
-        number(OUTPUT, whole("width", *SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
+        number(OUTPUT, Integer(*SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
     ] = None
 
 
@@ -475,10 +477,10 @@ class SaveOptions:
     ] = None
     keep_limit: Annotated[
         int,
-        number(
+        option(
             OUTPUT,
-            size("keep-limit"),
             f"Limit the size of these arrays. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
+            parser=size("keep-limit"),
             metavar="SIZE",
             show_default=False,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -19,59 +18,6 @@ from mhacli.io.scan_folder import is_scan
 def _option(name: str) -> str:
     """The option of a field of `Config`, or of any other name."""
     return {"n_heads": "--heads", "n_kv_heads": "--kv-heads"}.get(name, f"--{name.replace('_', '-')}")
-
-
-def integer(name: str, low: int, high: int) -> Callable[[object], int]:
-    """A parser of whole numbers. Raises `UsageError` with the range for other words; `Config` checks the range itself."""
-
-    def number(word: object) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(word)):
-            raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not a whole number from {low} to {high}")
-        return int(str(word))
-
-    return number
-
-
-def whole(name: str, low: int, high: int) -> Callable[[object], int]:
-    """A parser of whole numbers from `low` to `high`. Raises `UsageError` with the range."""
-
-    def number(word: object) -> int:
-        value = integer(name, low, high)(word)
-        if not low <= value <= high:
-            raise UsageError(f"{_option(name)} {value} is not a whole number from {low} to {high}")
-        return value
-
-    return number
-
-
-def real(name: str) -> Callable[[object], float]:
-    """A parser of decimal numbers. Raises `UsageError` for words, and for `nan` and `inf`."""
-
-    def number(word: object) -> float:
-        match = re.fullmatch(r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", str(word))
-        value = float(match[0]) if match else math.inf
-        if math.isinf(value):
-            raise UsageError(f"{_option(name)} {str(word)[:40]!r} is not a finite number such as 0.125")
-        return value
-
-    return number
-
-
-_MOST_SECONDS = 86_400
-
-
-def seconds(name: str) -> Callable[[object], float]:
-    """A parser of durations in seconds, above 0 and at most a day. Raises `UsageError`."""
-
-    def number(word: object) -> float:
-        value = real(name)(word)
-        if not 0 < value <= _MOST_SECONDS:
-            raise UsageError(
-                f"--{name} {value:g} is out of range: it takes seconds, above 0 and at most {_MOST_SECONDS}"
-            )
-        return value
-
-    return number
 
 
 def size(name: str) -> Callable[[object], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     VERBOSE,
     VIEW,
@@ -33,7 +34,7 @@ from mhacli.cli.shared.checkpoint import (
 )
 from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
 from mhacli.cli.streams import loading_torch, show_activity
-from mhacli.cli.values import counts, index_list, whole
+from mhacli.cli.values import counts, index_list
 from mhacli.errors import UsageError
 from mhacli.facts import CacheKind
 from mhacli.io.memory import uncollected
@@ -52,7 +53,7 @@ class DecodeOptions:
         int,
         number(
             _DECODING,
-            whole("prompt-len", 0, 10**9),
+            Integer(0, 10**9),
             "Read the first N tokens in one pass (prefill), then decode.",
             common=True,
         ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     OUTPUT,
     Brief,
@@ -53,7 +54,7 @@ from mhacli.cli.shared.output import (
 from mhacli.cli.shared.request import record_command, require_heads
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
 from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
-from mhacli.cli.values import index_list, span, whole
+from mhacli.cli.values import index_list, span
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import more_time
@@ -88,7 +89,7 @@ class HeadsOptions(StatisticsOptions):
             common=True,
         ),
     ] = None
-    top: Annotated[int, number(HEADS, whole("top", 1, 1000), "Keys per query, with --query.", metavar="K")] = 10
+    top: Annotated[int, number(HEADS, Integer(1, 1000), "Keys per query, with --query.", metavar="K")] = 10
     rows: Annotated[str | None, option(HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
     keys: Annotated[str | None, option(HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
 
@@ -260,7 +261,6 @@ _ONE_KIND = "--layer encoder.N, decoder.N or cross.N chooses one kind"
 
 def _heads_request(statistics: HeadsOptions, layer: LayerOptions, heads: tuple[int, ...] | None) -> HeadsRequest:
     """The request without the cells to keep."""
-    statistics.require_range()
     return HeadsRequest(
         heads=heads,
         patterns=tuple(map(parse_pattern, statistics.pattern or ())),

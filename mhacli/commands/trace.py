@@ -12,6 +12,7 @@ from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
     ARG,
     CALL_ARG,
@@ -47,7 +48,7 @@ from mhacli.cli.shared.output import (
     write_pictures,
 )
 from mhacli.cli.streams import draw, loading_torch, note, read_key, screen, show_activity
-from mhacli.cli.values import are_literal, pairs, real, triple, whole
+from mhacli.cli.values import are_literal, pairs, triple
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target
 from mhacli.io.memory import uncollected
@@ -87,7 +88,7 @@ class WalkOptions:
             common=True,
         ),
     ] = None
-    sequence: Annotated[int, option(_WALK, "Sequence of --cell.", parser=whole("sequence", 0, 10**9), metavar="N")] = 0
+    sequence: Annotated[int, option(_WALK, "Sequence of --cell.", click_type=Integer(0, 10**9), metavar="N")] = 0
     verbose: Annotated[bool, option(_WALK, VERBOSE, "--verbose", common=True)] = False
     mask: Annotated[bool, option(_WALK, "Draw only the mask, with its density.", "--mask", common=True)] = False
     step: Annotated[bool, option(_WALK, "Wait for a key after each step; q quits.", "--step")] = False
@@ -113,7 +114,7 @@ class UserModuleOptions:
     ] = None
     time_limit: Annotated[
         float | None,
-        number(_OWN, real("time-limit"), f"{TIME_LIMIT} (default: 5)", metavar="SECONDS"),
+        number(_OWN, Real(high=MAX_SECONDS, above=0), f"{TIME_LIMIT} (default: 5)", metavar="SECONDS"),
     ] = None
 
 

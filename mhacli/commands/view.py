@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     HIDE_SINKS,
     ColourOptions,
@@ -25,7 +26,7 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
 from mhacli.cli.streams import wants_colour
-from mhacli.cli.values import are_literal, holds_record, whole
+from mhacli.cli.values import are_literal, holds_record
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import ViewOptions
@@ -45,11 +46,9 @@ class StartOptions:
 
     head: Annotated[
         int | None,
-        number(_VIEW, whole("head", 0, 1_000_000), "Open this head first. (default: the overview of all)", common=True),
+        number(_VIEW, Integer(0, 1_000_000), "Open this head first. (default: the overview of all)", common=True),
     ] = None
-    sequence: Annotated[
-        int, number(_VIEW, whole("sequence", 0, 1_000_000), "Open this sequence first.", common=True)
-    ] = 0
+    sequence: Annotated[int, number(_VIEW, Integer(0, 1_000_000), "Open this sequence first.", common=True)] = 0
     map_scale: MapScale = None
     hide_sinks: Annotated[bool, option(_VIEW, HIDE_SINKS, "--hide-sinks", common=True)] = False
 

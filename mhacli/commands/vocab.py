@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.streams import show_activity
-from mhacli.cli.values import whole
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.settings import Config
@@ -44,7 +44,7 @@ class VocabularyOptions:
         option(
             OUTPUT,
             "Show only the K most frequent tokens, most frequent first.",
-            parser=whole("top", 1, 10**9),
+            click_type=Integer(1, 10**9),
             metavar="K",
             common=True,
         ),

@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     DeviceOptions,
     LayerOptions,
@@ -20,7 +21,7 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.values import index_list, whole
+from mhacli.cli.values import index_list
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
@@ -79,7 +80,7 @@ class GenerateOptions:
         int | None,
         number(
             _MODEL,
-            whole("generate", 1, 100_000),
+            Integer(1, 100_000),
             "Generate N tokens greedily, then inspect prompt and continuation together.",
         ),
     ] = None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from mhacli.cli.numbers import Integer, Real
 from mhacli.cli.options import number, option, option_group
-from mhacli.cli.values import real, whole
-from mhacli.errors import UsageError
 from mhacli.record.heads import SINK_SHARE, SINK_TOKENS
 from mhacli.settings import MAX_LENGTH, Reducer
 from mhacli.text.conditions import INDUCTION
@@ -32,7 +31,7 @@ class StatisticsOptions:
         int,
         number(
             HEADS,
-            whole("first-tokens", 1, MAX_LENGTH),
+            Integer(1, MAX_LENGTH),
             "Number of first tokens whose attention is reported together.",
             "--first-tokens",
         ),
@@ -41,7 +40,7 @@ class StatisticsOptions:
         float,
         number(
             HEADS,
-            real("sink-weight"),
+            Real(high=1, above=0),
             "Smallest fraction of all attention that makes a key a sink.",
             "--sink-weight",
             metavar="P",
@@ -51,8 +50,3 @@ class StatisticsOptions:
         Reducer,
         option(HEADS, "Compute the statistics with torch, with one Triton kernel on a GPU, or with whichever can run."),
     ] = "auto"
-
-    def require_range(self) -> None:
-        """Raises `UsageError` for a `--sink-weight` that is no fraction."""
-        if not 0 < self.sink_share <= 1:
-            raise UsageError(f"--sink-weight {self.sink_share:g} is out of range: above 0, at most 1")

@@ -10,6 +10,7 @@ from typing import Annotated, get_args
 import typer
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import MAX_SECONDS, Real
 from mhacli.cli.options import (
     CAUSAL,
     HEAD_WIDTH,
@@ -31,7 +32,7 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import loading_torch, note, progress
-from mhacli.cli.values import counts, seconds, words_of
+from mhacli.cli.values import counts, words_of
 from mhacli.commands.bench.comparison import BaselineComparison, TimeChange, compare, parse_rule, too_slow
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import ALL, BACKENDS, Direction, Sweep
@@ -111,13 +112,13 @@ class MeasureOptions:
         int | None, repeat_option(_TIMING, "until each median is accurate to 1 %, or --budget is spent")
     ] = None
     budget: Annotated[
-        float, number(_TIMING, seconds("budget"), "Seconds of timing for each size.", metavar="SECONDS")
+        float, number(_TIMING, Real(high=MAX_SECONDS, above=0), "Seconds of timing for each size.", metavar="SECONDS")
     ] = 3.0
     call_limit: Annotated[
         float,
         number(
             _TIMING,
-            seconds("call-limit"),
+            Real(high=MAX_SECONDS, above=0),
             "Skip a backend whose single call is predicted to take longer.",
             metavar="SECONDS",
         ),

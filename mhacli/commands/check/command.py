@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
     ARG,
     CALL_ARG,
@@ -28,7 +29,7 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.streams import note, progress
-from mhacli.cli.values import pairs, real, seconds, whole
+from mhacli.cli.values import pairs
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.settings import MAX_HEADS, Config
@@ -97,11 +98,11 @@ class MeaningOptions:
     ] = None
     scale: Annotated[
         float | None,
-        number(_MEANT, real("scale"), SCALE, metavar="X"),
+        number(_MEANT, Real(), SCALE, metavar="X"),
     ] = None
     heads: Annotated[
         int | None,
-        number(_MEANT, whole("heads", 1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)"),
+        number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)"),
     ] = None
 
 
@@ -115,7 +116,7 @@ class RunOptions:
         float,
         number(
             _RUN,
-            seconds("time-limit"),
+            Real(high=MAX_SECONDS, above=0),
             TIME_LIMIT,
             metavar="SECONDS",
         ),

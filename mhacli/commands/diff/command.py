@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Real
 from mhacli.cli.options import (
     ColourOptions,
     Everything,
@@ -23,7 +24,7 @@ from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.streams import show_activity
-from mhacli.cli.values import index_list, real, require_record, saved_here
+from mhacli.cli.values import index_list, require_record, saved_here
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions
@@ -52,7 +53,7 @@ class PairOptions:
         float | None,
         number(
             _COMPARISON,
-            real("tolerance"),
+            Real(0),
             "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
             "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)",
             metavar="X",
@@ -99,8 +100,6 @@ def diff(
         precision=panels.precision,
         everything=panels.all,
     )
-    if pair.tolerance is not None and pair.tolerance < 0:
-        raise UsageError(f"--tolerance {pair.tolerance:g} is negative: the least is 0")
     if not pair.a or not pair.b:
         raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2, given=pair.a or pair.b))
     from mhacli.commands.diff.compare import compare

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     HTML,
     PNG,
@@ -45,7 +46,7 @@ from mhacli.cli.shared.output import (
     with_output,
 )
 from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
-from mhacli.cli.values import index_list, whole
+from mhacli.cli.values import index_list
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import more_time
@@ -110,7 +111,7 @@ class RemovalOptions:
         int | None,
         number(
             _REMOVED,
-            whole("screen", 1, 100_000),
+            Integer(1, 100_000),
             "Estimate all heads by one backward pass, then remove only the K with the largest estimates and K random "
             "others. (default: remove all)",
             metavar="K",
@@ -127,7 +128,7 @@ class RemovalOptions:
     ] = None
     at: Annotated[
         int | None,
-        number(_REMOVED, whole("at", 0, MAX_LENGTH), "Remove heads only at this position. (default: at all positions)"),
+        number(_REMOVED, Integer(0, MAX_LENGTH), "Remove heads only at this position. (default: at all positions)"),
     ] = None
 
 
@@ -152,7 +153,7 @@ class MeasurementOptions:
         int | None,
         number(
             _MEASURED,
-            whole("position", -MAX_LENGTH, MAX_LENGTH),
+            Integer(-MAX_LENGTH, MAX_LENGTH),
             "Measure at this token. (default: the first [MASK], else the last token)",
             common=True,
         ),
@@ -166,9 +167,7 @@ class MeasurementOptions:
     ] = False
     verify: Annotated[
         int,
-        number(
-            _MEASURED, whole("verify", 1, 10_000), "Number of removals to verify by a second, different computation."
-        ),
+        number(_MEASURED, Integer(1, 10_000), "Number of removals to verify by a second, different computation."),
     ] = 4
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.cli.help import examples
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     DEVICE,
     NUMBER_FORMAT,
@@ -27,7 +28,7 @@ from mhacli.cli.shared.checkpoint import ModelOptions, device_map_of, layer_list
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
 from mhacli.cli.streams import flush, loading_torch, note
-from mhacli.cli.values import index_list, integer, size, whole
+from mhacli.cli.values import index_list, size
 from mhacli.commands.scan.lines import ScanReport
 from mhacli.commands.scan.workers import EngineOptions
 from mhacli.errors import UsageError
@@ -81,13 +82,13 @@ class CorpusOptions:
     lines: Annotated[bool, option(_CORPUS, "Treat each line of a file as a sequence.", "--lines", common=True)] = False
     max_docs: Annotated[
         int | None,
-        number(_CORPUS, whole("max-docs", 1, 10**12), "Use only the first N documents.", common=True),
+        number(_CORPUS, Integer(1, 10**12), "Use only the first N documents.", common=True),
     ] = None
     max_tokens: Annotated[
         int | None,
         number(
             _CORPUS,
-            whole("max-tokens", 1, MAX_LENGTH),
+            Integer(1, MAX_LENGTH),
             "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)",
             common=True,
         ),
@@ -100,10 +101,10 @@ class CorpusOptions:
     ] = False
     max_bytes: Annotated[
         int,
-        number(
+        option(
             _CORPUS,
-            size("max-bytes"),
             f"Leave out larger documents. (default: {format_size(DEFAULT_MAX_BYTES)})",
+            parser=size("max-bytes"),
             metavar="SIZE",
             show_default=False,
         ),
@@ -161,7 +162,7 @@ class ScanDeviceOptions:
         int,
         number(
             DEVICE,
-            integer("threads", 1, MAX_THREADS),
+            Integer(1, MAX_THREADS),
             "Number of CPU threads. (default: 1; another number changes the rounding)",
             show_default=False,
         ),
@@ -266,7 +267,6 @@ def _request(
     from mhacli.commands.scan.request import ScanRequest
     from mhacli.text.spans import require_expressions
 
-    statistics.require_range()
     source = _required(model.model, "--model", "a checkpoint, such as --model MiniLM")
     layers, heads = layer_list(model.layer), index_list(model.head, "head")
     checkpoint = local_checkpoint(model)

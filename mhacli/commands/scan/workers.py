@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.numbers import Integer
 from mhacli.cli.options import number, option, option_group
 from mhacli.cli.streams import note
-from mhacli.cli.values import whole
 from mhacli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class EngineOptions:
         int | None,
         number(
             _WORKERS,
-            whole("workers", 1, _MOST_WORKERS),
+            Integer(1, _MOST_WORKERS),
             "Number of workers, each with the model in its memory (needs the extra scan). "
             "(default: this process alone; with --ray, as many as there is room for)",
             show_default=False,
@@ -44,7 +44,7 @@ class EngineOptions:
         int | None,
         number(
             _WORKERS,
-            whole("cpus-per-worker", 1, _MOST_WORKERS),
+            Integer(1, _MOST_WORKERS),
             "CPUs that Ray reserves for each worker. (default: as many as --threads)",
             show_default=False,
         ),
