@@ -19,7 +19,6 @@ from mhacli.errors import MhaError
 from mhacli.models.folder import Checkpoint
 from mhacli.models.load import guarded, offline, transformers
 from mhacli.settings import PaddingSide
-from mhacli.text.packed import PackedText
 from mhacli.text.pieces import BYTES, Encoding, Spelling, pieces_of, spelling_of
 from mhacli.text.spans import Message
 from mhacli.text.tokenizers import FileTokenizer, encoded
@@ -72,35 +71,6 @@ class ModelTokenizer:
     def names(self, ids: Sequence[int]) -> list[str]:
         """The tokenizer's names of tokens."""
         return [self.library.id_to_token(i) or f"<{i}>" for i in ids]
-
-    @property
-    def end_id(self) -> int | None:
-        """The id of its end-of-text token, or else of its separator."""
-        ids = (getattr(self.template, name, None) for name in ("eos_token_id", "sep_token_id"))
-        return next((i for i in ids if i is not None), None)
-
-    @property
-    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids of the special tokens that it adds before and after a text."""
-        encoding = self.encoding("a", special=True)
-        ids, mask = tuple(encoding.ids), [*encoding.special_tokens_mask]
-        first = mask.index(0) if 0 in mask else len(mask)
-        last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
-        return ids[:first], ids[last:]
-
-    def framed(self, packed: PackedText) -> TokenSequence:
-        """The tokens of a packed text, with the special tokens around it."""
-        before, after = self.frame
-        ends = {len(before) + end for end in packed.ends}
-        n_own, n = len(before) + len(packed.ids), len(before) + len(packed.ids) + len(after)
-        ids = [*before, *packed.ids, *after]
-        encoding = SimpleNamespace(
-            ids=ids,
-            tokens=self.names(ids),
-            offsets=[*[(0, 0)] * len(before), *packed.offsets, *[(0, 0)] * len(after)],
-            special_tokens_mask=[int(i in ends or not len(before) <= i < n_own) for i in range(n)],
-        )
-        return pieces_of(packed.text, encoding, self.spelling)
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the

@@ -37,11 +37,6 @@ class Document(NamedTuple):
     place: int
     text: str
 
-    @property
-    def n_documents(self) -> int:
-        """1; a packed text may hold several documents."""
-        return 1
-
 
 class BadDocument(NamedTuple):
     """A document without usable text. `reason` is a phrase such as `empty`; `file` and `place` are as in `Document`."""
@@ -49,11 +44,6 @@ class BadDocument(NamedTuple):
     file: str
     place: int
     reason: str
-
-    @property
-    def n_documents(self) -> int:
-        """1, as of a `Document`."""
-        return 1
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,7 @@ class CorpusOptions:
     ] = None
     pack: Annotated[
         bool,
-        option(
-            _CORPUS, "Join documents into texts of --max-tokens tokens, an end-of-text token between two.", "--pack"
-        ),
+        option(_CORPUS, "", "--pack", hidden=True),
     ] = False
     max_bytes: Annotated[
         int,
@@ -113,6 +111,10 @@ class CorpusOptions:
 
     def form(self) -> CorpusFormat:
         """The format of the files. Raises `UsageError` for options that exclude each other."""
+        if self.pack:
+            raise UsageError(
+                "--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens"
+            )
         from mhacli.text.corpus import CorpusFormat
 
         return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
@@ -283,7 +285,6 @@ def _request(
         dtype=device.dtype,
         threads=device.threads,
         max_tokens=corpus.max_tokens,
-        pack=corpus.pack,
         layers=layers,
         heads=None if heads is None else tuple(sorted(set(heads))),
         conditions=tuple(parse_pattern(word).text for word in statistics.pattern or ()),
@@ -327,7 +328,6 @@ def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
     ]
     flags = {
         "--lines": corpus.lines,
-        "--pack": request.pack,
         "--effect": request.effect,
         "--allow-nonfinite": request.allow_nonfinite,
     }

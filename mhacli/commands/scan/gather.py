@@ -24,8 +24,7 @@ from mhacli.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
-from mhacli.text.corpus import Document
-from mhacli.text.packed import Item, PackedText
+from mhacli.text.corpus import BadDocument, Document
 from mhacli.text.tokens import TokenSequence
 
 EXAMPLE_LEN = 64
@@ -51,17 +50,17 @@ class Gathered:
     _identical: bool = True
     _example: tuple[tuple[bool, int], Record] | None = None
 
-    def leave_out(self, document: Item, reason: str) -> None:
+    def leave_out(self, document: Document | BadDocument, reason: str) -> None:
         """Adds a bad document."""
-        self.bad.append(BadEntry(document.file, document.place, reason, document.n_documents))
+        self.bad.append(BadEntry(document.file, document.place, reason))
 
-    def add(self, document: Document | PackedText, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
+    def add(self, document: Document, run: CheckpointRun, effects: tuple[Effect, ...] = ()) -> None:
         """Adds a computed document, with the effects of removing each head."""
         texts, results = run.inputs.context or run.inputs.sequences, run.results
         n_tokens = len(texts[0].ids)
         heads = tuple(head for result in results for head in result.heads)
         digest = document_digest(document)
-        self.documents.append(UnitDocument(document.file, document.place, digest, n_tokens, document.n_documents))
+        self.documents.append(UnitDocument(document.file, document.place, digest, n_tokens))
         self.heads.append(heads)
         self.effects.append(effects)
         self._layers.append(tuple(result.layer for result in results))
@@ -90,7 +89,7 @@ class Gathered:
                 mass[:, grid[0], grid[1]] = np.concatenate([_of_heads(result, name) for result in results])
             add_sum(self._sums, name, mass)
 
-    def _add_sinks_and_cells(self, document: Document | PackedText, run: CheckpointRun) -> None:
+    def _add_sinks_and_cells(self, document: Document, run: CheckpointRun) -> None:
         """Adds the sinks and the strongest cells of a document, with their tokens."""
         self._sinks = self._sinks or [{} for _ in self.heads[-1]]
         self._cells = self._cells or [[] for _ in self.heads[-1]]
@@ -104,7 +103,7 @@ class Gathered:
                 cells = [
                     CorpusCell(
                         document.file, document.place, cell.query, cell.key, queries[0].tokens[cell.query],
-                        keys[0].tokens[cell.key], cell.share, cell.lift, document.n_documents,
+                        keys[0].tokens[cell.key], cell.share, cell.lift,
                     )
                     for cell in head.largest if cell.lift > threshold
                 ]  # fmt: skip
@@ -134,9 +133,7 @@ class Gathered:
         """The record as that of a corpus of one document, without timings, details of the machine and text behind the tokens."""
         device, n = self.settings.device, document.n_tokens
         environment = replace(record.environment, device=device.partition(" ")[0], device_name=device)
-        corpus = CorpusSummary(
-            1, n, 0, n, document.file, document.place, (device,), (), example_documents=document.n_documents
-        )
+        corpus = CorpusSummary(1, n, 0, n, document.file, document.place, (device,), ())
         return replace(
             record,
             sequences=tuple(sequence.covered for sequence in record.sequences),

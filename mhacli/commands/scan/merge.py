@@ -145,7 +145,6 @@ def _summary(
             for number, (folded_head, head) in enumerate(zip(folded.heads, heads, strict=True))
         ),
         bad=tuple(folded.bad),
-        example_documents=example_corpus.example_documents,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mhacli.commands.scan.settings import RowFormat
-from mhacli.errors import UsageError
 from mhacli.record.heads import SINK_SHARE, SINK_TOKENS, HeadsRequest
 from mhacli.record.record import LayerChoice
 from mhacli.requests.checkpoint import ModelRequest
@@ -19,8 +18,7 @@ class ScanRequest:
     """The checkpoint by path or id, and the head statistics to compute for every document.
 
     `conditions` are values of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is
-    that of its weights. A `device_map` replaces `device`. `max_tokens` truncates documents; with `pack` they
-    are joined, and it is the length of the texts. `threads` are torch's
+    that of its weights. A `device_map` replaces `device`. `max_tokens` truncates documents. `threads` are torch's
     threads in each worker. With `effect`, each head is also removed in each document. The request can be pickled: each
     worker loads the model by it.
     """
@@ -33,7 +31,6 @@ class ScanRequest:
     dtype: str | None = None
     threads: int = 1
     max_tokens: int | None = None
-    pack: bool = False
     layers: tuple[LayerChoice, ...] | None = None
     heads: tuple[int, ...] | None = None
     conditions: tuple[str, ...] = ()
@@ -44,13 +41,6 @@ class ScanRequest:
     reducer: Reducer = "auto"
     effect: bool = False
     rows: RowFormat = "jsonl"
-
-    def __post_init__(self) -> None:
-        """Raises `UsageError` for `pack` without a length."""
-        if self.pack and self.max_tokens is None:
-            raise UsageError(
-                "--pack needs --max-tokens, the number of tokens of each text", hint="--pack --max-tokens 512"
-            )
 
     def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:
         """The request that `mha heads` would make for one document, with these words of `spans`."""

@@ -16,8 +16,8 @@ from mhacli.record.tables import Column, EffectTable, HeadTable, Table
 
 @dataclass(frozen=True)
 class DocumentTable(Table):
-    """The heads of documents. The columns are `file`, `place` (line or row from 1, 0 for a whole file), `n_documents` (1
-    unless it is packed) and `n_tokens`, those of `HeadTable`, and the effects of removing the head, if `effects` has them."""
+    """The heads of documents. The columns are `file`, `place` (line or row from 1, 0 for a whole file), `n_documents` (1)
+    and `n_tokens`, those of `HeadTable`, and the effects of removing the head, if `effects` has them."""
 
     documents: Sequence[tuple[UnitDocument, Sequence[HeadStatistics]]]
     effects: Sequence[Effect] = ()

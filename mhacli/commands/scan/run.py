@@ -11,7 +11,6 @@ from time import perf_counter
 from mhacli.commands.scan.engines.single import Engine
 from mhacli.commands.scan.folder import ScanFolder, open_folder
 from mhacli.commands.scan.merge import merge
-from mhacli.commands.scan.packing import Packer, packer_of
 from mhacli.commands.scan.progress import ScanProgress
 from mhacli.commands.scan.request import ScanRequest
 from mhacli.commands.scan.sums import UnitFacts, read_sums
@@ -22,7 +21,6 @@ from mhacli.record import storage
 from mhacli.record.corpus import BadEntry
 from mhacli.record.record import Record
 from mhacli.text.corpus import CorpusFormat, documents
-from mhacli.text.packed import Item, PackedText
 
 
 @dataclass
@@ -50,7 +48,6 @@ class ScanStudy:
     progress: ScanProgress = field(default_factory=ScanProgress)
     _names: list[str] = field(default_factory=list)
     _example: float = float("inf")
-    _packer: Packer | None = None
 
     def run(self) -> Record | None:
         """The record of the corpus, also written to the folder; None if the scan was stopped or other ranks have unfinished
@@ -66,7 +63,6 @@ class ScanStudy:
 
     def _run(self) -> Record | None:
         settings = self.engine.settings(self.request)
-        self._packer = packer_of(self.request) if self.request.pack else None
         folder = open_folder(self.out, settings, mixed=self.mixed)
         self._example = self._first_example(folder)
         self.progress.of_documents = self._n_documents()
@@ -93,7 +89,7 @@ class ScanStudy:
     def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
         """The unfinished units of this process."""
         names_by_number = _by_number(folder.unit_names())
-        for unit in units(self._items(), digest):
+        for unit in units(documents(self.sources, self.form), digest):
             if self.is_stopped():
                 return
             self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
@@ -117,11 +113,6 @@ class ScanStudy:
                 hint="--out another folder starts anew",
                 path=self.out,
             )
-
-    def _items(self) -> Iterator[Item]:
-        """The documents, or the texts that they are packed into."""
-        found = documents(self.sources, self.form)
-        return found if self._packer is None else self._packer.packed(found)
 
     def _is_assigned(self, number: int) -> bool:
         """Whether this process computes the unit of this number."""
@@ -156,30 +147,16 @@ class ScanStudy:
             folder.remove(name)
             self._example = self._first_example(folder)
 
-    def _has_grown(self, folder: ScanFolder, unit: Unit, name: str) -> bool:
-        """Whether the unit `name` holds the first documents of this one and no others, or cannot be read. Of a packed corpus its
-        last text may be the beginning of a longer one."""
+    @staticmethod
+    def _has_grown(folder: ScanFolder, unit: Unit, name: str) -> bool:
+        """Whether the unit `name` holds the first documents of this one and no others, or cannot be read."""
         try:
             facts = read_sums(folder.sums_path(name)).facts
         except MhaError:
             return True
         n_documents = len(facts.documents) + len(facts.bad)
         digests = {document_digest(document) for document in unit.documents}
-        beginnings = self._beginnings(facts, unit)
-        is_longer = n_documents < len(unit.documents) or bool(beginnings)
-        return is_longer and {document.digest for document in facts.documents} <= digests | beginnings
-
-    def _beginnings(self, facts: UnitFacts, unit: Unit) -> set[str]:
-        """The digests that a finished unit's last packed text may have, which was shorter in a shorter corpus: those of the
-        beginnings of longer texts, or its own if it is in the next unit, after new bad documents."""
-        if self._packer is None or not facts.documents:
-            return set()
-        last = facts.documents[-1]
-        texts = [text for text in unit.documents if isinstance(text, PackedText)]
-        if len(texts) < len(facts.documents):
-            return {last.digest}
-        n = last.n_tokens - self._packer.n_special
-        return {document_digest(text.part(0, n)) for text in texts if len(text.ids) > n}
+        return n_documents < len(unit.documents) and {document.digest for document in facts.documents} <= digests
 
     def _first_example(self, folder: ScanFolder) -> float:
         """The number of the first unit with an example, infinity if there is none. Damaged examples are removed."""
@@ -195,8 +172,8 @@ class ScanStudy:
         return float("inf")
 
     def _n_documents(self) -> int | None:
-        """The number of documents of this process, None for a corpus that can be read only once or is packed."""
-        if self._packer is not None or any(source == "-" or _is_pipe(source) for source in self.sources):
+        """The number of documents of this process, None for a corpus that can be read only once."""
+        if any(source == "-" or _is_pipe(source) for source in self.sources):
             return None
         numbered = enumerate(documents(self.sources, self.form))
         return sum(self._is_assigned(number // UNIT_SIZE) for number, _ in numbered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from mhacli.io.json_schema import plain
@@ -35,7 +35,7 @@ class ScanSettings:
     rows: str
     unit_size: int
     max_tokens: int | None
-    pack: bool
+    pack: bool = field(default=False, kw_only=True)
     layers: tuple[LayerChoice, ...] | None
     heads: tuple[int, ...] | None
     conditions: tuple[str, ...]
@@ -59,10 +59,10 @@ class ScanSettings:
 
 def differences(old: ScanSettings, new: ScanSettings) -> Iterator[tuple[str, str, str]]:
     """The settings that differ and affect the results: name, old value and new value as text."""
-    for field in fields(ScanSettings):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before != after and field.name != "model":
-            yield field.name, _value_text(before), _value_text(after)
+    for setting in fields(ScanSettings):
+        before, after = getattr(old, setting.name), getattr(new, setting.name)
+        if before != after and setting.name != "model":
+            yield setting.name, _value_text(before), _value_text(after)
 
 
 def _value_text(value: object) -> str:

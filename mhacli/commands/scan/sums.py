@@ -22,10 +22,7 @@ MAX_FILE_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class UnitDocument:
-    """A good document of a unit: its file and place in it, the sha256 of text and place, and its number of tokens.
-
-    A packed text is named by the first of its `n_documents` documents.
-    """
+    """A good document of a unit: its file and place in it, the sha256 of text and place, and its number of tokens."""
 
     file: str
     place: int

@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from mhacli.record.corpus import named
-from mhacli.text.packed import Item
+from mhacli.text.corpus import BadDocument, Document
 
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
@@ -16,7 +16,7 @@ NAME_LEN = 16
 
 
 class Unit(NamedTuple):
-    """Consecutive documents of a corpus, or texts that they are packed into, by their number from 0.
+    """Consecutive documents of a corpus, by their number from 0.
 
     The `name` contains a digest of the settings and documents, which determine the results. With `wants_example`, the record of
     one of the documents is kept as an example.
@@ -24,7 +24,7 @@ class Unit(NamedTuple):
 
     number: int
     name: str
-    documents: tuple[Item, ...]
+    documents: tuple[Document | BadDocument, ...]
     wants_example: bool = False
 
     @property
@@ -45,7 +45,7 @@ class UnitFiles(NamedTuple):
     n_tokens: int
 
 
-def units(documents: Iterable[Item], settings_digest: str, size: int = UNIT_SIZE) -> Iterator[Unit]:
+def units(documents: Iterable[Document | BadDocument], settings_digest: str, size: int = UNIT_SIZE) -> Iterator[Unit]:
     """The units of a corpus in order. They depend only on documents and settings."""
     remaining = iter(documents)
     for number in count():
@@ -55,14 +55,14 @@ def units(documents: Iterable[Item], settings_digest: str, size: int = UNIT_SIZE
         yield Unit(number, unit_name(number, members, settings_digest), members)
 
 
-def unit_name(number: int, documents: Iterable[Item], settings_digest: str) -> str:
+def unit_name(number: int, documents: Iterable[Document | BadDocument], settings_digest: str) -> str:
     """The number, so that names sort like the documents, and a digest of settings and documents."""
     text = "\n".join([settings_digest, *map(document_digest, documents)])
     return f"{number:08d}-{hashlib.sha256(text.encode()).hexdigest()[:NAME_LEN]}"
 
 
-def document_digest(document: Item) -> str:
-    """The sha256 of a document with its place, of a packed text with its tokens, or of a bad document with the reason."""
+def document_digest(document: Document | BadDocument) -> str:
+    """The sha256 of a document with its place, or of a bad document with the reason."""
     parts = [type(document).__name__, *map(str, document)]
     lengths = [str(len(part)) for part in parts]  # so that different documents have different texts
     return hashlib.sha256("\0".join([*lengths, *parts]).encode("utf-8", "surrogatepass")).hexdigest()

@@ -18,13 +18,11 @@ from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import (
     ReadCheckpoint,
-    Texts,
     UnloadedCheckpoint,
     find,
     inputs_of,
     make_texts,
     spans_of_pair,
-    texts_of_tokens,
 )
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
@@ -33,9 +31,7 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.record.corpus import named
 from mhacli.record.effect import Effect
 from mhacli.record.record import SpanTokens
-from mhacli.requests.checkpoint import ModelRequest
 from mhacli.text.corpus import BadDocument, Document
-from mhacli.text.packed import PackedText
 from mhacli.text.spans import Span, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
@@ -82,7 +78,6 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
         unit_size=UNIT_SIZE,
         max_tokens=request.max_tokens,
-        pack=request.pack,
         layers=request.layers,
         heads=request.heads,
         conditions=request.conditions,
@@ -137,11 +132,11 @@ class Worker:
         return gathered.files()
 
     @torch.no_grad()
-    def _inspected(
-        self, document: Document | PackedText, *, is_compared: bool
-    ) -> tuple[CheckpointRun, tuple[Effect, ...]]:
+    def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
         request = self._request.of_document(document.text)
-        texts = self._texts(document, request)
+        if not document.text.strip():
+            raise MhaError("only white space", code="no-tokens")
+        texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
         heads = replace(request.wanted, reducer=self._settings.reducer)
@@ -157,14 +152,6 @@ class Worker:
             run.inspect()
         return run, ()
 
-    def _texts(self, document: Document | PackedText, request: ModelRequest) -> Texts:
-        tokenizer, config = self._unloaded.tokenizer, self._unloaded.config
-        if isinstance(document, PackedText):
-            return texts_of_tokens(tokenizer.framed(document), tokenizer, config)
-        if not document.text.strip():
-            raise MhaError("only white space", code="no-tokens")
-        return make_texts(request, tokenizer, config)
-
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
         for word in self._request.spans:
@@ -174,9 +161,9 @@ class Worker:
                 yield SpanTokens(span.name, (tokens,))
 
 
-def _of_document(document: Document | PackedText, fault: MhaError) -> MhaError:
+def _of_document(document: Document, fault: MhaError) -> MhaError:
     """The error with the name of the document in which it occurred."""
-    message = f"{named(document.file, document.place, document.n_documents)}: {fault.message}"
+    message = f"{named(document.file, document.place)}: {fault.message}"
     return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
 
 

@@ -166,13 +166,6 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
 
 
-def texts_of_tokens(sequence: TokenSequence, tokenizer: ModelTokenizer, config: Any) -> Texts:
-    """A text whose tokens are known; an encoder-decoder reads it with the encoder."""
-    if config.is_encoder_decoder:
-        return Texts((_started(tokenizer, config),), (sequence,), (), ())
-    return Texts((sequence,), None, (), ())
-
-
 def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
     """A decoder's text after its start token, which is added unless it is there."""
     name = _start_name(config)

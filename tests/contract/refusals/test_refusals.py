@@ -174,6 +174,7 @@ MODELS: list[Row] = [
     ("scan text.txt --model @gpt2 --out o.mha --where 'k =='", 2, USAGE, "--where", "k"),
     ("scan text.txt --model @gpt2 --out o.mha --lines --field text", 2, USAGE, "--lines", "--field"),
     ("scan text.txt --model @gpt2 --out o.mha --layer 9", 2, USAGE, "--layer", "9"),
+    ("scan text.txt --model @gpt2 --out o.mha --pack", 2, USAGE, "--pack", "--max-tokens"),
     ("scan text.txt --model @gpt2 --out full", 2, USAGE, "full"),
     ("scan text.txt --model @gpt2 --out text.txt/o.mha", 1, None, "text.txt/o.mha"),
     ("doctor --model empty --compile", 2, USAGE, "--compile", "--model"),
