@@ -62,6 +62,7 @@ class ScanStudy:
             self.engine.end()
 
     def _run(self) -> Record | None:
+        documents(self.sources, self.form)  # a source that cannot be read leaves no folder
         settings = self.engine.settings(self.request)
         folder = open_folder(self.out, settings, mixed=self.mixed)
         self._example = self._first_example(folder)

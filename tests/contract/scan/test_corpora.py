@@ -185,7 +185,7 @@ def test_sources_that_cannot_be_read_are_refused_before_anything_is_computed(
     ended = mha("scan", "--model", checkpoints.folder("gpt2"), *words.split(), "--out", "out", "--json", code=code)
     assert mentions in ended.said
     assert ended.stdout == ""
-    assert not [*(tmp_path / "out").glob("*/*")], "no unit"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.real
