@@ -108,10 +108,16 @@ def number(panel: str, kind: Integer | Real, text: str, *names: str, metavar: st
 
 # ----------------------------------------------------------------------------------------- options of several commands
 
-CAUSAL = "Mask later tokens: no token attends to a later one."
+MASKED_LATER = "Mask later tokens: no token attends to a later one."
+HEADS = ("--heads", "--n-heads", "--num-heads", "--num-attention-heads")
 QUERY_HEADS = "Number of query heads."
-KV_HEADS = "Number of key/value heads; query heads share them in groups."
+KV_HEADS = ("--kv-heads", "--n-kv-heads", "--num-kv-heads", "--num-key-value-heads")
+GROUPS = "Number of key/value heads; query heads share them in groups."
+D_HEAD = ("--d-head", "--head-dim", "--d-k")
 HEAD_WIDTH = "Width of the queries and keys of a head."
+CAUSAL = ("--causal/--no-causal", "--is-causal/--bidirectional")
+MAX_TOKENS, TOP = ("--max-tokens", "--max-length"), ("--top", "--top-k")
+"""Names of options; the help shows the first."""
 SCALE = "Factor on the dot products. (default: 1/√d_head)"
 ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
@@ -162,7 +168,7 @@ SaveRecord = Annotated[
 ]
 HeadList = Annotated[str | None, head_list()]
 Everything = Annotated[bool, option(VIEW, "Show everything; leave out no row, column, head or layer.", "--all")]
-Precision = Annotated[int, number(VIEW, Integer(1, 9), "Decimals of attention weights.")]
+Precision = Annotated[int, number(VIEW, Integer(1, 9), "Decimals of attention weights.", "--precision", "--decimals")]
 Revision = Annotated[
     str | None, option("Checkpoint", "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME")
 ]
@@ -173,6 +179,8 @@ ModelPath = Annotated[
     option(
         "Checkpoint",
         "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf).",
+        "--model",
+        "--checkpoint",
         metavar="DIR",
         common=True,
     ),
@@ -246,6 +254,7 @@ MaxTokens = Annotated[
         _TEXT,
         Integer(1, MAX_LENGTH),
         f"Use only the first N tokens of each sequence. (default: all, at most {DEFAULT_MAX_TOKENS:,})",
+        *MAX_TOKENS,
     ),
 ]
 
@@ -277,17 +286,28 @@ class LayerOptions:
     """The attention layer: its sizes, positions, mask and scores, and its weights."""
 
     d_model: Annotated[
-        int | None, number(_LAYER, Integer(1, MAX_WIDTH), "Width of the model. (default: 64)", common=True)
+        int | None,
+        number(
+            _LAYER,
+            Integer(1, MAX_WIDTH),
+            "Width of the model. (default: 64)",
+            "--d-model",
+            "--hidden-size",
+            "--embed-dim",
+            "--n-embd",
+            common=True,
+        ),
     ] = None
-    heads: Annotated[int | None, number(_LAYER, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: 4)", common=True)] = (
-        None
-    )
+    heads: Annotated[
+        int | None, number(_LAYER, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: 4)", *HEADS, common=True)
+    ] = None
     kv_heads: Annotated[
         int | None,
         number(
             _LAYER,
             Integer(1, MAX_HEADS),
-            f"{KV_HEADS} (default: heads)",
+            f"{GROUPS} (default: heads)",
+            *KV_HEADS,
         ),
     ] = None
     d_head: Annotated[
@@ -296,6 +316,7 @@ class LayerOptions:
             _LAYER,
             Integer(1, MAX_WIDTH),
             f"{HEAD_WIDTH} (default: d_model / heads)",
+            *D_HEAD,
         ),
     ] = None
     d_v: Annotated[
@@ -343,12 +364,14 @@ class LayerOptions:
             "Number of learned positions. (default: 1024)",
         ),
     ] = None
-    causal: Annotated[bool | None, option(_MASK, CAUSAL, "--causal/--no-causal", common=True)] = None
+    causal: Annotated[bool | None, option(_MASK, MASKED_LATER, *CAUSAL, common=True)] = None
     window: Annotated[
         str | None,
         option(
             _MASK,
             "Attend only to LEFT keys before and RIGHT keys after the query; none removes a saved window. (default of RIGHT: 0)",
+            "--window",
+            "--sliding-window",
             metavar="LEFT[,RIGHT]",
         ),
     ] = None
@@ -367,6 +390,7 @@ class LayerOptions:
             Integer(0, MAX_LENGTH),
             "The first N tokens stay visible outside --window; 0 for none.",
             "--sink-window",
+            "--sink",
         ),
     ] = None
     padding: Annotated[
@@ -405,7 +429,7 @@ class DrawingOptions:
     view: Annotated[View, option(VIEW, "How to draw each head.", common=True)] = "auto"
     head: HeadList = None
     sequence: Annotated[str | None, sequence_list()] = None
-    top: Annotated[int, number(VIEW, Integer(1, 1000), "Keys per query, with --view top.", metavar="K")] = 3
+    top: Annotated[int, number(VIEW, Integer(1, 1000), "Keys per query, with --view top.", *TOP, metavar="K")] = 3
     precision: Precision = 2
     all: Everything = False
 
@@ -450,7 +474,12 @@ class ColourOptions:
 
     color: Annotated[
         ColourChoice,
-        option(OUTPUT, "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."),
+        option(
+            OUTPUT,
+            "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides.",
+            "--color",
+            "--colour",
+        ),
     ] = "auto"
     width: Annotated[
         int | None,

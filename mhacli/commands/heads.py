@@ -11,6 +11,7 @@ from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     OUTPUT,
+    TOP,
     Brief,
     ColourOptions,
     DeviceOptions,
@@ -89,7 +90,7 @@ class HeadsOptions(StatisticsOptions):
             common=True,
         ),
     ] = None
-    top: Annotated[int, number(HEADS, Integer(1, 1000), "Keys per query, with --query.", metavar="K")] = 10
+    top: Annotated[int, number(HEADS, Integer(1, 1000), "Keys per query, with --query.", *TOP, metavar="K")] = 10
     rows: Annotated[str | None, option(HEADS, "Print the matrix rows of queries A to B−1.", metavar="A:B")] = None
     keys: Annotated[str | None, option(HEADS, "Print the matrix columns of keys C to D−1.", metavar="C:D")] = None
 

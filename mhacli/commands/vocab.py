@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
-from mhacli.cli.options import OUTPUT, ColourOptions, Everything, Force, SourceOptions, command, option, option_group
+from mhacli.cli.options import (
+    OUTPUT,
+    TOP,
+    ColourOptions,
+    Everything,
+    Force,
+    SourceOptions,
+    command,
+    option,
+    option_group,
+)
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.streams import show_activity
 from mhacli.errors import UsageError
@@ -44,6 +54,7 @@ class VocabularyOptions:
         option(
             OUTPUT,
             "Show only the K most frequent tokens, most frequent first.",
+            *TOP,
             click_type=Integer(1, 10**9),
             metavar="K",
             common=True,

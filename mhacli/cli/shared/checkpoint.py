@@ -47,6 +47,8 @@ class LayerChoiceOptions:
         option(
             _MODEL,
             "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5.",
+            "--layer",
+            "--layers",
             metavar="LIST",
             common=True,
         ),
@@ -82,6 +84,8 @@ class GenerateOptions:
             _MODEL,
             Integer(1, 100_000),
             "Generate N tokens greedily, then inspect prompt and continuation together.",
+            "--generate",
+            "--max-new-tokens",
         ),
     ] = None
 

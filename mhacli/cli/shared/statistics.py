@@ -23,6 +23,7 @@ class StatisticsOptions:
             HEADS,
             f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable.",
             "--where",
+            "--pattern",
             metavar="CONDITION",
             common=True,
         ),
@@ -34,6 +35,7 @@ class StatisticsOptions:
             Integer(1, MAX_LENGTH),
             "Number of first tokens whose attention is reported together.",
             "--first-tokens",
+            "--sink-tokens",
         ),
     ] = SINK_TOKENS
     sink_share: Annotated[
@@ -43,6 +45,7 @@ class StatisticsOptions:
             Real(high=1, above=0),
             "Smallest fraction of all attention that makes a key a sink.",
             "--sink-weight",
+            "--sink-share",
             metavar="P",
         ),
     ] = SINK_SHARE

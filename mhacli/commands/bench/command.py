@@ -13,8 +13,12 @@ from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS, Real
 from mhacli.cli.options import (
     CAUSAL,
+    D_HEAD,
+    GROUPS,
     HEAD_WIDTH,
+    HEADS,
     KV_HEADS,
+    MASKED_LATER,
     NUMBER_FORMAT,
     OUTPUT,
     QUERY_HEADS,
@@ -61,7 +65,7 @@ class SweepOptions:
         str | None,
         option(_COMPUTED, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
     ] = None
-    causal: Annotated[bool | None, option(_COMPUTED, CAUSAL, "--causal/--no-causal", common=True)] = None
+    causal: Annotated[bool | None, option(_COMPUTED, MASKED_LATER, *CAUSAL, common=True)] = None
     decode: Annotated[
         bool, option(_COMPUTED, "Time one decoding step: one query against all keys.", "--decode", common=True)
     ] = False
@@ -71,6 +75,8 @@ class SweepOptions:
             _SIZES,
             "Numbers of tokens, such as 512,1k or 512..16k, which doubles. (default: on a CPU 256..2k, with --decode 512..8k; "
             "longer on a GPU)",
+            "--lengths",
+            "--seq-len",
             metavar="LIST",
             common=True,
         ),
@@ -80,19 +86,25 @@ class SweepOptions:
         option(
             _SIZES,
             "Numbers of sequences. (default: chosen so that every length has the same number of tokens)",
+            "--batch",
+            "--batch-size",
             metavar="LIST",
             common=True,
         ),
     ] = None
     heads: Annotated[
         str | None,
-        option(_SIZES, f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)", metavar="LIST", common=True),
+        option(
+            _SIZES, f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)", *HEADS, metavar="LIST", common=True
+        ),
     ] = None
     kv_heads: Annotated[
         str | None,
-        option(_SIZES, f"{KV_HEADS} (default: heads)", metavar="LIST", common=True),
+        option(_SIZES, f"{GROUPS} (default: heads)", *KV_HEADS, metavar="LIST", common=True),
     ] = None
-    d_head: Annotated[str | None, option(_SIZES, f"{HEAD_WIDTH} (default: 64)", metavar="LIST", common=True)] = None
+    d_head: Annotated[
+        str | None, option(_SIZES, f"{HEAD_WIDTH} (default: 64)", *D_HEAD, metavar="LIST", common=True)
+    ] = None
     dtype: Annotated[
         str | None,
         option(_SIZES, f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)", metavar="LIST", common=True),

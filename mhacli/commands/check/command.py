@@ -14,7 +14,8 @@ from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
     ARG,
     CALL_ARG,
-    CAUSAL,
+    HEADS,
+    MASKED_LATER,
     QUERY_HEADS,
     SCALE,
     TIME_LIMIT,
@@ -88,7 +89,7 @@ class SubjectOptions:
 class MeaningOptions:
     """The author's intentions, where the code does not show them."""
 
-    causal: Annotated[bool, option(_MEANT, CAUSAL, "--causal")] = False
+    causal: Annotated[bool, option(_MEANT, MASKED_LATER, "--causal", "--is-causal")] = False
     mask_means: Annotated[
         Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask means. (default: either)")
     ] = None
@@ -102,7 +103,7 @@ class MeaningOptions:
     ] = None
     heads: Annotated[
         int | None,
-        number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)"),
+        number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)", *HEADS),
     ] = None
 
 

@@ -56,6 +56,8 @@ class PairOptions:
             Real(0),
             "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
             "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)",
+            "--tolerance",
+            "--atol",
             metavar="X",
         ),
     ] = None

@@ -13,6 +13,7 @@ from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     DEVICE,
+    MAX_TOKENS,
     NUMBER_FORMAT,
     OUTPUT,
     ColourOptions,
@@ -90,6 +91,7 @@ class CorpusOptions:
             _CORPUS,
             Integer(1, MAX_LENGTH),
             "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)",
+            *MAX_TOKENS,
             common=True,
         ),
     ] = None
