@@ -29,7 +29,7 @@ from mhacli.models.device_map import (
 from mhacli.models.folder import Checkpoint, read_checkpoint
 from mhacli.requests.checkpoint import is_hub_id
 from mhacli.requests.device_map import DeviceMap
-from mhacli.text.tokenizers import silent_stderr
+from mhacli.text.tokenizer_file import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -9,48 +9,28 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 from mhacli.errors import MhaError
 from mhacli.models.folder import Checkpoint
 from mhacli.models.load import guarded, offline, transformers
 from mhacli.settings import PaddingSide
-from mhacli.text.pieces import BYTES, Encoding, Spelling, pieces_of, spelling_of
 from mhacli.text.spans import Message
-from mhacli.text.tokenizers import FileTokenizer, encoded
+from mhacli.text.tokenizer_file import BYTES, FileTokenizer, LibraryTokenizer
 from mhacli.text.tokens import TokenSequence
 
 
-@dataclass(frozen=True)
-class ModelTokenizer:
-    """A tokenizer of the library `tokenizers`, with settings from transformers. `path` is its source."""
+class ModelTokenizer(LibraryTokenizer):
+    """A tokenizer of the library `tokenizers`, with settings of the tokenizer of transformers around it, if there is one."""
 
-    path: str
-    library: Any
-    spelling: Spelling
-    side: PaddingSide
-    bos_id: int | None
-    pad_id: int | None
-    template: Any = None
-
-    def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
-        """The tokens of a text, with special tokens unless the text has its own."""
-        return self.beginning(text, None, special=special)[0]
-
-    def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
-        """The first `limit` tokens of a text (None: all), and the number of further tokens, which are not spelled out."""
-        encoding = self.encoding(text, special=special)
-        sequence = pieces_of(text, encoding, self.spelling, limit)
-        return sequence, len(encoding.ids) - len(sequence.ids)
-
-    def encoding(self, text: str, *, special: bool) -> Encoding:
-        """The library's encoding of a text."""
-        found: Encoding = guarded("the tokenizer", self.path, lambda: encoded(self.library, text, special=special))
-        return found
+    def __init__(self, library: Any, path: str, template: Any = None) -> None:
+        super().__init__(library, path)
+        self.template = template
+        self.side: PaddingSide = "left" if getattr(template, "padding_side", "right") == "left" else "right"
+        self.bos_id: int | None = getattr(template, "bos_token_id", None)
+        self.pad_id: int | None = getattr(template, "pad_token_id", None)
 
     @property
     def adds_bos(self) -> bool:
@@ -59,18 +39,7 @@ class ModelTokenizer:
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
         """The sequence followed by tokens that a model generated."""
-        special = [int(i in self.spelling.special) for i in ids]
-        encoding = SimpleNamespace(
-            ids=list(ids), tokens=self.names(ids), offsets=[(0, 0)] * len(ids), special_tokens_mask=special
-        )
-        more = pieces_of("", encoding, self.spelling)
-        known = _texts(more)
-        ends = list(accumulate(map(len, known), initial=0))
-        return joined(sequence, replace(more, text="".join(known), offsets=tuple(pairwise(ends))))
-
-    def names(self, ids: Sequence[int]) -> list[str]:
-        """The tokenizer's names of tokens."""
-        return [self.library.id_to_token(i) or f"<{i}>" for i in ids]
+        return joined(sequence, self.of_ids(ids))
 
     def spelled(self, ids: Sequence[int]) -> TokenSequence | None:
         """The tokens of ids, with their text if the tokenizer encodes it to the same ids. None if an id is not in the
@@ -79,8 +48,7 @@ class ModelTokenizer:
             return None
         text = self.library.decode(list(ids), skip_special_tokens=True)
         again = (self.sequence(text, special=special) for special in (True, False))
-        known = next((sequence for sequence in again if sequence.ids == tuple(ids)), None)
-        return known or self.continued(TokenSequence("", (), (), ()), ids)
+        return next((sequence for sequence in again if sequence.ids == tuple(ids)), None) or self.of_ids(ids)
 
     def chat(self, messages: Sequence[Message]) -> str:
         """The text of a chat by the checkpoint's template. Raises `MhaError` if there is none or it refuses the messages."""
@@ -109,23 +77,12 @@ def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
     )
 
 
-def _texts(sequence: TokenSequence) -> list[str]:
-    """The text of each token; a character split over tokens belongs to the first of them."""
-    known = b"".join(bytes.fromhex(piece.bytes) for piece in sequence.pieces).decode("utf-8", "replace")
-    texts, done = [], b""
-    for piece in sequence.pieces:
-        before = len(done.decode("utf-8", "ignore"))
-        done += bytes.fromhex(piece.bytes)
-        texts.append(known[before : len(done.decode("utf-8", "ignore"))])
-    return texts
-
-
 def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTokenizer:
     """The tokenizer of a checkpoint, or the `asked` one: `byte`, or the path of a `tokenizer.json`. Raises `MhaError`."""
     if asked == "byte":
         return _bytes()
     if asked is not None:
-        return _from_library(FileTokenizer(asked).library, asked, None)
+        return ModelTokenizer(FileTokenizer(asked).library, asked)
     library, path = transformers(), checkpoint.path
     if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
         raise _missing(path)  # transformers would create one without tokens
@@ -143,7 +100,7 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
         raise _missing(path)
-    return _from_library(backend, path, found)
+    return ModelTokenizer(backend, path, found)
 
 
 def own_tokenizer(found: Any) -> ModelTokenizer:
@@ -153,7 +110,7 @@ def own_tokenizer(found: Any) -> ModelTokenizer:
         hint = "transformers.AutoTokenizer.from_pretrained(…) gives one that can be used"
         raise MhaError(f"{name} is not a fast tokenizer of transformers", hint=hint, code="no-tokenizer")
     made = copy.deepcopy(found)
-    return _from_library(made.backend_tokenizer, name, made)
+    return ModelTokenizer(made.backend_tokenizer, name, made)
 
 
 _FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -169,38 +126,6 @@ def _missing(path: str) -> MhaError:
     )
 
 
-def _from_library(library: Any, path: str, found: Any) -> ModelTokenizer:
-    library.no_padding()
-    library.no_truncation()
-    side = "left" if getattr(found, "padding_side", "right") == "left" else "right"
-    return ModelTokenizer(
-        path,
-        library,
-        spelling_of(_described(library)),
-        side,  # type: ignore[arg-type]
-        getattr(found, "bos_token_id", None),
-        getattr(found, "pad_token_id", None),
-        found,
-    )
-
-
-def _described(library: Any) -> dict[str, Any]:
-    """The parts of the tokenizer's JSON about the spelling of tokens, without the vocabulary, which may be large."""
-    parts = {name: getattr(library, name) for name in ("decoder", "pre_tokenizer", "normalizer")}
-    described: dict[str, Any] = {
-        name: json.loads(part.__getstate__()) for name, part in parts.items() if part is not None
-    }
-    model = library.model
-    kind = type(model).__name__
-    named = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "unk_token")
-    described["model"] = {"type": kind, **{name: getattr(model, name, None) for name in named}}
-    described["added_tokens"] = [
-        {"id": i, "content": token.content, "special": token.special}
-        for i, token in library.get_added_tokens_decoder().items()
-    ]
-    return described
-
-
 def _bytes() -> ModelTokenizer:
     """The tokenizer whose ids are the bytes of the text, for models without a tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -208,7 +133,29 @@ def _bytes() -> ModelTokenizer:
     library = Tokenizer(models.BPE(dict(BYTES), []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    return _from_library(library, "byte", None)
+    return ModelTokenizer(library, "byte")
+
+
+def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: bool | None) -> tuple[str, ...]:
+    """Warnings about a text whose beginning-of-text token (`bos_id`) is doubled or missing.
+
+    `expects_bos` says whether the model's tokenizer usually adds the token; None if unknown.
+    """
+    if bos_id is None or not sequence.ids:
+        return ()
+    count = next((i for i, token_id in enumerate(sequence.ids) if token_id != bos_id), len(sequence.ids))
+    if count > 1:
+        times = "twice" if count == 2 else f"{count} times"
+        return (
+            f"the text begins with {sequence.tokens[0]!r} {times}: "
+            "the text or chat template brings one and the tokenizer adds another",
+        )
+    if count == 0 and expects_bos:
+        return (
+            f"the text begins without the beginning-of-text token (id {bos_id}), which the model's tokenizer defines and "
+            "usually begins with: heads that usually attend to it will attend elsewhere",
+        )
+    return ()
 
 
 def require_texts(

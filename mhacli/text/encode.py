@@ -14,7 +14,8 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import describe, read_chunks
 from mhacli.settings import DEFAULT_MAX_BYTES, DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config, OnBadBytes
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, FileTokenizer, Token, Tokenizer, WordTokenizer
+from mhacli.text.tokenizer_file import FileTokenizer
+from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
 from mhacli.text.tokens import TokenSequence, places
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 

@@ -1,27 +1,21 @@
-"""Tokenizers: by word, by character, by byte, or by a `tokenizer.json`.
+"""Tokenizers: by word, by character or by byte (`tokenizer_file.py` has those of a `tokenizer.json`).
 
 Every token keeps its character offsets in the source text.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from mhacli.errors import MhaError, UsageError, installing
-from mhacli.io.files import read_whole
-from mhacli.io.json_schema import load_json
+from mhacli.errors import MhaError
 from mhacli.settings import Punctuation
-from mhacli.text.vocabulary import MAX_ENTRIES, Vocabulary
+from mhacli.text.vocabulary import Vocabulary
 
 BUILT_IN = ("word", "char", "byte")
 _WHITE_SPACE = re.compile(r"\s")
@@ -219,122 +213,3 @@ def require_token_len(length: int, limit: int | None) -> None:
             hint=f"--max-token-len {10 * limit} raises the limit; --tokenizer char needs no spaces",
             code="too-large",
         )
-
-
-# ------------------------------------------------------------------------------------------------------ tokenizer.json
-
-
-T = TypeVar("T")
-MAX_FILE_BYTES = 64 << 20
-
-
-class FileTokenizer:
-    """Gives the tokens, ids and offsets of a `tokenizer.json`, with its padding and truncation switched off."""
-
-    def __init__(self, path: str) -> None:
-        """Raises `MhaError` if the file or the library is missing, or the file is not a tokenizer."""
-        self._path = path
-        data = self._read()
-        library = _library()
-        self.library = self._guarded(lambda: library.Tokenizer.from_str(data.decode()))
-        self.library.no_padding()
-        self.library.no_truncation()
-        self.vocabulary = self._read_vocabulary()
-
-    def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
-        encoding = self._guarded(lambda: encoded(self.library, text))
-        for piece, (start, end), token_id in zip(encoding.tokens, encoding.offsets, encoding.ids, strict=True):
-            if token_id >= len(self.vocabulary.tokens):
-                size = len(self.vocabulary.tokens)
-                raise self._refused(f"gives {piece!r:.80} the id {token_id}, but has {size} tokens")
-            yield Token(piece, start, end, token_id)
-
-    def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Token counts, taken line by line, without the special tokens that the tokenizer adds."""
-        counts: Counter[str] = Counter()
-        for lines in _whole_lines(pieces):
-            for line in self._guarded(partial(self.library.encode_batch, lines, add_special_tokens=False)):
-                counts.update(line.tokens)
-        return counts
-
-    def _read(self) -> bytes:
-        if not os.path.exists(self._path) and os.path.basename(self._path) == self._path and "." not in self._path:
-            raise UsageError(
-                f"--tokenizer {shlex.quote(self._path)} is not one of {', '.join(BUILT_IN)} or the path of a tokenizer.json"
-            )
-        data = read_whole(self._path, MAX_FILE_BYTES)
-        load_json(data, self._path)  # reports the position of a JSON error; the library does not
-        return data
-
-    def _read_vocabulary(self) -> Vocabulary:
-        by_id = {i: token for token, i in self.library.get_vocab(with_added_tokens=True).items()}
-        size = max(by_id, default=-1) + 1
-        if not 0 < size <= MAX_ENTRIES:
-            raise self._refused(
-                f"has the id {size - 1}, above the limit of {MAX_ENTRIES - 1}" if size else "has an empty vocabulary"
-            )
-        return Vocabulary(tuple(by_id.get(i, f"<unused {i}>") for i in range(size)))
-
-    def _guarded(self, call: Callable[[], T]) -> T:
-        """The result of `call`, with faults of the library as `MhaError`. Its panics are no `Exception` and write to
-        stderr."""
-        try:
-            with silent_stderr():
-                return call()
-        except MemoryError:
-            raise
-        except BaseException as fault:
-            if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
-                raise  # an interrupt is no fault of the file
-            raise self._refused(f"cannot be used by the tokenizers library: {fault!s:.200}") from None
-
-    def _refused(self, fault: str) -> MhaError:
-        return MhaError(f"{self._path} {fault}", code="bad-file", path=self._path)
-
-
-def encoded(library: Any, text: str, *, special: bool = True) -> Any:
-    """The library's encoding of a text, with the special tokens that the tokenizer adds unless `special` is false.
-
-    Raises `ValueError` if the numbers of ids and tokens differ, which a faulty post-processor can cause.
-    """
-    encoding = library.encode(text, add_special_tokens=special)
-    if not len(encoding.ids) == len(encoding.tokens) == len(encoding.offsets) == len(encoding.special_tokens_mask):
-        raise ValueError(
-            f"{len(encoding.ids)} ids and {len(encoding.tokens)} tokens for one text, where its post_processor must give every "
-            "special token as many ids as tokens"
-        )
-    return encoding
-
-
-def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MhaError(
-            "a tokenizer.json needs the tokenizers library, which is not installed",
-            hint=f"{installing('tokenizers')} installs it",
-            code="missing-extra",
-        ) from None
-    return tokenizers
-
-
-def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
-    rest = ""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split("\n")
-        yield [line + "\n" for line in lines]
-    yield [rest] if rest else []
-
-
-@contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Discards everything written to stderr within the context, even by native code."""
-    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(sink, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(sink)

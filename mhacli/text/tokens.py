@@ -12,8 +12,9 @@ from typing import Literal
 class Piece:
     """A checkpoint tokenizer's description of one token.
 
-    `name` is the tokenizer's own name, `bytes` are the bytes of the token in hex, and `word` is the number of its word
-    (None for special tokens). If a character is cut into several tokens, the token is `part` (from 1) of `parts`.
+    `name` is the tokenizer's own name, `bytes` are the bytes of the token in hex (of the text for an unknown token), and `word`
+    is the number of its word (None for special tokens). If a character is cut into several tokens, the token is `part`
+    (from 1) of `parts`.
     """
 
     name: str
@@ -29,8 +30,7 @@ class TokenSequence:
     """One text as tokens.
 
     `offsets` are characters of `text`, end exclusive. `documents` is the document of each token, counted from 0, and
-    empty if the text is not split. `pieces` is set for tokenizers with their own token names; `tokens` are then the
-    decoded text, with parts of characters marked as in `日⟨1/3⟩`.
+    empty if the text is not split. `pieces` is set for tokenizers with their own token names.
     """
 
     text: str
@@ -49,6 +49,19 @@ class TokenSequence:
         return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
             range(len(self.tokens))
         )
+
+    @property
+    def words(self) -> tuple[range, ...]:
+        """The tokens of each word in order; a special token is alone, and without pieces every token is."""
+        words = [piece.word for piece in self.pieces] or [None] * len(self.tokens)
+        begins = [i for i, word in enumerate(words) if not i or word is None or word != words[i - 1]]
+        return tuple(range(a, b) for a, b in pairwise([*begins, len(words)]))
+
+    def unknown(self, i: int) -> str | None:
+        """The text for which token `i` stands if the vocabulary has no token for it, else None."""
+        typed = self.text[slice(*self.offsets[i])]
+        is_own = bool(self.pieces) and self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
+        return typed if is_own and typed != self.tokens[i] else None
 
     @property
     def covered(self) -> TokenSequence:

@@ -331,7 +331,7 @@ def guard(request_in: int) -> None:
 def load_job(job: str) -> Job:
     """The job's function. Torch is loaded first, without its warnings."""
     from mhacli.io.memory import keep_what_is_loaded, uncollected
-    from mhacli.text.tokenizers import silent_stderr
+    from mhacli.text.tokenizer_file import silent_stderr
 
     keep_what_is_loaded()
     with silent_stderr(), uncollected():

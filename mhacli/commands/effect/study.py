@@ -255,11 +255,10 @@ class EffectStudy:
                 f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}",
                 hint=f"{self._named('target_first')} takes the first of them",
             )
-        spelling = self.checkpoint.tokenizer.spelling
-        if sequence.ids[0] == spelling.unknown_id and word != spelling.unknown_name:
+        if sequence.unknown(0) is not None:
             raise UsageError(
                 f"{name} {word!r} is not in the vocabulary of the tokenizer",
-                hint=f"{name} {shlex.quote(spelling.unknown_name)} measures the token that stands for every such word",
+                hint=f"{name} {shlex.quote(sequence.tokens[0])} measures the token that stands for every such word",
             )
         return sequence.ids[0]
 

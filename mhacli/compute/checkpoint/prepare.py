@@ -18,11 +18,10 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
-from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
+from mhacli.models.tokenizer import ModelTokenizer, begin_warnings, joined, load_tokenizer, require_ids, require_texts
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.settings import DEFAULT_MAX_TOKENS
-from mhacli.text.pieces import begin_warnings
 from mhacli.text.spans import Turn, find_spans, tokens_of, turns_of
 from mhacli.text.tokens import TokenSequence
 

@@ -142,12 +142,14 @@ def _columns(record: Record, index: int, of_context: bool, indices: list[int]) -
 
 
 def _note(record: Record, index: int, of_context: bool, token: int) -> str:
-    """A note on a checkpoint's token that is special or generated."""
+    """A note on a checkpoint's token that is special, generated or unknown, with the text of an unknown one."""
     sequence = (record.keys if of_context else record.sequences)[index]
     if not 0 <= token < len(sequence.tokens):
         return "masked"
     generated = None if record.model is None or of_context else record.model.generated
     notes = ["generated"] if generated is not None and token >= generated.prompt_lens[index] else []
+    typed = sequence.unknown(token)
+    notes += [] if typed is None else [f"for {token_label(typed)}"]
     return ", ".join(notes + (["special"] if sequence.pieces and sequence.pieces[token].special else []))
 
 

@@ -58,8 +58,7 @@ def _generated_text(record: Record, generated: Generated) -> str:
     """The generated text in quotes, escaped."""
     text, n = record.sequences[0], generated.prompt_lens[0]
     begin = text.offsets[n][0] if n < len(text.offsets) else len(text.text)
-    words = text.text[begin:] or "".join(text.tokens[n:])  # bytes that form no character are missing from the text
-    return f"“{visible(words)}”"
+    return f"“{visible(text.text[begin:])}”"
 
 
 def _sizes(record: Record, model: Model) -> Iterator[str]:

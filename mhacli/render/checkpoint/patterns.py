@@ -20,7 +20,6 @@ from mhacli.render.heads.fitting_view import fitting_view
 from mhacli.render.heads.head_map import HeadPattern, largest_of, where
 from mhacli.render.heads.heatmap import HeatScale, scale_caption
 from mhacli.render.heads.matrix import PatternGroup, TitledPattern, drawing_scale, drawings, kv_head_of, matrix_caption
-from mhacli.text.pieces import words_of
 from mhacli.text.tokens import TokenSequence
 
 MAX_DRAWN = 8
@@ -88,7 +87,7 @@ def _of_layer(layer: LayerView, sequence: int, options: ViewOptions) -> Iterator
     produced = first_produced(inspected.kind, None if view.model is None else view.model.generated, sequence)
     rows = None if options.rows is None else rows_in(options.rows, view.sequences[sequence], produced)
     if options.words:
-        words = words_of(view.sequences[sequence])
+        words = view.sequences[sequence].words
         rows = None if rows is None else words_with(view.sequences[sequence], rows)
         if produced is not None:  # the word before the first generated word
             produced = sum(word[0] <= produced for word in words) - 1
@@ -191,8 +190,8 @@ def merge_words(view: Record) -> Record:
     preserved. A pair of words is visible if any pair of their tokens is. The weight of a sink logit counts in a row's
     entropy.
     """
-    queries = [words_of(sequence) for sequence in view.sequences]
-    keys = queries if view.context is None else [words_of(sequence) for sequence in view.context]
+    queries = [sequence.words for sequence in view.sequences]
+    keys = queries if view.context is None else [sequence.words for sequence in view.context]
     sequences = tuple(map(_merged_sequence, view.sequences, queries))
     context = None if view.context is None else tuple(map(_merged_sequence, view.context, keys))
     merged = replace(view, sequences=sequences, context=context, survey=None, arrays={})
@@ -206,7 +205,7 @@ def merge_words(view: Record) -> Record:
 
 def words_with(sequence: TokenSequence, tokens: Sequence[int]) -> tuple[int, ...]:
     """The indices of the words that contain any of these tokens."""
-    return tuple(i for i, word in enumerate(words_of(sequence)) if any(token in word for token in tokens))
+    return tuple(i for i, word in enumerate(sequence.words) if any(token in word for token in tokens))
 
 
 def _merged_sequence(sequence: TokenSequence, words: Words) -> TokenSequence:

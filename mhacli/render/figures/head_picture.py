@@ -26,7 +26,6 @@ from mhacli.render.figures.svg import INK, LINE, MONO_EM, SOFT, Piece, Sheet, st
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout
 from mhacli.render.heads.head_map import HeadMap, head_map
 from mhacli.text.escape import visible
-from mhacli.text.pieces import words_of
 from mhacli.text.tokens import TokenSequence
 
 
@@ -132,7 +131,7 @@ def _sinks_in_words(head: DrawableHead) -> HeadStatistics | None:
         return None
     sinks = []
     for sink in head.statistics.sink_keys:
-        words = words_of(head.record.keys[sink.sequence])
+        words = head.record.keys[sink.sequence].words
         sinks += [replace(sink, key=place) for place, word in enumerate(words) if sink.key in word]
     return replace(head.statistics, sinks=tuple(sinks))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -27,7 +26,6 @@ from mhacli.record.effect import REPLACEMENTS
 from mhacli.record.heads import HeadsRequest
 from mhacli.record.record import LayerChoice, Record
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.text.pieces import Spelling
 from mhacli.text.tokens import AttentionKind, TokenSequence, named_by_ids
 
 _NAME = "mhacli.effects"
@@ -127,7 +125,7 @@ class _IdNames(ModelTokenizer):
     """Names tokens by their ids if no tokenizer is given."""
 
     def __init__(self) -> None:
-        super().__init__("ids", SimpleNamespace(token_to_id=lambda name: None), Spelling(), "right", None, None)
+        self.side, self.bos_id, self.pad_id = "right", None, None
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The ids that a text is made of."""
