@@ -15,8 +15,8 @@ import typer
 import typer.core
 
 import mhacli
+from mhacli.cli.console import discard_stdout, flush, require_stdout, write
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
-from mhacli.cli.streams import flush, forget_stdout, require_stdout, stderr_lines, write
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
@@ -82,7 +82,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+_STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _HALF = 300
 """Half of the characters of the longest message of Typer that is printed whole."""
 
@@ -134,7 +134,7 @@ def _guarded(step: Callable[[], int]) -> int:
     except MhaError as fault:
         return _print_error(fault)
     except BrokenPipeError:  # the reader closed the pipe, such as head
-        forget_stdout()
+        discard_stdout()
         return 0
     except Exception as fault:
         return _print_error(_as_error(fault))
@@ -146,8 +146,8 @@ def _as_error(fault: Exception) -> MhaError:
         return _usage_error(fault)
     if isinstance(fault, MemoryError) or "can't allocate memory" in str(fault) or "out of memory" in str(fault):
         return MhaError("out of memory", hint="a shorter text or fewer heads need less", code="out-of-memory")
-    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # Typer itself prints some help texts
-        forget_stdout()
+    if isinstance(fault, OSError) and fault.errno in _STDOUT_FAULTS:  # those of files have become errors
+        discard_stdout()
         return MhaError(f"stdout cannot be written: {fault.strerror}", code="unwritable")
     if isinstance(fault, OSError):
         return MhaError(f"the operating system reports: {fault.strerror or fault}", code="system", path=fault.filename)
@@ -180,13 +180,12 @@ def _print_error(fault: MhaError) -> int:
         error = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
     else:
-        lines = [stderr_lines(f"mha: error: {message_text(fault.message)}", has_commands=False)] + (
-            [stderr_lines(f"hint: {message_text(fault.hint)}")] if fault.hint else []
-        )
+        lines = [f"mha: error: {message_text(fault.message)}"]
+        lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
     try:
         sys.stdout.flush() if sys.stdout is not None else None  # output comes before the error
     except OSError:
-        forget_stdout()
+        discard_stdout()
     try:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import typer
 import typer.core
 
-from mhacli.cli.streams import stdout_width, wants_colour, write
+from mhacli.cli.console import stdout_width, wants_colour, write
 
 F = TypeVar("F", bound=Callable[..., None])
 SHORT_LIST = 15

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
+from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice
 from mhacli.cli.numbers import Integer, Real
-from mhacli.cli.streams import SCREEN_WIDTHS, ColourChoice
 from mhacli.cli.values import size
 from mhacli.io.files import format_size
 from mhacli.record.heads import SORTS

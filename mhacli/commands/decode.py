@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -33,7 +34,6 @@ from mhacli.cli.shared.checkpoint import (
     require_without_model,
 )
 from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
-from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.cli.values import counts, index_list
 from mhacli.errors import UsageError
 from mhacli.facts import CacheKind

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mhacli.cli.console import flush, loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -54,7 +55,6 @@ from mhacli.cli.shared.output import (
 )
 from mhacli.cli.shared.request import record_command, require_heads
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
-from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
 from mhacli.cli.values import index_list, span
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.files import format_size
@@ -292,7 +292,8 @@ def _require_below(indices: Sequence[int], count: int, name: str, suffix: str = 
 def _run_with_progress(run: Any, count: int, unit: str, options: ViewOptions, output: HeadsOutput) -> None:
     """Computes the statistics with a progress bar. Ctrl-C prints the finished part; nothing is saved."""
     try:
-        watch(run)
+        with progress() as report_progress:
+            run.run(report_progress)
     except KeyboardInterrupt:
         message = f"interrupted: {run.n_finished} of {count} {unit} are finished, and nothing was saved"
         if output.formats.chosen() is None and run.n_finished:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
     DeviceOptions,
@@ -36,7 +37,6 @@ from mhacli.cli.shared.output import (
     view_options,
     with_output,
 )
-from mhacli.cli.streams import loading_torch, show_activity
 from mhacli.io.memory import uncollected
 from mhacli.record.heads import HeadsRequest
 from mhacli.record.record import kinds_of

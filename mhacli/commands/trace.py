@@ -11,6 +11,7 @@ from dataclasses import asdict, fields, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from mhacli.cli.console import draw, loading_torch, note, read_key, screen, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
@@ -47,7 +48,6 @@ from mhacli.cli.shared.output import (
     with_output,
     write_pictures,
 )
-from mhacli.cli.streams import draw, loading_torch, note, read_key, screen, show_activity
 from mhacli.cli.values import are_literal, pairs, triple
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target

@@ -8,6 +8,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mhacli.cli.console import wants_colour
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -25,7 +26,6 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
-from mhacli.cli.streams import wants_colour
 from mhacli.cli.values import are_literal, holds_record
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.console import show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -19,7 +20,6 @@ from mhacli.cli.options import (
     option_group,
 )
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
-from mhacli.cli.streams import show_activity
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.settings import Config

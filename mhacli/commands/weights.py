@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
+from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.options import OUTPUT, ColourOptions, command, option, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
-from mhacli.cli.streams import note, show_activity, write
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
 from mhacli.io.json_schema import decode

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from mhacli.cli.streams import stdout_width, write
+from mhacli.cli.console import stdout_width, write
 from mhacli.cli.values import are_literal
 from mhacli.record.heads import UNTYPED
 from mhacli.render.base.format import token_at, token_text, type_text, weight_text

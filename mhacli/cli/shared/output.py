@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeVar
 
+from mhacli.cli.console import draw, note, screen, show_activity, write_pieces
 from mhacli.cli.options import (
     HIDE_SINKS,
     HTML,
@@ -27,7 +28,6 @@ from mhacli.cli.options import (
     option,
     option_group,
 )
-from mhacli.cli.streams import draw, note, screen, show_activity, write_pieces
 from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole

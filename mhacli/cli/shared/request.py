@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
+from mhacli.cli.console import note, show_activity
 from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
 from mhacli.cli.shared.output import save_record
-from mhacli.cli.streams import note, show_activity
 from mhacli.cli.values import reach, require_context, require_no_target, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import check_target, describe, write_whole

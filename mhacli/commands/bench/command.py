@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS, Real
 from mhacli.cli.options import (
@@ -35,7 +36,6 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.cli.values import counts, words_of
 from mhacli.commands.bench.comparison import BaselineComparison, TimeChange, compare, parse_rule, too_slow
 from mhacli.commands.bench.result import Benchmark, read_benchmark

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mhacli.cli.console import note, progress
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
@@ -29,7 +30,6 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import note, progress
 from mhacli.cli.values import pairs
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError

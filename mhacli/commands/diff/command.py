@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mhacli.cli.console import show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Real
 from mhacli.cli.options import (
@@ -23,7 +24,6 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.streams import show_activity
 from mhacli.cli.values import index_list, require_record, saved_here
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.record.consistency import require_agreement

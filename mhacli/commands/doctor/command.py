@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
 from mhacli.cli.options import (
     LITERAL_TEXT,
@@ -24,7 +25,6 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.streams import loading_torch, note, progress
 from mhacli.cli.values import are_literal, is_checkpoint, require_words
 from mhacli.commands.doctor.result import DoctorRequest
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError

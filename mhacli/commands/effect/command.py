@@ -7,6 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
+from mhacli.cli.console import flush, loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -45,7 +46,6 @@ from mhacli.cli.shared.output import (
     save_record,
     with_output,
 )
-from mhacli.cli.streams import flush, loading_torch, note, show_activity, watch
 from mhacli.cli.values import index_list
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
@@ -331,7 +331,8 @@ def _checkpoint_effects(options: _EffectOptions) -> tuple[Record, tuple[str, ...
         cost = study.inspect()
     _announce(cost)
     try:
-        watch(study)
+        with progress() as report_progress:
+            study.run(report_progress)
     except KeyboardInterrupt:
         _print_finished(options, study)
         raise

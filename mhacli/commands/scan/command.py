@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mhacli.cli.console import flush, loading_torch, note
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
@@ -28,7 +29,6 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.checkpoint import ModelOptions, device_map_of, layer_list, local_checkpoint, require_layers
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
-from mhacli.cli.streams import flush, loading_torch, note
 from mhacli.cli.values import index_list, size
 from mhacli.commands.scan.lines import ScanReport
 from mhacli.commands.scan.workers import EngineOptions

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from mhacli.cli.streams import is_lively, note, progress, stderr_line
+from mhacli.cli.console import is_interactive, note, progress, stderr_line
 from mhacli.render.base.format import seconds_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ScanReport:
         """The report that suits stderr."""
         if as_json:
             yield cls(_as_json, _JSON_EVERY_S)
-        elif is_lively():
+        elif is_interactive():
             with progress(has_time_left=False) as report_progress:
                 yield cls(lambda state: report_progress(_fraction(state), progress_text(state)))
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from mhacli.cli.console import note
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import number, option, option_group
-from mhacli.cli.streams import note
 from mhacli.errors import UsageError
 
 if TYPE_CHECKING:

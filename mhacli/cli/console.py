@@ -1,0 +1,217 @@
+"""The two streams: data on stdout, messages on stderr. Colour is decided for each stream separately, by the same rule."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from mhacli.errors import MhaError
+from mhacli.io.memory import uncollected
+from mhacli.io.progress import Progress, no_progress
+from mhacli.text.escape import message_text, visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.render.base.options import Screen
+
+ColourChoice = Literal["auto", "always", "never"]
+SCREEN_WIDTHS = (20, 500)
+_LINES_AT_ONCE = 100
+_ERASE_LINE = "\r\x1b[K"
+
+
+# ------------------------------------------------------------------------------------------------------------- stdout
+
+
+def _escape_letters(fault: UnicodeError) -> tuple[str, int]:
+    """An error handler of encodings: an escape for each letter that the encoding lacks, and ? for each sign."""
+    assert isinstance(fault, UnicodeEncodeError)
+    lost = fault.object[fault.start : fault.end]
+    return "".join(ascii(c)[1:-1] if c.isalnum() else "?" for c in lost), fault.end
+
+
+def require_stdout() -> None:
+    """Raises `MhaError` if there is no stdout. Otherwise lets both streams escape characters that their encoding lacks."""
+    if sys.stdout is None:
+        raise MhaError("stdout is closed, so nothing can be printed", code="unwritable")
+    codecs.register_error("mha", _escape_letters)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="mha")  # type: ignore[union-attr]
+
+
+def write(text: str) -> None:
+    """Prints text on stdout unchanged."""
+    sys.stdout.write(text)
+
+
+def write_pieces(pieces: Iterable[str]) -> None:
+    """Prints data on stdout unchanged, piece by piece."""
+    sys.stdout.writelines(pieces)
+
+
+def flush() -> int:
+    """Flushes stdout and returns 0."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return 0
+
+
+def discard_stdout() -> None:
+    """Discards all further output to stdout: nobody reads it, and a second failure would hide the first."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.close(sink)
+
+
+def stdout_width() -> int:
+    """The columns of stdout, from 20 to 500: COLUMNS, else the width of the terminal, else 80."""
+    low, high = SCREEN_WIDTHS
+    return min(high, max(low, shutil.get_terminal_size().columns))
+
+
+def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
+    """Whether a stream gets colour: by `--color always|never`, NO_COLOR, FORCE_COLOR, or else because it is a colour terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _colour_system() -> Literal["standard", "256", "truecolor"]:
+    """The colours of the terminal, by COLORTERM and TERM."""
+    if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
+        return "truecolor"
+    return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"
+
+
+def screen(choice: ColourChoice, width: int | None = None) -> Screen:
+    """The width of stdout, or another one, and its colour."""
+    from mhacli.render.base.options import Screen
+
+    return Screen(width or stdout_width(), wants_colour(choice, sys.stdout))
+
+
+def draw(renderable: RenderableType, on: Screen) -> None:
+    """Prints a view on stdout, in colour or plain, without trailing blanks. It is printed in parts, so long views need little
+    memory."""
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.segment import Segment, Segments
+
+    buffer = StringIO()
+    console = Console(
+        file=buffer,
+        width=on.width,
+        force_terminal=on.colour,
+        color_system=_colour_system() if on.colour else None,
+        no_color=not on.colour,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+    lines = Segment.split_lines(console.render(renderable))
+    while some_lines := [*islice(lines, _LINES_AT_ONCE)]:
+        console.print(Segments([segment for line in some_lines for segment in (*line, Segment.line())]), end="")
+        write("\n".join(line.rstrip(" ") for line in buffer.getvalue().split("\n")))
+        buffer.seek(0)
+        buffer.truncate()
+
+
+# ------------------------------------------------------------------------------------------------------------- stderr
+
+
+def note(text: str) -> None:
+    """Prints a message on stderr, with control characters escaped."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"mha: {message_text(text)}\n")
+
+
+def stderr_line(text: str) -> None:
+    """Prints a line on stderr unchanged, for programs."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def is_interactive() -> bool:
+    """Whether stderr is a terminal that can erase a line."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+@contextmanager
+def _erased_line(text: str) -> Iterator[None]:
+    """Shows a line on stderr, and erases it at the end."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write(_ERASE_LINE)
+        sys.stderr.flush()
+
+
+@contextmanager
+def show_activity(activity: str) -> Iterator[None]:
+    """Names an activity on a terminal's stderr, and erases the line at its end. Nothing else runs, which would disturb
+    measurements."""
+    if not is_interactive():
+        yield
+        return
+    with _erased_line(f"{visible(activity)} …"):
+        yield
+
+
+@contextmanager
+def loading_torch() -> Iterator[None]:
+    """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of the time."""
+    with show_activity("loading torch"), uncollected():
+        yield
+
+
+@contextmanager
+def progress(*, has_time_left: bool = True) -> Iterator[Progress]:
+    """A callback that draws a progress bar on a terminal's stderr, by default with the remaining time; without a terminal, one
+    that does nothing. Text that does not fit beside the bar continues on the next line.
+
+    The bar is drawn only when the callback is called: a drawing thread would disturb measurements.
+    """
+    if not is_interactive():
+        yield no_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as ProgressBar
+    from rich.table import Column
+
+    console = Console(stderr=True, no_color=not wants_colour("auto", sys.stderr), legacy_windows=False)
+    words = TextColumn("{task.description}", markup=False, table_column=Column())
+    columns = (BarColumn(24), *([TimeRemainingColumn(compact=True)] if has_time_left else []), words)
+    with ProgressBar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def report_progress(fraction: float, step: str) -> None:
+            bar.update(task, completed=fraction, description=visible(step), refresh=True)
+
+        yield report_progress
+
+
+def read_key(prompt: str) -> str:
+    """One key press from the terminal, without waiting for Enter. The prompt is shown while waiting, then erased."""
+    import typer
+
+    sys.stdout.flush()
+    with _erased_line(prompt):
+        return typer.getchar()
