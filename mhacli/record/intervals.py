@@ -20,10 +20,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def overlaps(self, other: Interval) -> bool:
-        """Whether both may estimate the same number."""
-        return self.low <= other.high and other.low <= self.high
-
     @property
     def relative_width(self) -> float:
         """The larger distance from the median to an end, as a fraction of the median."""
@@ -33,25 +29,20 @@ class Interval(NamedTuple):
 def median_interval(samples: Sequence[float]) -> Interval:
     """The median and its 95 % interval, for any distribution: from the k-th smallest to the k-th largest sample.
 
-    With fewer than six samples, the smallest and the largest (see `reached_confidence`). Source: David and Nagaraja
+    With fewer than six samples, the smallest and the largest. Source: David and Nagaraja
     2003, "Order Statistics", section 7.1.
 
     >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
     Interval(median=3.5, low=1.0, high=9.0)
     """
     ordered = sorted(samples)
-    k, _ = _rank(len(ordered))
+    k = _rank(len(ordered))
     return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
-def reached_confidence(n_samples: int) -> float:
-    """The probability that the interval of so many samples contains the true median."""
-    return _rank(n_samples)[1]
-
-
 def is_sufficient(n_samples: int) -> bool:
-    """Whether so many samples reach `CONFIDENCE`."""
-    return reached_confidence(n_samples) >= CONFIDENCE
+    """Whether the interval of so many samples reaches `CONFIDENCE`."""
+    return n_samples >= MIN_ROUNDS
 
 
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
@@ -81,13 +72,13 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float]:
 
 
 @cache
-def _rank(n: int) -> tuple[int, float]:
-    """The largest number of samples to drop at each end without losing the confidence, and the confidence reached."""
-    k, half = 0, 2 ** (n - 1)
-    exactly = at_most = 1  # counts of outcomes with exactly k samples below the median, and with at most k
+def _rank(n: int) -> int:
+    """The largest number of samples to drop at each end without losing the confidence."""
+    k, exactly, at_most = 0, 1, 1  # counts of outcomes with exactly k samples below the median, and with at most k
     while k + 1 <= (n - 1) // 2:
         exactly = exactly * (n - k) // (k + 1)
-        if 1 - (at_most + exactly) / half < CONFIDENCE:
+        at_most += exactly
+        if 1 - at_most / 2 ** (n - 1) < CONFIDENCE:
             break
-        k, at_most = k + 1, at_most + exactly
-    return k, 1 - at_most / half
+        k += 1
+    return k

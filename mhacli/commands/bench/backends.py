@@ -21,8 +21,6 @@ from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.fused import KERNELS, fused_attend, only
 from mhacli.attention.layer import merge_heads, split_heads
-from mhacli.attention.tiled.scores import Scores
-from mhacli.attention.tiled.softmax import tiled_attend
 from mhacli.commands.bench.result import BackendStatus
 from mhacli.commands.bench.workload import Direction, Workload
 
@@ -103,14 +101,6 @@ def _sdpa(workload: Workload, heads: HeadTensors, seed: int, kernel: str | None 
     return Prepared(heads, partial(fused_attend, *heads, causal=workload.is_masked), around=around)
 
 
-def _tiled(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
-    if workload.direction != "forward":
-        raise UnsupportedError("tiled attention writes into buffers and has no backward pass")
-    q, k, v = heads
-    allowed = masks.causal(workload.offset) if workload.is_masked else None
-    return Prepared(heads, lambda: tiled_attend(Scores(q, k, workload.d_head**-0.5, allowed=allowed), v).z)
-
-
 def _flex(workload: Workload, heads: HeadTensors, seed: int) -> Prepared:
     device = heads[0].device
     if device.type != "cuda":
@@ -184,7 +174,6 @@ _MAKERS: Mapping[str, Callable[[Workload, HeadTensors, int], Prepared]] = {
     "compiled": _compiled,
     "sdpa": _sdpa,
     "flex": _flex,
-    "tiled": _tiled,
     "torch-mha": partial(_torch_mha, weights=False),
     "torch-mha-weights": partial(_torch_mha, weights=True),
     **{name: partial(_sdpa, kernel=name) for name in KERNELS},

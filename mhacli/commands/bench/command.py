@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, get_args
 
@@ -37,7 +36,7 @@ from mhacli.cli.options import (
 from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.values import counts, words_of
-from mhacli.commands.bench.comparison import BaselineComparison, TimeChange, compare, parse_rule, too_slow
+from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
@@ -211,21 +210,17 @@ def bench(
         require_plots()
     leave_deleted_folder()
     with loading_torch():
-        from mhacli.commands.bench import run as study
-    options = study.BenchOptions(
+        from mhacli.commands.bench.run import BenchOptions, measure
+        from mhacli.compute.base.devices import choose_device
+    n_sizes = len(sweep.workloads(choose_device(measuring.device).type))
+    if measuring.repeat is None and n_sizes * measuring.budget > _ANNOUNCED_S:
+        note(f"{n_sizes} sizes of {measuring.budget:g} s or more each; --budget and --lengths change it")
+    options = BenchOptions(
         measuring.repeat, measuring.budget, measuring.call_limit, measuring.seed, measuring.threads, record_command()
     )
     with progress() as report_progress:
-        benchmark = study.bench(sweep, measuring.device, options, report_progress, _announce)
-    comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "")
-    if baseline is not None and comparison is not None and limit is not None and too_slow(comparison, limit):
-        with progress() as report_progress:  # a busy machine slows kernels too: measure slow ones twice
-            again = study.bench(
-                _narrowed(benchmark.sweep, too_slow(comparison, limit)), measuring.device, options, report_progress
-            )
-        comparison = comparison.milder(compare(again, baseline, comparison.baseline))
-    if comparison is not None and limit is not None:
-        comparison = comparison.ruled(limit)
+        benchmark = measure(sweep, measuring.device, options, report_progress)
+    comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "", limit=limit)
     if against.save_baseline is not None:
         write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
     if limit is not None and comparison is not None and comparison.rule is None:
@@ -240,13 +235,7 @@ def bench(
         _end_by(comparison, output.formats, strict=against.strict)
 
 
-def _announce(seconds: float, n_sizes: int) -> None:
-    """Prints the predicted time of a long measurement."""
-    if seconds > _ANNOUNCED_S:
-        note(f"{n_sizes} size{'s' * (n_sizes != 1)}: about {seconds:,.0f} s; --budget and --lengths change it")
-
-
-_ANNOUNCED_S = 5.0
+_ANNOUNCED_S = 15.0
 
 
 def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
@@ -279,15 +268,6 @@ def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None
             hint=f"lengths of {path}: {then}; of this run: {now}",
             code="nothing-compared",
         )
-
-
-def _narrowed(sweep: Sweep, changes: Sequence[TimeChange]) -> Sweep:
-    """The sweep restricted to the backends and lengths of the changes."""
-    return replace(
-        sweep,
-        backends=tuple(dict.fromkeys(change.backend for change in changes)),
-        lengths=tuple(dict.fromkeys(change.k_len for change in changes)),
-    )
 
 
 def _limit(against: BaselineOptions) -> float | None:

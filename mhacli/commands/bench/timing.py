@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
-from mhacli.commands.bench.result import MachinePeak
-from mhacli.compute.base.devices import free_bytes
 from mhacli.record.intervals import MIN_ROUNDS, median_interval
 from mhacli.settings import ITEM_BYTES, Dtype
 
@@ -116,42 +112,29 @@ def clock_for(device: torch.device) -> Clock:
     return WallClock() if device.type == "cpu" else WallClock(lambda: torch.accelerator.synchronize(device))
 
 
-@dataclass(frozen=True)
-class InterleavedSamples:
-    """The seconds of each entry by round, a second series of `reference` as `control`, and the calls per sample."""
-
-    samples: Mapping[str, tuple[float, ...]]
-    reference: str
-    control: tuple[float, ...]
-    n_calls: Mapping[str, int]
-
-
 def time_in_turns(
     entries: Mapping[str, Timed], clock: Clock, *, repeat: int | None, budget_s: float, seed: int
-) -> InterleavedSamples:
-    """Samples of all entries in rounds, each in a new random order, until there are enough.
+) -> tuple[dict[str, tuple[float, ...]], dict[str, int]]:
+    """The seconds of each entry by round, and the calls of each per sample.
 
-    That is after `repeat` rounds, or when the interval of every median is within 1 % of it, or after `budget_s`
-    seconds; there are at least six. The intervals are checked after 6, 12, 24, … rounds, since checking after each
-    round would stop at a lucky moment. The entry that is fastest in a trial round takes two turns per round.
+    In each round all entries take their turn, in a new random order, until there are enough rounds: `repeat` of them,
+    or as many as put the interval of every median within 1 % of it, or fill `budget_s` seconds; at least six. The
+    intervals are checked after 6, 12, 24, … rounds, since checking after each would stop at a lucky moment.
     """
     names = list(entries)
     with _undisturbed():
         once = [(entries[name], 1) for name in names]
         clock.round(once)  # to warm up
         estimates = dict(zip(names, clock.round(once), strict=True))
-        reference = min(estimates, key=estimates.__getitem__)
         n_calls = {name: _calls(entries[name], estimates[name], clock) for name in names}
-        turns, samples = [*names, None], [[] for _ in range(len(names) + 1)]  # type: list[str | None], list[list[float]]
+        samples: dict[str, list[float]] = {name: [] for name in names}
         order, began = random.Random(seed), perf_counter()
-        while not _enough(samples, repeat, perf_counter() - began, budget_s):
-            places = order.sample(range(len(turns)), len(turns))
-            turn_names = [turns[place] or reference for place in places]
-            seconds = clock.round([(entries[name], n_calls[name]) for name in turn_names])
-            for place, sample in zip(places, seconds, strict=True):
-                samples[place].append(sample)
-    *of_entries, control = map(tuple, samples)
-    return InterleavedSamples(dict(zip(names, of_entries, strict=True)), reference, control, n_calls)
+        while not _enough(list(samples.values()), repeat, perf_counter() - began, budget_s):
+            turn = order.sample(names, len(names))
+            seconds = clock.round([(entries[name], n_calls[name]) for name in turn])
+            for name, sample in zip(turn, seconds, strict=True):
+                samples[name].append(sample)
+    return {name: tuple(column) for name, column in samples.items()}, n_calls
 
 
 def _calls(timed: Timed, estimate_s: float, clock: Clock) -> int:
@@ -184,78 +167,21 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-# --------------------------------------------------------------------------------------------------------- machine peak
+# ---------------------------------------------------------------------------------------------------- a matrix product
 
 
-_COPY_BYTES = 512 << 20
-"""More than fits into any cache. The copy takes at most a sixteenth of the free memory."""
-_SMALLEST, _LARGEST = 256, 8192
-_LONG_ENOUGH_S, _SAMPLES = 0.04, 8
+_PRODUCT_WIDTHS = {"cpu": 1024, "cuda": 8192, "mps": 4096}
 
 
-def measure_peak(dtype: Dtype, device: torch.device, clock: Clock, seed: int) -> MachinePeak:
-    """The best rates of square matrix products and of copies.
+def product_rate(dtype: Dtype, device: torch.device, clock: Clock) -> float:
+    """Operations per second of a square matrix product: more than attention reaches in this dtype.
 
     A kernel may widen 16-bit numbers, so their rate is the better of their own product's and of float32's.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    formats = dict.fromkeys((dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,))
-    rate = max(_matmul_rate(getattr(torch, name), generator, clock) for name in formats)
-    n_bytes = min(_COPY_BYTES, free_bytes(str(device)) // 16)
-    numbers = torch.ones(
-        n_bytes // ITEM_BYTES[dtype], dtype=getattr(torch, dtype), device=device
-    )  # copies take as long
-    copy_s = _best(partial(torch.empty_like(numbers).copy_, numbers), clock, _SAMPLES)
-    return MachinePeak(dtype, rate / 1e12, 2 * n_bytes / copy_s / 1e9)
-
-
-def _matmul_rate(dtype: torch.dtype, generator: torch.Generator, clock: Clock) -> float:
-    """Operations per second of a square product that takes 40 ms, or of the largest."""
-    n = _SMALLEST
-    while True:
-        a, b = (torch.randn(n, n, generator=generator, dtype=dtype, device=generator.device) for _ in range(2))
-        seconds = _best(partial(torch.mm, a, b), clock, 2)
-        if seconds >= _LONG_ENOUGH_S or n == _LARGEST:
-            return 2 * n**3 / min(seconds, _best(partial(torch.mm, a, b), clock, _SAMPLES))
-        n *= 2
-
-
-def _best(call: Callable[[], object], clock: Clock, n_samples: int) -> float:
-    turn = [(Timed(call), 1)]
-    return min(clock.round(turn)[0] for _ in range(n_samples + 1))
-
-
-# --------------------------------------------------------------------------------------------------------- foreign load
-
-
-class ForeignLoad:
-    """The average number of this process's CPUs that other processes kept busy since this object was made."""
-
-    def __init__(self) -> None:
-        self._busy_s, self._own_s, self._began = _busy_s(), process_time(), perf_counter()
-
-    def cpus(self) -> float | None:
-        """The average until now; None if the system does not report it."""
-        busy_s, elapsed_s = _busy_s(), perf_counter() - self._began
-        if busy_s is None or self._busy_s is None or elapsed_s <= 0:
-            return None
-        return max(0.0, (busy_s - self._busy_s - (process_time() - self._own_s)) / elapsed_s)
-
-
-def is_crowded(foreign_load: float | None, n_threads: int, n_cpus: int) -> bool:
-    """Whether other processes took CPUs that the threads needed. A quarter of a CPU is normal."""
-    return foreign_load is not None and foreign_load > max(0.25, n_cpus - n_threads)
-
-
-def _busy_s() -> float | None:
-    """The busy seconds, for all processes, of the CPUs that this process may use, since boot."""
-    try:
-        lines = Path("/proc/stat").read_text().splitlines()
-        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        times = [line.split()[1:9] for line in lines if line.split()[0] in ours]
-        ticks = [
-            sum(map(int, of_cpu)) - int(of_cpu[3]) - int(of_cpu[4]) for of_cpu in times
-        ]  # without idle time and waiting for disks
-        return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
-    except (OSError, AttributeError, ValueError, IndexError):
-        return None
+    n = _PRODUCT_WIDTHS[device.type]
+    seconds = math.inf
+    for name in dict.fromkeys((dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,)):
+        numbers = torch.ones(n, n, dtype=getattr(torch, name), device=device)
+        turn = [(Timed(partial(torch.mm, numbers, numbers)), 1)]
+        seconds = min(seconds, *(clock.round(turn)[0] for _ in range(4)))
+    return 2 * n**3 / seconds

@@ -1,4 +1,4 @@
-"""The workloads of `mha bench`: sizes, backends, and their predicted cost."""
+"""The workloads of `mha bench`: sizes, backends, and their cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple
 
-from mhacli.attention.tiled.reduction import CPU_TILE, DEVICE_TILE, tile_bytes
 from mhacli.errors import UsageError
 from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
 
@@ -72,7 +71,7 @@ class Workload:
     @property
     def pairs(self) -> int:
         """The visible cells of one head."""
-        return visible_pairs(self.q_len, self.k_len, causal=self.causal, offset=self.offset)
+        return self.q_len * self.k_len - (self.q_len * (self.q_len - 1) // 2 if self.causal else 0)
 
     @property
     def is_masked(self) -> bool:
@@ -99,33 +98,6 @@ class Workload:
         return self.batch * numbers * self.d_head * ITEM_BYTES[self.dtype]
 
 
-def visible_pairs(
-    q_len: int, k_len: int, *, causal: bool = False, window: tuple[int, int] | None = None, offset: int = 0
-) -> int:
-    """The number of visible cells of `q_len` × `k_len`. `offset` is the key position of the first query.
-
-    `window` counts keys to the left and right of the query; `causal` hides those to the right.
-
-    >>> visible_pairs(3, 3, causal=True)
-    6
-    """
-    everything = q_len + k_len + abs(offset)
-    left, right = (everything, everything) if window is None else window
-    right = min(right, 0) if causal else right
-    return _keys_up_to(q_len, k_len, offset + right) - _keys_up_to(q_len, k_len, offset - left - 1)
-
-
-def _keys_up_to(q_len: int, k_len: int, shift: int) -> int:
-    """The sum over queries i of the number of keys 0 … k_len − 1 that are at most i + shift."""
-    return _clamped_sum(shift + 1 + q_len, k_len) - _clamped_sum(shift + 1, k_len)
-
-
-def _clamped_sum(end: int, top: int) -> int:
-    """The sum of min(n, top) over n from 0 to `end` − 1."""
-    ramp = max(0, min(end, top + 1))
-    return ramp * (ramp - 1) // 2 + max(0, end - top - 1) * top
-
-
 # ------------------------------------------------------------------------------------------------- backends and sweeps
 
 
@@ -133,9 +105,10 @@ MAX_WORKLOADS = 1000
 
 
 class Backend(NamedTuple):
-    """The properties of a backend that are known before it runs."""
+    """The properties of a backend that are known before it runs. `n_matrices`: how many matrices of all scores it holds."""
 
     about: str
+    n_matrices: int = 0
     is_compiled: bool = False
     hopes_for_fused: bool = False
     projects: bool = False
@@ -143,18 +116,17 @@ class Backend(NamedTuple):
 
 
 BACKENDS: Mapping[str, Backend] = {
-    "explicit": Backend("the readable definition, attend, which builds the whole pattern"),
+    "explicit": Backend("the readable definition, attend, which builds the whole pattern", n_matrices=2),
     "sdpa": Backend("scaled_dot_product_attention with the kernel that torch picks", hopes_for_fused=True),
-    "math": Backend("scaled_dot_product_attention, its unfused kernel"),
+    "math": Backend("scaled_dot_product_attention, its unfused kernel", n_matrices=2),
     "flash": Backend("scaled_dot_product_attention, its flash kernel"),
     "efficient": Backend("scaled_dot_product_attention, its memory-efficient kernel"),
     "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
     "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
-    "compiled": Backend("attend through torch.compile", is_compiled=True, hopes_for_fused=True),
-    "tiled": Backend("softmax(qk)v tile by tile in plain torch calls, as mha heads does where no fused kernel fits"),
-    "torch-mha": Backend("nn.MultiheadAttention without weights", hopes_for_fused=True, projects=True),
+    "compiled": Backend("attend through torch.compile", 2, is_compiled=True, hopes_for_fused=True),
+    "torch-mha": Backend("nn.MultiheadAttention without weights", 1, hopes_for_fused=True, projects=True),
     "torch-mha-weights": Backend(
-        "nn.MultiheadAttention with weights for every head", projects=True, returns_pattern=True
+        "nn.MultiheadAttention with weights for every head", 2, projects=True, returns_pattern=True
     ),
 }
 """The backends in default order. A backend that projects is a whole layer, and cannot decode because it has no cache."""
@@ -164,27 +136,26 @@ _EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
 
 
 class DeviceDefaults(NamedTuple):
-    """Default sizes for a type of device: the width of all heads, tokens per batch, lengths, and long rows of batch 1."""
+    """Default sizes for a type of device: the width of all heads, tokens per batch, and lengths."""
 
     backends: tuple[str, ...]
     dtype: Dtype
     width: int
     tokens: int
     lengths: tuple[int, ...]
-    long_lengths: tuple[int, ...]
     decode_lengths: tuple[int, ...]
 
 
 SCALES: Mapping[str, DeviceDefaults] = {
     "cpu": DeviceDefaults(
         ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights"),
-        "float32", 512, 1024, (256, 512, 1024), (2048,), (512, 1024, 2048, 4096, 8192),
+        "float32", 512, 1024, (256, 512, 1024, 2048), (512, 1024, 2048, 4096, 8192),
     ),
     "cuda": DeviceDefaults(
-        tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384), (32768,),
+        tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384, 32768),
         (1024, 2048, 4096, 8192, 16384, 32768, 65536),
     ),
-    "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096), (8192,), (1024, 2048, 4096, 8192)),
+    "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192)),
 }  # fmt: skip
 """Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the
 device.
@@ -235,7 +206,7 @@ class Sweep:
         """The sweep with defaults for a type of device, except for the batch, which depends on the length."""
         scale = SCALES[kind]
         d_head = self.d_head or (64,)
-        lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths + scale.long_lengths)
+        lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths)
         backends = self.backends or tuple(
             name for name in scale.backends if not (self.decode and BACKENDS[name].projects)
         )
@@ -276,13 +247,11 @@ def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
     return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
 
 
-# ------------------------------------------------------------------------------------------------------ predicted cost
+# ---------------------------------------------------------------------------------------------------------------- cost
 
 
 _PASSES = {"forward": 1, "backward": 1, "both": 2}
 """Passes of a projection: only the input's gradient is computed, with one product of the forward size."""
-_EXACT_BLOCKS_BYTES = 512 << 20
-"""The scores of a block of queries, and the tensors beside them."""
 
 
 def expected_flops(backend: str, workload: Workload) -> int:
@@ -309,88 +278,10 @@ def expected_moved_bytes(backend: str, workload: Workload) -> int:
     return numbers * item * passes
 
 
-def exact_bytes(workload: Workload) -> int:
-    """The memory of the exact answer in float64: inputs and result, three times for gradients."""
-    of_queries, of_keys = workload.n_heads * workload.q_len, workload.n_heads * workload.k_len
-    copies = 1 if workload.direction == "forward" else 3
-    return copies * 8 * workload.batch * workload.d_head * 2 * (of_queries + of_keys) + _EXACT_BLOCKS_BYTES
-
-
-def expected_extra_bytes(backend: str, workload: Workload, kind: str) -> int:
-    """The peak memory beyond the inputs, result included, on a type of device.
-
-    It counts whole matrices of scores and vectors of heads that a backend holds at a time. Small buffers of kernels
-    (about 0.6 MiB per thread on a CPU) are left out.
-    """
-    counts = _Counts(workload)
-    if backend in ("explicit", "compiled"):
-        return counts.explicit()
-    if backend == "math":
-        return counts.math()
-    if backend == "tiled":
-        return counts.tiled(kind)
-    if BACKENDS[backend].projects:
-        return counts.torch_mha(weights=BACKENDS[backend].returns_pattern, kind=kind)
-    return counts.fused()
-
-
-class _Counts:
-    """The bytes of a matrix of scores and of vectors: in the inputs' dtype, and (`wide`) in the softmax's."""
-
-    def __init__(self, workload: Workload) -> None:
-        item = ITEM_BYTES[workload.dtype]
-        heads, self.growth = workload.batch * workload.n_heads, max(item, 4) / item
-        self.q = heads * workload.q_len * workload.d_head * item
-        self.k = heads * workload.k_len * workload.d_head * item
-        self.is_shared = workload.n_kv_heads != workload.n_heads
-        self.matrix = heads * workload.q_len * workload.k_len * item
-        self.wide = round(self.matrix * self.growth)
-        self.lse, self.lengths = heads * workload.q_len * 4, (workload.q_len, workload.k_len)
-        self.mask = workload.q_len * workload.k_len if workload.is_masked else 0
-        self.has_fast_path = not self.mask and workload.n_heads % 2 == 0
-        self.item, self.is_forward = item, workload.direction == "forward"
-
-    def fused(self) -> int:
-        """The result and the log-sum-exp; for backward also three gradients and saved tensors."""
-        return self.q + self.lse if self.is_forward else 4 * self.q + 2 * self.k + 2 * self.lse
-
-    def tiled(self, kind: str) -> int:
-        """The result in the dtype of the computation, a rounded copy if dtypes differ, eight vectors, and scores and
-        weights of tiles."""
-        rounded = self.q if self.growth > 1 else 0
-        wide_item = round(self.item * self.growth)
-        tile = CPU_TILE if kind == "cpu" else DEVICE_TILE
-        tiles = tile_bytes(tile, *self.lengths, wide_item) // 2  # planes of equal tokens are half
-        return round(self.q * self.growth) + rounded + 8 * self.lse // 4 * wide_item + tiles
-
-    def explicit(self) -> int:
-        """Scores and their softmax, and a third copy to round to 16 bits; for backward the pattern and two gradients of
-        its size."""
-        copied = self.k if self.is_shared else 0
-        if not self.is_forward:
-            return 3 * self.wide + self.q + 2 * self.k + 2 * copied + self.mask
-        rounded = self.matrix if self.growth > 1 else 0
-        return max(2 * self.wide + rounded + self.mask, self.matrix + self.q) + copied
-
-    def math(self) -> int:
-        """As explicit, plus a byte per cell for rows without a key, and scaled queries and keys. 16 bits are widened
-        first."""
-        copied = 2 * self.k if self.is_shared else 0
-        rows = round((2 * self.q + 2 * self.k) * self.growth) if self.growth > 1 else self.q + self.k
-        if not self.is_forward:
-            return 3 * self.wide + rows + self.q + 2 * self.k + copied
-        cells = self.matrix // self.item
-        return 2 * self.wide + cells + 4 * self.mask + rows + copied
-
-    def torch_mha(self, *, weights: bool, kind: str) -> int:
-        """Projections, and one matrix if the fast path runs unfused on a CPU; with weights as explicit.
-
-        A mask or an odd number of heads rules out the fast path.
-        """
-        mask = self.mask * self.item
-        if not self.is_forward:
-            return 12 * self.q + mask + (3 * self.matrix if weights else 0)
-        if weights:
-            return (5 * self.q + self.matrix) if self.has_fast_path else 3 * self.q + 2 * self.matrix + mask
-        is_unfused = kind == "cpu" and self.has_fast_path
-        return 3 * self.q + self.matrix if is_unfused else 6 * self.q + mask
+def least_bytes(backend: str, workload: Workload) -> int:
+    """Roughly the memory that a call needs: its inputs, its results, and the scores that it holds at a time."""
+    n_matrices, passes = BACKENDS[backend].n_matrices, _PASSES[workload.direction]
+    if workload.direction != "forward" and n_matrices:
+        n_matrices = 3  # the pattern and two gradients of its size
+    cells = workload.batch * workload.n_heads * workload.q_len * workload.k_len
+    return 2 * passes * workload.input_bytes + n_matrices * cells * max(ITEM_BYTES[workload.dtype], 4)
