@@ -25,9 +25,8 @@ import torch
 
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
-from mhacli.commands.bench.result import Benchmark, BenchRow, read_benchmark
+from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.timing import Timed, clock_for, time_in_turns
-from mhacli.record.intervals import Interval
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
@@ -76,8 +75,8 @@ def four_lines(length: int, device: str) -> None:
     for name, (ours, direct) in pairs.items():
         entries = {"ours": Timed(ours), "direct": Timed(direct)}
         with torch.no_grad():
-            found = time_in_turns(entries, clock_for(torch.device(device)), repeat=60, budget_s=60, seed=0)
-        ratios = [a / b for a, b in zip(found.samples["ours"], found.samples["direct"], strict=True)]
+            samples, _ = time_in_turns(entries, clock_for(torch.device(device)), repeat=60, budget_s=60, seed=0)
+        ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
     print(f"T={length:>5}: {', '.join(said)}")
 
@@ -113,20 +112,12 @@ def agree_twice(device: str) -> None:
 def order(run: Benchmark) -> dict[tuple[object, ...], int]:
     """Which of two backends at one size is the faster one, for those whose intervals lie apart."""
     found: dict[tuple[object, ...], int] = {}
-    rows = [row for row in run.rows if row.ratio_interval is not None]
+    rows = [row for row in run.rows if row.interval is not None]
     for a, b in combinations(rows, 2):
-        if a.key[1:] == b.key[1:] and not interval(a, run).overlaps(interval(b, run)):
-            found[a.key + b.key] = 1 if interval(a, run).median > interval(b, run).median else -1
+        (a_low, a_high), (b_low, b_high) = ((row.ratio_low or 0, row.ratio_high or 0) for row in (a, b))
+        if a.size == b.size and (a_low > b_high or b_low > a_high):
+            found[a.size, a.backend, b.backend] = 1 if a_low > b_high else -1
     return found
-
-
-def interval(row: BenchRow, run: Benchmark) -> Interval:
-    """The ratio of a row that was timed; that of the fastest, which is 1, with the noise."""
-    assert row.ratio_interval is not None
-    control = run.control(row)
-    if control is None or row.ratio != 1:
-        return row.ratio_interval
-    return Interval(1.0, 1 / control.noise, control.noise)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mhacli.commands.bench.comparison import BaselineComparison
-from mhacli.commands.bench.result import Benchmark, BenchRow, NoiseBaseline
+from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.check.result import Examination
 from mhacli.commands.diff.result import (
     EffectDifference,
@@ -189,14 +189,13 @@ def _doctor() -> Schema:
 
 
 def _bench() -> Schema:
-    derived = {"n_samples": INTEGER, "flops": INTEGER, "bytes": INTEGER, "flops_per_byte": NUMBER}
-    row = of(BenchRow, **derived, tflops=nullable(NUMBER))
     return changed(
         of(Benchmark),
+        drop=("schema",),
         optional=("comparison",),
-        rows=array(row),
-        controls=array(of(NoiseBaseline, noise=NUMBER)),
         summary=TEXTS,
+        ceilings={"type": "array"},
+        controls={"type": "array"},
         comparison=of(BaselineComparison, summary=TEXT),
     )
 

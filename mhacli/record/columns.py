@@ -46,46 +46,29 @@ BENCH_COLUMNS: Mapping[str, ColumnText] = {
     "ratio": ColumnText(
         "ratio",
         "The median divided by that of the fastest backend of the same size, which is the first row. * marks a backend that is "
-        "certainly the fastest; ≈ one that is not certainly slower, because the interval of its ratio reaches into the noise; ? "
-        "uncertain times: too few rounds, or other processes on the same CPUs.",
+        "certainly the fastest; ≈ one that is not certainly slower, because the interval of its ratio contains 1.",
     ),
     "interval": ColumnText(
         "95 % interval",
         "Where the ratio lies with a probability of 95 %, from the ratios of the times round by round.",
         ("ratio_low", "ratio_high", "interval"),
     ),
-    "noise": ColumnText(
-        "noise of",
-        "How far one backend, timed twice in each round, differs from itself: of the 95 % interval of that ratio the end "
-        "farther from 1. A smaller ratio between two backends is no difference; the interval in the row holds all ratios that "
-        "are within the noise.",
-        ("noise", "again"),
-    ),
     "bar": ColumnText("speed", "A bar that is longest for the fastest backend of the size.", ()),
     "rate": ColumnText(
         "GFLOP/s", "Operations per second; those on masked pairs are not counted.", ("TFLOP/s", "tflops")
     ),
     "intensity": ColumnText("FLOP/B", "Operations per byte of memory traffic.", ("flops_per_byte",)),
-    "share": ColumnText(
-        "peak",
-        "The shortest possible time for the work on this machine, in percent of the median. c: compute-bound, limited by the "
-        "rate of its best matrix product; m: memory-bound, limited by the rate of its best copy. Above 100 % the backend was "
-        "faster than these rates allow: its data came from a cache, or the machine was busy while the rates were measured.",
-        ("share_of_peak",),
-    ),
     "memory": ColumnText(
         "memory",
-        "The most memory beyond the inputs: on a CPU in a fresh process for each row, on CUDA by its allocator.",
+        "The most memory that torch's allocator held at a time for one call, its results included.",
         ("extra_bytes",),
     ),
-    "predicted": ColumnText("predicted", "The memory beyond the inputs, computed by formula.", ("predicted_bytes",)),
     "error": ColumnText("error", "The largest difference from float64 on the same inputs.", ("max_error",)),
     "mean": ColumnText("mean error", "The mean difference from float64 on the same inputs.", ("mean_error",)),
     "change": ColumnText(
         "now / then",
         "With --compare, the median divided by that in the saved run: above 1 is slower. Runs share no rounds, so the "
-        "interval beside it is that of both medians. ≈ marks a change within the noise of both runs and of the machine's own "
-        "speed.",
+        "interval beside it is that of both medians. ≈ marks an interval that contains 1.",
         ("now/then", "now", "then", "95 % of both"),
     ),
 }

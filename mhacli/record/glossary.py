@@ -282,9 +282,8 @@ CONCEPTS = (
     ),
     _concept(
         "noise",
-        "How far repeated measurements of the same thing differ. mha bench times one backend twice in each round: a ratio "
-        "between two backends counts as a difference only if its whole 95 % interval lies beyond this noise. mha effect "
-        "compares two untouched rows of a batch: a change that is not larger is printed as 0.",
+        "How far repeated measurements of the same thing differ. mha effect compares two untouched rows of a batch: a change "
+        "that is not larger is printed as 0.",
         also=("floor", "noise floor"),
     ),
     _concept(
@@ -381,13 +380,12 @@ SIGNS = (
     _sign(
         "≈",
         "About: a number that is estimated, or rounded more than the others. In mha bench it marks a time that is not certainly "
-        "slower, or not certainly changed: the interval of its ratio reaches into the noise.",
+        "slower, or not certainly changed: the interval of its ratio contains 1.",
         also=("about", "approximately"),
     ),
     _sign(
         "?",
-        "A number that is not finite: NaN or infinite. In mha bench it marks uncertain times: too few rounds, or other processes "
-        "on the same CPUs.",
+        "A number that is not finite: NaN or infinite.",
         also=("nan",),
     ),
     _sign("~", "In mha bench a time of less than a millisecond: mostly the cost of calling torch, not of attention."),

@@ -298,6 +298,7 @@ def _sweep(options: SweepOptions, baseline: Benchmark | None) -> Sweep:
         "decode": options.decode or None,
     }
     defaults = Sweep() if baseline is None else baseline.sweep
+    defaults = replace(defaults, backends=tuple(name for name in defaults.backends if name in BACKENDS))
     return replace(defaults, **{name: value for name, value in chosen.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
 
 
@@ -315,12 +316,13 @@ def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
 
 
 def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
-    from mhacli.commands.bench.view import bench_view, csv_pieces, json_pieces
+    from mhacli.commands.bench.view import bench_view, csv_pieces
 
+    compared = {} if comparison is None else {"comparison": comparison.to_dict()}
     print_report(
         output.formats.chosen(),
         output.colour,
-        formats={"json": lambda: json_pieces(benchmark, comparison), "csv": lambda: csv_pieces(benchmark)},
+        formats={"json": lambda: [benchmark.to_json(**compared)], "csv": lambda: csv_pieces(benchmark)},
         view=lambda on: bench_view(benchmark, comparison, on),
     )
 

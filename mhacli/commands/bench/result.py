@@ -130,9 +130,9 @@ class Benchmark(Shown):
         run: dict[str, Any] = msgspec.to_builtins(self)
         return {"schema": self.schema, "summary": list(self.summary)} | run | {"ceilings": [], "controls": []}
 
-    def to_json(self) -> str:
-        """The JSON document."""
-        return msgspec.json.encode(self.to_dict()).decode() + "\n"
+    def to_json(self, **added: object) -> str:
+        """The JSON document, with fields added to it."""
+        return msgspec.json.encode(self.to_dict() | added).decode() + "\n"
 
 
 def read_benchmark(path: str) -> Benchmark:
@@ -141,7 +141,9 @@ def read_benchmark(path: str) -> Benchmark:
         return msgspec.json.decode(read_whole(path, MAX_FILE_BYTES), type=Benchmark)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         hint = "mha bench --save-baseline FILE writes one"
-        raise MhaError(f"{path} is not a benchmark (mha.bench/1): {fault}", hint=hint, code="bad-file", path=path) from None
+        raise MhaError(
+            f"{path} is not a benchmark (mha.bench/1): {fault}", hint=hint, code="bad-file", path=path
+        ) from None
 
 
 def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:

@@ -35,7 +35,6 @@ from mhacli.commands.bench.workload import (
     Direction,
     Sweep,
     Workload,
-    exact_bytes,
     expected_flops,
     expected_moved_bytes,
     least_bytes,
@@ -46,7 +45,7 @@ from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
 from mhacli.record.intervals import is_sufficient, median_interval, paired_ratio, quartiles
-from mhacli.settings import Dtype
+from mhacli.settings import ITEM_BYTES, Dtype
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,8 @@ def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
 MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
 """The most operations for the exact answer in float64. Beyond it, only some queries are computed."""
 _UNFUSED = ("math", "unfused")
+_EXACT_BLOCKS_BYTES = 512 << 20
+"""In the exact answer: the scores of a block of queries, and the tensors beside them."""
 _NO_ROOM = "not enough memory to measure the error"
 
 
@@ -174,9 +175,7 @@ class SizeBenchmark:
     """Benchmarks one size: backends enter one by one and then run in turns. `rows` has the state of each, in entry
     order."""
 
-    def __init__(
-        self, workload: Workload, device: torch.device, clock: Clock, *, seed: int, most_flops: float
-    ) -> None:
+    def __init__(self, workload: Workload, device: torch.device, clock: Clock, *, seed: int, most_flops: float) -> None:
         self.workload, self._device, self._clock, self._seed = workload, device, clock, seed
         self._most_flops = most_flops
         self._heads: HeadTensors | None = None
@@ -265,7 +264,8 @@ class SizeBenchmark:
     def _with_deviation(self, row: BenchRow, prepared: Prepared) -> BenchRow:
         """The row with the error against the exact answer, or the reason why it has none."""
         most = MOST_EXACT_FLOPS[self._device.type]
-        if not memory.fits(exact_bytes(self.workload), free_bytes(str(self._device))):
+        in_float64 = 8 * self.workload.input_bytes // ITEM_BYTES[self.workload.dtype]
+        if not memory.fits(3 * in_float64 + _EXACT_BLOCKS_BYTES, free_bytes(str(self._device))):
             return replace(row, reason=_NO_ROOM)
         try:
             exact = self._exact

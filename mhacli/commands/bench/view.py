@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
-import json
 import logging
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from io import StringIO
 from itertools import groupby
@@ -20,12 +20,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison, TimeChange
-from mhacli.commands.bench.result import Benchmark, BenchRow, NoiseBaseline
+from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
+from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.commands.bench.workload import BACKENDS, Workload
 from mhacli.errors import MhaError, installing
 from mhacli.record.columns import BENCH_COLUMNS
-from mhacli.record.intervals import CONFIDENCE, ratio_text, reached_confidence
+from mhacli.record.intervals import MIN_ROUNDS, ratio_text
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
 from mhacli.render.csv import cell_text
@@ -35,24 +35,21 @@ _BAR = 8
 _SHORT_S = 1e-3
 _ALONE_SHOWN = 3
 """The most rows without a counterpart that are named. More are counted."""
-_COLUMNS = tuple(name for name in BENCH_COLUMNS if name not in ("noise", "change"))
+_COLUMNS = tuple(name for name in BENCH_COLUMNS if name != "change")
 _LEAST_WIDTHS = {
-    "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "predicted": 120, "min": 134, "n": 134, "mean": 150,
+    "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "min": 134, "n": 134, "mean": 150,
     "intensity": 160,
 }  # fmt: skip
 """The least screen width for some columns. The others are always shown."""
 _DROP_ORDER = (
-    "mean", "intensity", "predicted", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "share", "bar"
+    "mean", "intensity", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "bar"
 )  # fmt: skip
 """Columns in the order in which they are dropped if others need the room. Numbers are never cut."""
 _CHANGED = ("then", "now", BENCH_COLUMNS["change"].heading, "95 % of both", "verdict")
 _CHANGED_NARROW = ("now/then", "95 %", "verdict")
 _NARROW = 60
 """The least screen width for both times beside their ratio."""
-_SIMILAR = (
-    "≈ not certainly changed: the interval reaches into the noise of both runs and of the machine's speed; unclear: it lies "
-    "wholly above or below 1, but not beyond that noise"
-)
+_SIMILAR = "≈ not certainly changed: the interval contains 1"
 _NAME = max(map(len, BACKENDS))
 
 
@@ -85,11 +82,7 @@ def _machine(benchmark: Benchmark, width: int) -> Text:
     parts += [count_of(e.threads, "thread") + f" of {count_of(e.n_cpus, 'core')}", f"torch {e.torch}"]
     parts += [] if e.load_average is None else [f"load {e.load_average:.1f} at the start"]
     parts += [f"seed {benchmark.seed}"]
-    lines = [Text(line, style="bold") for line in filled([visible(part) for part in parts], width)]
-    for ceiling in benchmark.ceilings:
-        rates = f"{ceiling.dtype}: matrix product {_rate(ceiling.matmul_tflops)}, copy {ceiling.copy_gb_per_s:.3g} GB/s"
-        lines.append(Text(f"this machine's best, {rates}"))
-    return Text("\n").join(lines)
+    return Text("\n".join(filled([visible(part) for part in parts], width)), style="bold")
 
 
 def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
@@ -103,14 +96,11 @@ def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Scr
     headings = {name: BENCH_COLUMNS[name].heading for name in _COLUMNS} | ({"rate": "TFLOP/s"} if in_tera else {})
     lines: list[tuple[dict[str, str], str | None]] = []
     for ranked in _ranked_sizes(rows):
-        control = benchmark.control(ranked[0])
         for place, row in enumerate(ranked):
             cells = _cells(row, in_tera) | ({} if place == 0 else {"size": ""})
             if _is_short(row.median_s, benchmark):
                 cells["median"] = f"~{cells['median']}"
             lines.append((cells, "bold" if row.is_fastest else None))
-        if control is not None:
-            lines.append((_control_cells(control), "dim"))
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", title_justify="left")
     fitting = _fitting([headings, *(cells for cells, _ in lines)], screen.width)
     for name in fitting:
@@ -142,40 +132,29 @@ def _fitting(lines: Sequence[dict[str, str]], width: int) -> list[str]:
 def _cells(row: BenchRow, in_tera: bool) -> dict[str, str]:
     """The texts of a row by column."""
     size = {"size": size_text(row), "backend": backend_text(row)}
-    foreseen = {"memory": _bytes(row.extra_bytes), "predicted": _bytes(row.predicted_bytes)}
-    if row.median_s is None or row.ratio is None or row.tflops is None or row.share_of_peak is None:
-        return size | foreseen | {"median": "–", "bar": row.status}
+    if row.median_s is None or row.ratio is None or row.tflops is None:
+        return size | {"median": "–", "bar": row.status}
     scale, _ = seconds_unit(row.median_s)
-    return size | foreseen | {
+    return size | {
         "median": seconds_text(row.median_s),
         "quartiles": f"{(row.p25_s or 0) * scale:.3g}–{(row.p75_s or 0) * scale:.3g}",
         "min": f"{(row.min_s or 0) * scale:.3g}",
         "n": str(len(row.samples_s)),
         "first": seconds_text(row.first_s),
-        "ratio": _sign(row) + ratio_text(row.ratio) + ("*" if row.is_fastest else " "),
+        "ratio": _ratio(row) + ("*" if row.is_fastest else " "),
         "interval": f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}",
         "bar": "█" * max(1, round(_BAR / row.ratio)),
         "rate": f"{row.tflops * (1 if in_tera else 1e3):.3g}",
-        "intensity": f"{row.flops / row.moved_bytes:.3g}",
-        "share": f"{_percent(row.share_of_peak)} {'c' if row.limit == 'compute' else 'm'}",
+        "intensity": f"{row.flops_per_byte:.3g}",
+        "memory": "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
         "error": _error(row.max_error),
         "mean": _error(row.mean_error),
     }  # fmt: skip
 
 
-def _control_cells(control: NoiseBaseline) -> dict[str, str]:
-    return {
-        "backend": f"{BENCH_COLUMNS['noise'].heading} {control.backend}",
-        "n": str(len(control.samples_s)),
-        "ratio": f"{ratio_text(control.noise)} ",
-        "interval": f"{ratio_text(1 / control.noise)}–{ratio_text(control.noise)}",
-    }
-
-
-def _sign(row: BenchRow) -> str:
-    """The sign for an uncertain rank: the ratio is within the noise, or the times are uncertain."""
-    signs = "≈" * row.is_similar + "?" * (not row.is_sure)
-    return f"{signs} " if signs else ""
+def _ratio(row: BenchRow) -> str:
+    """The ratio, with the sign of an uncertain rank."""
+    return ("≈ " if row.is_similar else "") + ratio_text(row.ratio or 0)
 
 
 def _why(row: BenchRow) -> str:
@@ -206,25 +185,6 @@ def _implies_kernel(row: BenchRow) -> bool:
     return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
 
 
-def _percent(fraction: float) -> str:
-    """A fraction in percent, in two digits or more."""
-    return (
-        f"{fraction * 100:.0f} %"
-        if fraction >= 0.0995
-        else f"{fraction * 100:.1g} %"
-        if fraction < 0.0095
-        else f"{fraction * 100:.1f} %"
-    )
-
-
-def _rate(tflops: float) -> str:
-    return f"{tflops:.3g} TFLOP/s" if tflops >= 1 else f"{tflops * 1e3:.3g} GFLOP/s"
-
-
-def _bytes(n_bytes: int | None) -> str:
-    return "–" if n_bytes is None else bytes_text(n_bytes)
-
-
 def _error(error: float | None) -> str:
     return "–" if error is None else f"{error:.0e}" if error else "0"
 
@@ -235,37 +195,25 @@ def _legend(benchmark: Benchmark, rounds: Sequence[BenchRow], screen: Screen) ->
     lines = [
         "ratio: median ÷ that of the fastest, the first row",
         *(["* certainly the fastest"] * any(row.is_fastest for row in rounds)),
-        *(["noise of: how far this backend, timed twice a round, differs from itself"] * bool(benchmark.controls)),
         *(
-            ["≈ not certainly slower: the interval of the ratio reaches into the noise"]
+            ["≈ not certainly slower: the 95 % interval of the ratio contains 1"]
             * any(row.is_similar for row in rounds)
         ),
-        "peak: shortest possible time on this machine ÷ median; c: compute-bound, m: memory-bound",
-        "memory: beyond the inputs" + (", in a fresh process" if benchmark.environment.device == "cpu" else ""),
+        "memory: the most that torch's allocator held for a call",
         "error: largest difference from float64",
         *(["tokens: batch × length"] if any(row.batch > 1 for row in rounds) else []),
-        *_doubts(benchmark, rounds),
-        *_remarks(rounds),
+        *_remarks(benchmark, rounds),
         *([f"{max(_LEAST_WIDTHS.values())} columns show {n_hidden} more: mha explain bench"] if n_hidden else []),
     ]
     return Text("\n".join(filled(lines, screen.width)), style="dim")
 
 
-def _doubts(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
-    """Warnings about the times."""
+def _remarks(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
+    """Warnings about the times, and explanations of single rows."""
     if any(_is_short(row.median_s, benchmark) for row in rounds):
         yield "~ less than a millisecond: mostly the cost of calling torch, not of attention"
-    unsure = [row for row in rounds if not row.is_sure]
-    if unsure:
-        yield f"? uncertain times: {benchmark.doubt(unsure[-1])}"
-    least = min(len(row.samples_s) for row in rounds)
-    if reached_confidence(least) < CONFIDENCE:
-        confidence = f"{reached_confidence(least) * 100:.0f} %"
-        yield f"with {count_of(least, 'round')} an interval contains the true median with a probability of {confidence}"
-
-
-def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
-    """Explanations of single rows."""
+    if not all(row.is_sure for row in rounds):
+        yield f"with less than {MIN_ROUNDS} rounds the intervals are the whole range of the times"
     if any(row.is_fallback for row in rounds):
         yield "! not a fused kernel"
     if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
@@ -273,8 +221,6 @@ def _remarks(rounds: Sequence[BenchRow]) -> Iterator[str]:
     sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
     if sampled:
         yield f"error: of at least {min(sampled)} queries and their gradients, where all would take too long"
-    if any(row.share_of_peak is not None and row.share_of_peak > 1 for row in rounds):
-        yield "above 100 %: data from a cache, or the machine was busy while its best was measured"
 
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
@@ -297,7 +243,7 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
                 seconds_text(change.baseline_s), seconds_text(change.median_s),
                 ("≈ " if change.verdict == "similar" else "") + ratio_text(change.ratio),
                 f"{ratio_text(change.ratio_low)}–{ratio_text(change.ratio_high)}",
-                _verdict(change),
+                "" if change.verdict == "similar" else change.verdict,
             )  # fmt: skip
             colour = {"slower": "red", "faster": "green"}.get(change.verdict)
             table.add_row(change.backend, *cells[-len(headings) :], style=colour)
@@ -307,11 +253,6 @@ def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
     notes = [*comparison.warnings, *comparison.broken, *_alone(comparison)]
     title = Text(f"against {visible(comparison.baseline)}", style="bold underline")
     return Group(title, *parts, *(Text(visible(line), style="dim") for line in notes))
-
-
-def _verdict(change: TimeChange) -> str:
-    is_open = change.verdict == "similar" and not change.ratio_low <= 1 <= change.ratio_high
-    return "unclear" if is_open else "" if change.verdict == "similar" else change.verdict
 
 
 def _alone(comparison: BaselineComparison) -> Sequence[str]:
@@ -332,20 +273,10 @@ def _conclusion(comparison: BaselineComparison) -> Text:
     return Text("\n".join(map(visible, comparison.conclusions)), style=style)
 
 
-def json_pieces(benchmark: Benchmark, comparison: BaselineComparison | None) -> Iterator[str]:
-    """The run as one JSON document, with any comparison."""
-    whole = benchmark.to_json()
-    if comparison is None:
-        yield whole
-        return
-    yield whole.rstrip().removesuffix("}")
-    yield ',\n"comparison":' + json.dumps(comparison.document(), separators=(",", ":"), allow_nan=False) + "}\n"
-
-
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
     """The rows as CSV (RFC 4180): every number but the samples, with JSON names as headings."""
     paper = StringIO()
-    documents = [row.document() for row in benchmark.rows]
+    documents = [asdict(row) for row in benchmark.rows]
     names = [name for name, value in documents[0].items() if not isinstance(value, (list, tuple))]
     writer = csv.writer(paper, lineterminator="\n")
     writer.writerow(names)
@@ -406,7 +337,7 @@ td.reason {{ text-align: left; white-space: normal; color: #555 }}
 """
 _HEADINGS = {
     "tokens": "size", "backend": "backend", "median": "median", "p25": "quartiles", "p75": "quartiles", "ratio": "ratio",
-    "95 %": "interval", "TFLOP/s": "rate", "peak": "share", "memory": "memory", "error": "error",
+    "95 %": "interval", "TFLOP/s": "rate", "memory": "memory", "error": "error",
 }  # fmt: skip
 """The headings of the page's tables, and the columns whose explanations are their tooltips."""
 
@@ -441,7 +372,7 @@ def svg(benchmark: Benchmark) -> str:
         figure = Figure(figsize=(10, 3.6 * len(series) + 0.8), layout="constrained")
         backends = list(dict.fromkeys(row.backend for row in benchmark.rows))
         for (family, rows), (left, right) in zip(series, figure.subplots(len(series), 2, squeeze=False), strict=True):
-            _plot_family(benchmark, family, rows, backends, left, right)
+            _plot_family(family, rows, backends, left, right)
         below = about(benchmark).replace("$", r"\$")  # $ would begin a formula
         figure.supxlabel(below, fontsize=7, color="#555555", wrap=True)
         paper = io.StringIO()
@@ -476,9 +407,7 @@ def about(benchmark: Benchmark) -> str:
     return visible(" · ".join([*parts, f"seed {benchmark.seed}"]))
 
 
-def _plot_family(
-    benchmark: Benchmark, family: str, rows: Sequence[BenchRow], backends: list[str], left: Any, right: Any
-) -> None:
+def _plot_family(family: str, rows: Sequence[BenchRow], backends: list[str], left: Any, right: Any) -> None:
     """Time on the left, rate on the right."""
     for place, backend in enumerate(backends):
         of_backend = sorted((row for row in rows if row.backend == backend), key=lambda row: row.k_len)
@@ -496,7 +425,6 @@ def _plot_family(
         left.plot(lengths, [(row.median_s or 0) * 1e3 for row in of_backend], **look)
         left.fill_between(lengths, *quartiles, color=look["color"], alpha=0.15, linewidth=0)
         right.plot(lengths, [row.tflops or 0 for row in of_backend], **look)
-    _ceiling(benchmark, rows, left, right)
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     for axes, what in ((left, "time of a call (ms), p25–p75 shaded"), (right, "TFLOP/s")):
@@ -508,18 +436,6 @@ def _plot_family(
         axes.minorticks_off()
     left.set_title(visible(family), loc="left", fontsize=9)
     left.legend(fontsize=7, ncols=2, loc="upper left")  # the upper left is free because times grow to the right
-
-
-def _ceiling(benchmark: Benchmark, rows: Sequence[BenchRow], left: Any, right: Any) -> None:
-    """The machine's least time and highest rate for attention."""
-    ceiling = next(c for c in benchmark.ceilings if c.dtype == rows[0].dtype)
-    work = {
-        row.k_len: (row.attention_flops, ceiling.floor_s(row.attention_flops, row.attention_bytes)[0]) for row in rows
-    }
-    lengths = sorted(work)
-    look = {"linestyle": "--", "color": "#555555", "linewidth": 1, "label": "this machine's ceiling"}
-    left.plot(lengths, [work[length][1] * 1e3 for length in lengths], **look)
-    right.plot(lengths, [work[length][0] / work[length][1] / 1e12 for length in lengths], **look)
 
 
 def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
@@ -551,9 +467,9 @@ def _line(row: BenchRow) -> str:
         return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{text}</td></tr>'
     words = [
         *first, seconds_text(row.median_s), seconds_text(row.p25_s), seconds_text(row.p75_s),
-        _sign(row) + ratio_text(row.ratio or 0),
+        _ratio(row),
         f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}", f"{row.tflops:.3g}",
-        f"{row.share_of_peak:.0%}", "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
+        "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
         "–" if row.max_error is None else f"{row.max_error:.0e}",
     ]  # fmt: skip
     cells = "".join(f"<td>{html.escape(word)}</td>" for word in words)

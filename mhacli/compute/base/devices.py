@@ -70,7 +70,7 @@ def environment(device: torch.device, requested: str) -> Environment:
     """The environment of a run: versions, device and threads."""
     return Environment(
         mha=mhacli.__version__,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         numpy=numpy.__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
