@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from os.path import lexists
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,6 @@ from mhacli.cli.shared.output import JSON, Formats, format_options, json_documen
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import format_size
 from mhacli.io.json_schema import decode
-from mhacli.io.safetensors import ITEM_BITS
 from mhacli.models.folder import Checkpoint, StoredTensor, read_checkpoint
 from mhacli.models.sizes import HeadCounts, head_counts
 from mhacli.text.escape import visible
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SCHEMA = "mha.weights-info/1"
 MAX_FILES = 8
 _NAME_ROOM = 24
+_COLUMNS = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]
 _HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
 _PROJECTIONS = {
     "qkv": "c_attn|query_key_value|qkv_proj|Wqkv|in_proj",
@@ -111,24 +112,19 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     is_layer = metadata.get("format") == FORMAT
     every = tuple(checkpoint.tensors.values())
     groups = [[t for t in every if t.dtype == dtype] for dtype in sorted({t.dtype for t in every})]
-    dtypes = [DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups]
-    if is_layer:
-        counts = _layer_counts(checkpoint)
-        attentions = [_attention("self", counts, checkpoint.tensors, counts.n_layers, _item_bits(dtypes))]
-    else:
-        counts, attentions = head_counts(checkpoint.config), _attentions(checkpoint, _item_bits(dtypes))
+    counts = _layer_counts(checkpoint) if is_layer else head_counts(checkpoint.config)
     notes = () if checkpoint.config or is_layer else ("no config.json is beside the file, so its heads are not known",)
     return Contents(
         path=checkpoint.path, kind="layer" if is_layer else "checkpoint", family=checkpoint.family,
-        layout="mha" if is_layer else None, n_tensors=len(every), n_parameters=sum(d.n_parameters for d in dtypes),
-        n_bytes=sum(d.n_bytes for d in dtypes), dtypes=tuple(dtypes),
-        files=tuple((file.name, file.n_bytes) for file in checkpoint.files), attentions=tuple(attentions),
+        layout="mha" if is_layer else None, n_tensors=len(every), n_parameters=sum(t.n_parameters for t in every),
+        n_bytes=sum(t.n_bytes for t in every),
+        dtypes=tuple(
+            DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups
+        ),
+        files=tuple((file.name, file.n_bytes) for file in checkpoint.files),
+        attentions=(_attention("self", counts, every, 1),) if is_layer else tuple(_attentions(checkpoint)),
         vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
     )  # fmt: skip
-
-
-def _item_bits(dtypes: Sequence[DtypeCount]) -> int:
-    return ITEM_BITS[max(dtypes, key=lambda d: d.n_parameters).dtype] if dtypes else 0
 
 
 def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
@@ -142,43 +138,39 @@ def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
     )  # fmt: skip
 
 
-def _attentions(checkpoint: Checkpoint, item_bits: int) -> list[StackAttention]:
+def _attentions(checkpoint: Checkpoint) -> Iterator[StackAttention]:
     """The attention of each stack that the config describes."""
-    config = checkpoint.config
-    stacks = [name for name in ("text", "vision") if isinstance(config.get(f"{name}_config"), Mapping)]
-    stacks = ["encoder", "decoder", "cross"] if config.get("is_encoder_decoder") is True else stacks
-    by_stack = {stack: head_counts(config, stack) for stack in stacks} if len(stacks) > 1 else {}
-    by_stack = by_stack or {"self": head_counts(config)}
-    classes = config.get("architectures")
-    generates = any(_GENERATES.search(str(name)) for name in classes) if isinstance(classes, list) else False
+    config, stacks = checkpoint.config, ["self"]
+    if all(isinstance(config.get(f"{name}_config"), Mapping) for name in ("text", "vision")):
+        stacks = ["text", "vision"]
+    if config.get("is_encoder_decoder") is True:
+        stacks = ["encoder", "decoder", "cross"]
+    by_stack = {stack: head_counts(config, None if stack == "self" else stack) for stack in stacks}
     n_layers = sum(counts.n_layers or 0 for counts in by_stack.values())
-    attentions = []
+    classes = config.get("architectures")
+    generates = isinstance(classes, list) and any(_GENERATES.search(str(name)) for name in classes)
     for stack, counts in by_stack.items():
-        has_cache = stack not in ("encoder", "cross", "vision") and (generates or config.get("is_decoder") is True)
-        of_cache = n_layers if has_cache else None
+        has_cache = stack in ("self", "decoder", "text") and (generates or config.get("is_decoder") is True)
         if counts.n_heads is not None:
-            attentions.append(_attention(stack, counts, checkpoint.tensors, of_cache, item_bits))
-    return attentions
+            yield _attention(stack, counts, tuple(checkpoint.tensors.values()), n_layers if has_cache else 0)
 
 
-def _attention(
-    stack: str, counts: HeadCounts, tensors: Mapping[str, StoredTensor], n_layers: int | None, item_bits: int
-) -> StackAttention:
-    """The attention of a stack. It has a cache if as many layers as the whole model's `n_layers` have keys and values:
-    layers without, such as those of linear attention, keep another state."""
-    cache, n = None, counts
-    n_with_keys = max(_count(tensors, "qkv"), _count(tensors, "k"))
-    if n.n_layers and n.n_kv_heads and n.d_head and n.d_v and n_layers == n_with_keys:
-        cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * item_bits // 8
-    letters = {letter for group in _PROJECTIONS if _count(tensors, group, "bias") for letter in group}
+def _attention(stack: str, n: HeadCounts, tensors: Sequence[StoredTensor], n_layers: int) -> StackAttention:
+    """The attention of a stack, whose model has a KV cache in `n_layers` layers. The size of the cache is known if all of them
+    have keys and values: others, such as those of linear attention, keep another state."""
+    keys = _named(tensors, f"{_PROJECTIONS['qkv']}|{_PROJECTIONS['k']}", "weight")
+    cache = None
+    if keys and len(keys) == n_layers and n.n_layers and n.n_kv_heads and n.d_head and n.d_v:
+        cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * keys[0].n_bytes // prod(keys[0].shape)
+    letters = {letter for group, names in _PROJECTIONS.items() if _named(tensors, names, "bias") for letter in group}
     biases = "".join(letter for letter in "qkvo" if letter in letters)
     return StackAttention(stack, n.n_layers, n.n_heads, n.n_kv_heads, n.d_head, n.d_v, n.d_model, biases, cache)
 
 
-def _count(tensors: Mapping[str, StoredTensor], projection: str, part: str = "weight") -> int:
-    """The number of weights or biases of one projection among the tensors of all attentions."""
-    name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[projection]})[._]{part}")
-    return sum(name.fullmatch(tensor) is not None for tensor in tensors)
+def _named(tensors: Sequence[StoredTensor], projections: str, part: str) -> list[StoredTensor]:
+    """The weights or biases of these projections, in all attentions."""
+    name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{projections})[._]{part}")
+    return [tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape]
 
 
 # -------------------------------------------------------------------------------------------------------- the commands
@@ -259,12 +251,8 @@ def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
     """The document of schema `mha.weights-info/1`."""
     document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
     document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
-    del document["tensors"]
-    if with_tensors:
-        document["tensors"] = [
-            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "n_bytes": t.n_bytes} for t in contents.tensors
-        ]
-    return document
+    tensors = [{name: value for name, value in t.items() if name != "file"} for t in document.pop("tensors")]
+    return document | ({"tensors": tensors} if with_tensors else {})
 
 
 # ------------------------------------------------------------------------------------------------------------ the view
@@ -275,7 +263,7 @@ def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> Rend
     from rich.console import Group
     from rich.text import Text
 
-    from mhacli.render.base.format import count_of, filled
+    from mhacli.render.base.format import count_of, filled, fitted
 
     parts = [
         "a layer of mha" if contents.kind == "layer" else f"family {contents.family or 'unknown'}",
@@ -291,29 +279,27 @@ def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> Rend
         Text(visible(contents.path), style="bold"),
         Text("\n".join(filled([visible(part) for part in parts], on.width))),
         Text(" · ".join(known)) if known else Text("vocabulary and positions: not given", style="dim"),
-        _attention_table(contents.attentions)
+        _table(["attention"], _COLUMNS, map(_cells, contents.attentions))
         if contents.attentions
         else Text("no attention that is known", style="dim"),
         _table(["dtype"], ["tensors", "parameters", "bytes"], dtypes),
         _table(["file"], ["bytes"], _files(contents, on)),
     ]
     if with_tensors:
-        lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], _tensors(contents, on)))
+        room = max(_NAME_ROOM, on.width - 38)
+        rows = (
+            (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
+            for t in contents.tensors
+        )
+        lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], rows))
     return Group(*lines)
 
 
-def _attention_table(attentions: Sequence[StackAttention]) -> RenderableType:
-    columns = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]
-    rows = [
-        (
-            a.stack,
-            *("–" if n is None else str(n) for n in (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model)),
-            a.biases or "none",
-            "–" if a.cache_bytes is None else format_size(a.cache_bytes),
-        )
-        for a in attentions
-    ]
-    return _table(["attention"], columns, rows)
+def _cells(attention: StackAttention) -> tuple[str, ...]:
+    a = attention
+    sizes = (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model)
+    cache = "–" if a.cache_bytes is None else format_size(a.cache_bytes)
+    return (a.stack, *("–" if n is None else str(n) for n in sizes), a.biases or "none", cache)
 
 
 def _files(contents: Contents, on: Screen) -> list[tuple[str, str]]:
@@ -327,23 +313,13 @@ def _files(contents: Contents, on: Screen) -> list[tuple[str, str]]:
     return rows if not shown.hidden else [*rows[: shown.before], (f"⋮ {shown.hidden} more", ""), *rows[shown.before :]]
 
 
-def _tensors(contents: Contents, on: Screen) -> list[tuple[str, ...]]:
-    from mhacli.render.base.format import fitted
-
-    room = max(_NAME_ROOM, on.width - 38)
-    return [
-        (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
-        for t in contents.tensors
-    ]
-
-
-def _table(left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+def _table(texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """A table with columns of texts, then columns of numbers."""
     from rich.text import Text
 
     from mhacli.render.base.format import plain_table
 
-    table = plain_table(*((name, False) for name in left), *((name, True) for name in right))
+    table = plain_table(*((name, False) for name in texts), *((name, True) for name in numbers))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -12,7 +12,6 @@ from mhacli.io.json_schema import decode
 from mhacli.io.memory import uncollected
 from mhacli.io.safetensors import (
     TensorFile,
-    TensorHeader,
     TensorInfo,
     read_tensor_file,
     read_tensor_header,
@@ -58,7 +57,7 @@ def load_late(path: str) -> Record:
     return _described(header, lambda: read_tensors_of(header, MAX_FILE_BYTES))
 
 
-def _described(file: TensorFile | TensorHeader, read: Callable[[], TensorFile]) -> Record:
+def _described(file: TensorFile, read: Callable[[], TensorFile]) -> Record:
     """The record that a header describes; `read` gives the file with its numbers."""
     path, document = file.path, file.metadata
     schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
@@ -170,7 +169,7 @@ def _is_survey(survey: HeadsSummary, record: Record) -> bool:
 # --------------------------------------------------------------------------------------------------------------- arrays
 
 
-def _stored(file: TensorFile | TensorHeader, views: Mapping[str, Record], read: Callable[[], TensorFile]) -> LateArrays:
+def _stored(file: TensorFile, views: Mapping[str, Record], read: Callable[[], TensorFile]) -> LateArrays:
     """The arrays of a file that belong to the record.
 
     `views` are the record or its layers, by the prefix of their array names; `read` gives the file with its numbers.
@@ -190,7 +189,7 @@ def _stored(file: TensorFile | TensorHeader, views: Mapping[str, Record], read: 
     return LateArrays(names, arrays)
 
 
-def _require_readable(file: TensorFile | TensorHeader) -> None:
+def _require_readable(file: TensorFile) -> None:
     for name, info in file.tensors.items():
         if info.dtype not in _READABLE:
             raise MhaError(
@@ -206,7 +205,7 @@ def _loaded(file: TensorFile) -> Mapping[str, Array]:
     return tensors_of(file, load)
 
 
-def _fitting(view: Record, file: TensorFile | TensorHeader, prefix: str) -> Iterator[str]:
+def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
     """The names of the arrays in a file that belong to a record or layer. Raises `MhaError` for shapes that do not fit.
     `prefix` is that of their names in the file."""
     path, shapes = file.path, _shapes(view)

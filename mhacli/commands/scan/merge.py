@@ -74,7 +74,7 @@ def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
         header = read_tensor_header(path)
         if "statistics" in header.tensors:
             info = header.tensors["statistics"]
-            yield _Numbers(path, header.body_start + info.start, *info.shape[1:])
+            yield _Numbers(path, info.start, *info.shape[1:])
 
 
 def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list[list[Spread]]:

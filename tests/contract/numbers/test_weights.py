@@ -116,7 +116,6 @@ def test_python_saves_a_layer_that_the_command_computes_with(mha: Any, tmp_path:
     require_near(document["out"], expected(document, weights_of(tmp_path / "w.st")).layer.out, 1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="the length of its header, bytes 80 03, is taken for the start of a pickle")
 def test_a_file_loads_whatever_the_length_of_its_header(mha: Any, tmp_path: Path) -> None:
     layer = MultiHeadAttention(6, 3).state_dict() | {"embed.weight": torch.ones(6, 6)}
     lengths = set()
