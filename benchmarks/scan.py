@@ -32,12 +32,14 @@ from peak import peak_mib
 from mhacli.commands.scan.engines.single import SingleEngine
 from mhacli.commands.scan.folder import open_folder
 from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles, units
+from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, units
 from mhacli.commands.scan.worker import WorkerStart
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
+from mhacli.record.heads import HeadsRequest
+from mhacli.requests.checkpoint import ModelRequest
 from mhacli.text.corpus import CorpusFormat, Document, documents
 
 MAX_TOKENS = 64
@@ -53,9 +55,8 @@ class Loop:
     """What people write by hand: no rows, no files."""
 
     def __init__(self, request: ScanRequest) -> None:
-        self.request, model = request, request.of_document("")
-        self.unloaded = find(model)
-        self.loaded = self.unloaded.load(model, None)
+        self.request, self.unloaded = request, find(request.model)
+        self.loaded = self.unloaded.load(request.model, None)
 
     @torch.no_grad()
     def compute(self, unit: Unit) -> None:
@@ -182,7 +183,8 @@ def _short_lines(corpus: str) -> Iterator[str]:
 
 def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
     """Prints throughput and what Ray does."""
-    request = ScanRequest(model, max_tokens=MAX_TOKENS, device="cpu")
+    each = ModelRequest(model, None, (), HeadsRequest(), device="cpu", threads=1, max_tokens=MAX_TOKENS, keep=())
+    request = ScanRequest(each, sources=(corpus,), form=CorpusFormat(), out="")
     start = WorkerStart(request, SingleEngine().settings(request))
     made = good_units(corpus, start, n_documents)
     with tempfile.TemporaryDirectory() as folder:

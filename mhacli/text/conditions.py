@@ -114,6 +114,10 @@ class Pattern:
     words: frozenset[str] = field(compare=False)
     largest: Callable[[int], int] = field(compare=False)
 
+    def __reduce__(self) -> tuple[Callable[[str], Pattern], tuple[str]]:
+        """How pickle makes it again in another process."""
+        return parse_pattern, (self.text,)
+
 
 def parse_pattern(text: str) -> Pattern:
     """The condition in `text`, stripped of outer spaces. Raises `UsageError` that quotes the faulty part."""

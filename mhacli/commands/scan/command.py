@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,26 +27,27 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.shared.checkpoint import ModelOptions, device_map_of, layer_list, local_checkpoint, require_layers
 from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
+from mhacli.cli.shared.request import record_command
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
 from mhacli.cli.values import index_list, size
-from mhacli.commands.scan.lines import ScanReport
-from mhacli.commands.scan.workers import EngineOptions
+from mhacli.commands.scan.progress import progress_on_stderr
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.interrupts import Terminated, graceful_interrupt
-from mhacli.record.heads import SINK_SHARE, SINK_TOKENS
+from mhacli.record.heads import HeadsRequest
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import DEFAULT_MAX_BYTES, MAX_LENGTH, MAX_THREADS, Dtype
 from mhacli.text.conditions import parse_pattern
 
 if TYPE_CHECKING:
+    from mhacli.commands.scan.engines.ranks import Share
+    from mhacli.commands.scan.engines.single import Engine
     from mhacli.commands.scan.request import ScanRequest
     from mhacli.commands.scan.run import ScanStudy
     from mhacli.record.record import Record
-    from mhacli.text.corpus import CorpusFormat
 
-_CORPUS, _MODEL = "Corpus", "Checkpoint"
+_CORPUS, _MODEL, _WORKERS = "Corpus", "Checkpoint", "Workers"
 
 
 @option_group
@@ -82,8 +82,7 @@ class CorpusOptions:
     ] = None
     lines: Annotated[bool, option(_CORPUS, "Treat each line of a file as a sequence.", "--lines", common=True)] = False
     max_docs: Annotated[
-        int | None,
-        number(_CORPUS, Integer(1, 10**12), "Use only the first N documents.", common=True),
+        int | None, number(_CORPUS, Integer(1, 10**12), "Use only the first N documents.", common=True)
     ] = None
     max_tokens: Annotated[
         int | None,
@@ -95,10 +94,7 @@ class CorpusOptions:
             common=True,
         ),
     ] = None
-    pack: Annotated[
-        bool,
-        option(_CORPUS, "", "--pack", hidden=True),
-    ] = False
+    pack: Annotated[bool, option(_CORPUS, "", "--pack", hidden=True)] = False
     max_bytes: Annotated[
         int,
         option(
@@ -110,16 +106,6 @@ class CorpusOptions:
         ),
     ] = DEFAULT_MAX_BYTES
     strict: Annotated[bool, option(_CORPUS, "Stop at a bad document instead of leaving it out.", "--strict")] = False
-
-    def form(self) -> CorpusFormat:
-        """The format of the files. Raises `UsageError` for options that exclude each other."""
-        if self.pack:
-            raise UsageError(
-                "--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens"
-            )
-        from mhacli.text.corpus import CorpusFormat
-
-        return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
 
 
 @option_group
@@ -157,8 +143,8 @@ class ScanModelOptions(ModelOptions):
 
 
 @option_group
-class ScanDeviceOptions:
-    """Device, dtype and threads of the computation."""
+class WorkerOptions:
+    """The workers that the documents are distributed to, on which the result does not depend; device, dtype and threads."""
 
     device: Annotated[str | None, device_option(DEVICE, " (default: auto)")] = None
     dtype: Annotated[Dtype | None, option(DEVICE, f"{NUMBER_FORMAT} (default: that of the checkpoint)")] = None
@@ -171,6 +157,35 @@ class ScanDeviceOptions:
             show_default=False,
         ),
     ] = 1
+    workers: Annotated[
+        int | None,
+        number(
+            _WORKERS,
+            Integer(1, 100_000),
+            "Number of workers, each with the model in its memory (needs the extra scan). "
+            "(default: this process alone; with --ray, as many as there is room for)",
+            show_default=False,
+            common=True,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        option(
+            _WORKERS,
+            "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a "
+            "new one on this machine.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    cpus_per_worker: Annotated[
+        int | None,
+        number(
+            _WORKERS,
+            Integer(1, 100_000),
+            "CPUs that Ray reserves for each worker. (default: as many as --threads)",
+            show_default=False,
+        ),
+    ] = None
 
 
 @format_options(json=JSON)
@@ -207,49 +222,151 @@ def scan(
     corpus: CorpusOptions,
     model: ScanModelOptions,
     statistics: StatisticsOptions,
-    device: ScanDeviceOptions,
-    workers: EngineOptions,
+    workers: WorkerOptions,
     output: ScanOutput,
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
-    output.formats.chosen()
-    form, request = corpus.form(), _request(model, statistics, device, corpus)
-    out = _required(output.out, "--out", "a folder for the result, such as --out heads.mha")
-    sources = corpus.sources
-    if not sources:
-        raise UsageError("mha scan needs a corpus: text files, JSON lines, Parquet files or -", hint="mha scan --help")
+    format_ = output.formats.chosen()
+    request = _request(corpus, model, statistics, workers, output)
     with loading_torch():
         from mhacli.commands.scan.engines.ranks import on_own_gpu
         from mhacli.commands.scan.run import ScanStudy
 
-        engine, share = workers.engine(request.threads), workers.share()
-    study = ScanStudy(
-        on_own_gpu(request), sources, form, out, engine, command=_command(request, corpus), share=share,
-        strict=corpus.strict, mixed=output.mixed,
-    )  # fmt: skip
-    record = _run_with_progress(study, as_json=output.formats.chosen() == "json")
+        study = ScanStudy(on_own_gpu(request), *_engine_and_share(workers))
+    record = _run_with_progress(study, as_json=format_ == "json")
     if record is None:
-        note(f"the other ranks have not finished their units of {out}; the last one writes the summary")
+        note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
-    print_record(record, ViewOptions(view="none", everything=output.all), output.formats.chosen(), output.colour)
+    print_record(record, ViewOptions(view="none", everything=output.all), format_, output.colour)
     flush()
-    _note_result(record, out)
+    _note_result(record, request.out)
     require_self_check(record)
+
+
+def _request(
+    corpus: CorpusOptions,
+    model: ScanModelOptions,
+    statistics: StatisticsOptions,
+    workers: WorkerOptions,
+    output: ScanOutput,
+) -> ScanRequest:
+    """The request for every document. Raises `UsageError` for options that fit no document."""
+    from mhacli.commands.scan.request import ScanRequest
+    from mhacli.requests.checkpoint import ModelRequest
+    from mhacli.text.corpus import CorpusFormat
+    from mhacli.text.spans import require_expressions
+
+    if corpus.pack:
+        raise UsageError("--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens")
+    _require(model.model, "--model", "a checkpoint, such as --model MiniLM")
+    _require(output.out, "--out", "a folder for the result, such as --out heads.mha")
+    _require(corpus.sources, "a corpus", "text files, JSON lines, Parquet files or -")
+    layers, heads, spans = layer_list(model.layer), index_list(model.head, "head"), tuple(model.span or ())
+    checkpoint = local_checkpoint(model)
+    if checkpoint is not None and layers is not None:
+        require_layers(layers, checkpoint)
+    require_expressions(spans)
+    wanted = HeadsRequest(
+        heads=None if heads is None else tuple(sorted(set(heads))),
+        patterns=tuple(map(parse_pattern, statistics.pattern or ())),
+        sink_tokens=statistics.sink_tokens,
+        sink_share=statistics.sink_share,
+        allow_nonfinite=model.allow_nonfinite,
+        reducer=statistics.reducer,
+    )
+    return ScanRequest(
+        ModelRequest(
+            source=model.model or "",
+            checkpoint=None,
+            texts=(),
+            wanted=wanted,
+            revision=model.revision,
+            spans=spans,
+            layers=layers,
+            tokenizer=model.tokenizer,
+            device=workers.device or "auto",
+            device_map=device_map_of(model.device_map, workers.device),
+            dtype=workers.dtype,
+            threads=workers.threads,
+            max_tokens=corpus.max_tokens,
+            keep=(),
+        ),
+        sources=tuple(corpus.sources or ()),
+        form=CorpusFormat(corpus.field, corpus.column, corpus.lines, corpus.max_docs, corpus.max_bytes),
+        out=output.out or "",
+        effect=model.effect,
+        rows="parquet" if find_spec("pyarrow") is not None else "jsonl",
+        strict=corpus.strict,
+        mixed=output.mixed,
+        command=_command(),
+    )
+
+
+def _require(value: object, name: str, example: str) -> None:
+    if not value:
+        raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
+
+
+_WITHOUT_EFFECT = (
+    "--out",
+    "--workers",
+    "--ray",
+    "--cpus-per-worker",
+    "--device",
+    "--device-map",
+    "--reducer",
+    "--color",
+    "--width",
+)
+_FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
+
+
+def _command() -> tuple[str, ...]:
+    """The command line for the record, the same however the numbers are computed and printed."""
+    words, kept = iter(record_command()), []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _WITHOUT_EFFECT and not equals:
+            next(words, None)  # its value
+        elif name not in (*_WITHOUT_EFFECT, *_FLAGS_WITHOUT_EFFECT):
+            kept.append(word)
+    return tuple(kept)
+
+
+def _engine_and_share(options: WorkerOptions) -> tuple[Engine, Share]:
+    """What distributes the units to workers, and the units of this process. Raises `UsageError` for options without effect."""
+    from mhacli.commands.scan.engines.ranks import Share, share_here
+    from mhacli.commands.scan.engines.ray import RayEngine
+    from mhacli.commands.scan.engines.single import SingleEngine
+
+    share = share_here()
+    if options.ray is None and options.workers is None:
+        if options.cpus_per_worker is not None:
+            raise UsageError("--cpus-per-worker has no effect without --workers or --ray")
+        return SingleEngine(), share or Share()
+    if share is not None:
+        raise UsageError(
+            f"{'--ray' if options.ray is not None else '--workers'} does not work in a rank (RANK and WORLD_SIZE are set)",
+            hint="one process with --ray uses all nodes of a Ray cluster",
+        )
+    n_cpus = options.cpus_per_worker or options.threads
+    return RayEngine(options.ray or "local", options.workers, n_cpus, note), Share()
 
 
 def _run_with_progress(study: ScanStudy, *, as_json: bool) -> Record | None:
     """The record of the study, None if other ranks are not finished. After Ctrl-C the documents in progress are finished, then
     `KeyboardInterrupt` is raised; a second Ctrl-C and SIGTERM are raised at once."""
+    stopping = "finishing the documents in progress; press Ctrl-C again to stop at once"
     try:
-        with ScanReport.on_stderr(as_json=as_json) as report, graceful_interrupt(report.stopping) as is_stopped:
-            study.report_progress, study.note, study.is_stopped = report.report_progress, report.note, is_stopped
+        with progress_on_stderr(as_json=as_json) as report, graceful_interrupt(lambda: note(stopping)) as is_stopped:
+            study.report_progress, study.note, study.is_stopped = report, note, is_stopped
             record = study.run()
         if record is None and is_stopped():
             raise KeyboardInterrupt
     except (KeyboardInterrupt, Terminated):
-        progress = study.progress
-        total = "" if progress.of_documents is None else f" of {progress.of_documents:,}"
-        note(f"interrupted: {progress.n_documents:,}{total} documents are done; the same command resumes the scan")
+        done = study.progress
+        total = "" if done.of_documents is None else f" of {done.of_documents:,}"
+        note(f"interrupted: {done.n_documents:,}{total} documents are done; the same command resumes the scan")
         raise
     return record
 
@@ -262,76 +379,3 @@ def _note_result(record: Record, out: str) -> None:
         first, bad = corpus.bad[0], count_of(corpus.n_bad, "bad document", grouped=True)
         note(f"{bad} left out, the first is {first.named}: {first.reason}")
     note(f"saved {out}; mha show {shlex.quote(out)} shows it again")
-
-
-def _request(
-    model: ScanModelOptions, statistics: StatisticsOptions, device: ScanDeviceOptions, corpus: CorpusOptions
-) -> ScanRequest:
-    """The request for every document. Raises `UsageError` for options that fit no document."""
-    from mhacli.commands.scan.request import ScanRequest
-    from mhacli.text.spans import require_expressions
-
-    source = _required(model.model, "--model", "a checkpoint, such as --model MiniLM")
-    layers, heads = layer_list(model.layer), index_list(model.head, "head")
-    checkpoint = local_checkpoint(model)
-    if checkpoint is not None and layers is not None:
-        require_layers(layers, checkpoint)
-    spans = tuple(model.span or ())
-    require_expressions(spans)
-    return ScanRequest(
-        source=source,
-        revision=model.revision,
-        tokenizer=model.tokenizer,
-        device=device.device or "auto",
-        device_map=device_map_of(model.device_map, device.device),
-        dtype=device.dtype,
-        threads=device.threads,
-        max_tokens=corpus.max_tokens,
-        layers=layers,
-        heads=None if heads is None else tuple(sorted(set(heads))),
-        conditions=tuple(parse_pattern(word).text for word in statistics.pattern or ()),
-        spans=spans,
-        sink_tokens=statistics.sink_tokens,
-        sink_share=statistics.sink_share,
-        allow_nonfinite=model.allow_nonfinite,
-        reducer=statistics.reducer,
-        effect=model.effect,
-        rows="parquet" if find_spec("pyarrow") is not None else "jsonl",
-    )
-
-
-def _required(value: str | None, name: str, example: str) -> str:
-    if not value:
-        raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
-    return value
-
-
-def _command(request: ScanRequest, corpus: CorpusOptions) -> tuple[str, ...]:
-    """The command line for the record: the options that decide the numbers, without those of workers and output."""
-    layers = request.layers and ",".join(str(n) if kind is None else f"{kind}.{n}" for kind, n in request.layers)
-    heads = request.heads and ",".join(map(str, request.heads))
-    arguments: dict[str, Sequence[object]] = {
-        "--revision": [request.revision], "--tokenizer": [request.tokenizer], "--dtype": [request.dtype],
-        "--field": [corpus.field], "--column": [corpus.column], "--max-docs": [corpus.max_docs],
-        "--max-tokens": [request.max_tokens], "--layer": [layers], "--head": [heads],
-        "--where": request.conditions, "--span": request.spans,
-    }  # fmt: skip
-    numbers = {
-        "--max-bytes": (corpus.max_bytes, DEFAULT_MAX_BYTES), "--threads": (request.threads, 1),
-        "--first-tokens": (request.sink_tokens, SINK_TOKENS), "--sink-weight": (request.sink_share, SINK_SHARE),
-    }  # fmt: skip
-    arguments |= {name: [value] for name, (value, usual) in numbers.items() if value != usual}
-    words = [
-        str(word)
-        for name, values in arguments.items()
-        for value in values
-        if value is not None
-        for word in (name, value)
-    ]
-    flags = {
-        "--lines": corpus.lines,
-        "--effect": request.effect,
-        "--allow-nonfinite": request.allow_nonfinite,
-    }
-    words += [name for name, is_given in flags.items() if is_given]
-    return ("mha", "scan", "--model", request.source, *(corpus.sources or ()), *words)

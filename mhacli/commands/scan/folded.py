@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from mhacli.commands.scan.layers import worst_layers
-from mhacli.commands.scan.statistics import UNIFORM_AT_OFFSET
-from mhacli.commands.scan.sums import UnitFacts, UnitHead, UnitSums, add_sum, strongest
+from mhacli.commands.scan.sums import UNIFORM_AT_OFFSET, UnitFacts, UnitHead, UnitSums, add_sum, strongest
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
-from mhacli.record.heads import HEAD_TYPES
-from mhacli.record.record import InspectedLayer
+from mhacli.record.heads import HEAD_TYPES, worst_check
+from mhacli.record.record import InspectedLayer, SelfCheck
 
 MAX_SINKS = 10
 """The largest number of sink tokens of a head."""
@@ -123,3 +121,22 @@ class FoldedHead:
             return None, None, None
         offset, (_, total, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
         return offset, total / n_documents, uniform / n_documents
+
+
+Layers = tuple[InspectedLayer, ...]
+
+
+def worst_layers(longest: Layers, others: Sequence[Layers]) -> Layers:
+    """The layers of the longest document with the worst check results among `others`, which include its own."""
+    return tuple(_worst(layer, same) for layer, *same in zip(longest, *others, strict=True))
+
+
+def _worst(layer: InspectedLayer, same: Sequence[InspectedLayer]) -> InspectedLayer:
+    checks = tuple(worst_check(of_name) for of_name in zip(*(other.survey.checks for other in same), strict=True))
+    return replace(
+        layer,
+        verified=all(other.verified for other in same),
+        unverified=tuple(dict.fromkeys(reason for other in same for reason in other.unverified)),
+        self_check=SelfCheck.of(checks),
+        survey=replace(layer.survey, checks=checks),
+    )

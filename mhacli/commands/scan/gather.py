@@ -9,13 +9,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mhacli.commands.scan.layers import worst_layers
-from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.rows import DocumentTable
-from mhacli.commands.scan.settings import ScanSettings
-from mhacli.commands.scan.statistics import EFFECTS, statistic_names, uniform_names, values
-from mhacli.commands.scan.sums import UnitDocument, UnitFacts, UnitHead, UnitSums, add_sum, strongest, widened
-from mhacli.commands.scan.unit import Unit, UnitFiles, document_digest
+from mhacli.commands.scan.folded import worst_layers
+from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.sums import (
+    EFFECTS,
+    UnitDocument,
+    UnitFacts,
+    UnitHead,
+    UnitSums,
+    add_sum,
+    statistic_names,
+    strongest,
+    uniform_names,
+    values,
+    widened,
+)
+from mhacli.commands.scan.units import DocumentTable, Unit, UnitFiles, document_digest
 from mhacli.compute.base.taps import to_array
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -75,9 +84,9 @@ class Gathered:
             rows = [_of_heads(result, name) for result in results]
             width = max(row.shape[1] for row in rows)
             add_sum(self._sums, name, np.concatenate([widened(row, width) for row in rows]))
-        if not self.request.spans:
-            return
         names = self.settings.span_names
+        if not names:
+            return
         indices = [names.index(span.name) for span in run.wanted.spans]
         grid, n = np.ix_(indices, indices), len(names)
         counts = np.zeros((n, n))
@@ -148,8 +157,7 @@ class Gathered:
     def files(self) -> UnitFiles:
         """The files of the unit."""
         effects = [effect for document_effects in self.effects for effect in document_effects]
-        table = DocumentTable(tuple(zip(self.documents, self.heads, strict=True)), effects)
-        rows = table.to_bytes(self.request.rows)
+        rows = DocumentTable(self.documents, self.heads, effects).to_bytes(self.request.rows)
         sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
         return UnitFiles(
             rows=rows,
@@ -190,14 +198,14 @@ class Gathered:
         )
 
     def _names(self) -> tuple[str, ...]:
-        return (*statistic_names(len(self.request.conditions)), *(EFFECTS if self.request.effect else ()))
+        return (*statistic_names(len(self.settings.conditions)), *(EFFECTS if self.request.effect else ()))
 
     def _arrays(self) -> dict[str, Array]:
         if not self.documents:
             return {}
         plain = [[head.uniform or Averages() for head in document_heads] for document_heads in self.heads]
-        uniform = values(plain, uniform_names(len(self.request.conditions)))
-        statistics = values(self.heads, statistic_names(len(self.request.conditions)))
+        uniform = values(plain, uniform_names(len(self.settings.conditions)))
+        statistics = values(self.heads, statistic_names(len(self.settings.conditions)))
         if self.request.effect:
             statistics = np.concatenate([statistics, values(self.effects, EFFECTS)])
         return {

@@ -10,10 +10,9 @@ import numpy as np
 
 from mhacli.commands.scan.folded import Folded, FoldedHead
 from mhacli.commands.scan.folder import ScanFolder
-from mhacli.commands.scan.settings import ScanSettings
+from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.statistics import EFFECTS, PATTERN, spread_names, statistic_names, uniform_names
-from mhacli.commands.scan.sums import read_sums
+from mhacli.commands.scan.sums import EFFECTS, PATTERN, read_sums, spread_names, statistic_names, uniform_names
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage

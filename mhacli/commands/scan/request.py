@@ -1,69 +1,92 @@
-"""The request for scanning a corpus, before the model is loaded."""
+"""What a scan computes: the request that its workers get, and the settings that decide its numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
-from mhacli.commands.scan.settings import RowFormat
-from mhacli.record.heads import SINK_SHARE, SINK_TOKENS, HeadsRequest
+from mhacli.io.json_schema import plain
 from mhacli.record.record import LayerChoice
 from mhacli.requests.checkpoint import ModelRequest
-from mhacli.requests.device_map import DeviceMap
 from mhacli.settings import Reducer
-from mhacli.text.conditions import parse_pattern
+from mhacli.text.corpus import CorpusFormat
+
+RowFormat = Literal["parquet", "jsonl"]
 
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """The checkpoint by path or id, and the head statistics to compute for every document.
+    """The corpus, the folder of the result `out`, and what to compute of each document: `model` is a request without texts.
 
-    `conditions` are values of `--where`, `spans` of `--span`. `tokenizer` None is the checkpoint's own; `dtype` None is
-    that of its weights. A `device_map` replaces `device`. `max_tokens` truncates documents. `threads` are torch's
-    threads in each worker. With `effect`, each head is also removed in each document. The request can be pickled: each
-    worker loads the model by it.
+    A document may lack spans of `model`. With `effect`, each head is also removed. `strict` refuses bad documents, `mixed`
+    accepts units of other devices, and `command` is the command line for the record. The request can be pickled: each worker
+    loads the model by it.
     """
 
-    source: str
-    revision: str | None = None
-    tokenizer: str | None = None
-    device: str = "auto"
-    device_map: DeviceMap | None = None
-    dtype: str | None = None
-    threads: int = 1
-    max_tokens: int | None = None
-    layers: tuple[LayerChoice, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    conditions: tuple[str, ...] = ()
-    spans: tuple[str, ...] = ()
-    sink_tokens: int = SINK_TOKENS
-    sink_share: float = SINK_SHARE
-    allow_nonfinite: bool = False
-    reducer: Reducer = "auto"
+    model: ModelRequest
+    sources: tuple[str, ...]
+    form: CorpusFormat
+    out: str
     effect: bool = False
     rows: RowFormat = "jsonl"
+    strict: bool = False
+    mixed: bool = False
+    command: tuple[str, ...] = ()
 
-    def of_document(self, text: str, spans: tuple[str, ...] = ()) -> ModelRequest:
-        """The request that `mha heads` would make for one document, with these words of `spans`."""
-        return ModelRequest(
-            source=self.source,
-            checkpoint=None,
-            texts=(text,),
-            wanted=HeadsRequest(
-                heads=self.heads,
-                patterns=tuple(map(parse_pattern, self.conditions)),
-                sink_tokens=self.sink_tokens,
-                sink_share=self.sink_share,
-                allow_nonfinite=self.allow_nonfinite,
-                reducer=self.reducer,
-            ),
-            revision=self.revision,
-            spans=spans,
-            layers=self.layers,
-            tokenizer=self.tokenizer,
-            device=self.device,
-            device_map=self.device_map,
-            dtype=self.dtype,
-            threads=self.threads,
-            max_tokens=self.max_tokens,
-            keep=(),
-        )
+    def of_document(self, text: str) -> ModelRequest:
+        """The request that `mha heads` would make for one document, without spans."""
+        return replace(self.model, texts=(text,), spans=())
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """The settings that, with the documents, determine the results: equal settings give equal bytes.
+
+    `model_digest` is that of weights, config and tokenizer. `device` is the kind of device with its name or instruction set,
+    `rows` the format of rows with the library that writes it. `pack` is False; folders of earlier versions may have True.
+    """
+
+    model: str
+    model_digest: str
+    mha: str
+    torch: str
+    transformers: str
+    dtype: str
+    reducer: Reducer
+    device: str
+    threads: int
+    rows: str
+    unit_size: int
+    max_tokens: int | None
+    pack: bool
+    layers: tuple[LayerChoice, ...] | None
+    heads: tuple[int, ...] | None
+    conditions: tuple[str, ...]
+    spans: tuple[str, ...]
+    first_tokens: int
+    sink_weight: float
+    allow_nonfinite: bool
+    effect: bool
+
+    @property
+    def span_names(self) -> tuple[str, ...]:
+        """The names of the spans."""
+        return tuple(word.partition("=")[0].strip() for word in self.spans)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of all settings except the name of the model, which is only its location."""
+        text = json.dumps(plain(replace(self, model="")), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def differences(self, other: ScanSettings) -> Iterator[tuple[str, str, str]]:
+        """The settings of another scan that differ and affect the results: name, value here and value there as text."""
+        for field in fields(self):
+            values = getattr(self, field.name), getattr(other, field.name)
+            if values[0] != values[1] and field.name != "model":
+                here, there = (value if isinstance(value, str) else json.dumps(plain(value)) for value in values)
+                is_digest = field.name == "model_digest"
+                yield field.name, here[:12] if is_digest else here, there[:12] if is_digest else there

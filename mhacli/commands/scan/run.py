@@ -8,40 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from mhacli.commands.scan.engines.ranks import Share
 from mhacli.commands.scan.engines.single import Engine
 from mhacli.commands.scan.folder import ScanFolder, open_folder
 from mhacli.commands.scan.merge import merge
 from mhacli.commands.scan.progress import ScanProgress
 from mhacli.commands.scan.request import ScanRequest
 from mhacli.commands.scan.sums import UnitFacts, read_sums
-from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles, document_digest, units
+from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, document_digest, number_of, units
 from mhacli.commands.scan.worker import WorkerStart
 from mhacli.errors import MhaError, UsageError
 from mhacli.record import storage
 from mhacli.record.corpus import BadEntry
 from mhacli.record.record import Record
-from mhacli.text.corpus import CorpusFormat, documents
+from mhacli.text.corpus import documents
 
 
 @dataclass
 class ScanStudy:
-    """A scan of `sources` into the folder `out`, computed by `run`.
+    """A scan, computed by `run`: this process computes its `share` of the units, others compute the rest in the same folder.
 
-    `share` is (rank, world size): this process computes the units whose number modulo the world size is the rank; other processes
-    compute the others in the same folder. `strict` refuses bad documents; `mixed` accepts units of other devices.
     `report_progress` receives the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit
     is started.
     """
 
     request: ScanRequest
-    sources: Sequence[str]
-    form: CorpusFormat
-    out: str
     engine: Engine
-    command: tuple[str, ...] = ()
-    share: tuple[int, int] = (0, 1)
-    strict: bool = False
-    mixed: bool = False
+    share: Share
     report_progress: Callable[[ScanProgress], None] = lambda progress: None
     note: Callable[[str], None] = lambda message: None
     is_stopped: Callable[[], bool] = lambda: False
@@ -62,9 +55,9 @@ class ScanStudy:
             self.engine.end()
 
     def _run(self) -> Record | None:
-        documents(self.sources, self.form)  # a source that cannot be read leaves no folder
+        documents(self.request.sources, self.request.form)  # a source that cannot be read leaves no folder
         settings = self.engine.settings(self.request)
-        folder = open_folder(self.out, settings, mixed=self.mixed)
+        folder = open_folder(self.request.out, settings, mixed=self.request.mixed)
         self._example = self._first_example(folder)
         self.progress.of_documents = self._n_documents()
         began = perf_counter()
@@ -73,7 +66,7 @@ class ScanStudy:
             folder.write(unit, files)
             self.progress.add(worker, files.n_documents, files.n_bad, files.n_tokens, seconds=perf_counter() - began)
             self.report_progress(self.progress)
-            if self.strict and files.n_bad:
+            if self.request.strict and files.n_bad:
                 self._refuse(read_sums(folder.sums_path(unit.name)).facts.bad[0])
 
         self.report_progress(self.progress)
@@ -83,14 +76,14 @@ class ScanStudy:
         if self.progress.of_documents is None:  # only the end of a stream shows its length
             self.progress.of_documents = self.progress.n_documents
         self.report_progress(self.progress)  # the last documents may have been finished by an earlier run
-        if not all(os.path.lexists(folder.sums_path(name)) for name in self._names):
+        if not all(map(folder.has, self._names)):
             return None
-        return merge(folder, self._names, self.command)
+        return merge(folder, self._names, self.request.command)
 
     def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
         """The unfinished units of this process."""
         names_by_number = _by_number(folder.unit_names())
-        for unit in units(documents(self.sources, self.form), digest):
+        for unit in units(documents(self.request.sources, self.request.form), digest):
             if self.is_stopped():
                 return
             self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
@@ -101,31 +94,26 @@ class ScanStudy:
                 finished.facts is not None and bool(finished.facts.documents) and unit.number < self._example
             )
             if finished.name is not None and finished.facts is not None and not lacks_example:
-                self._count_finished(finished.name, finished.facts, is_assigned=self._is_assigned(unit.number))
+                self._count_finished(finished.name, finished.facts, is_assigned=self.share.has(unit.number))
                 continue
             self._names.append(unit.name)
-            if self._is_assigned(unit.number):
+            if self.share.has(unit.number):
                 wants_example = unit.number < self._example
                 yield unit._replace(wants_example=wants_example)
                 self._example = self._first_example(folder) if wants_example else self._example
         if names_by_number:
             raise UsageError(
-                f"{self.out} has {len(names_by_number)} units of documents that the corpus does not have",
+                f"{self.request.out} has {len(names_by_number)} units of documents that the corpus does not have",
                 hint="--out another folder starts anew",
-                path=self.out,
+                path=self.request.out,
             )
-
-    def _is_assigned(self, number: int) -> bool:
-        """Whether this process computes the unit of this number."""
-        rank, world = self.share
-        return number % world == rank
 
     def _count_finished(self, name: str, facts: UnitFacts, *, is_assigned: bool) -> None:
         self._names.append(name)
         if is_assigned:
             n_tokens = sum(document.n_tokens for document in facts.documents)
             self.progress.leave(len(facts.documents), len(facts.bad), n_tokens)
-        if self.strict and facts.bad:
+        if self.request.strict and facts.bad:
             self._refuse(facts.bad[0])
 
     def _refuse(self, bad: BadEntry) -> None:
@@ -141,9 +129,9 @@ class ScanStudy:
         for name in set(names) - set(folder.names_of(unit)):
             if not self._has_grown(folder, unit, name):
                 raise UsageError(
-                    f"{self.out} was made of other documents: {unit.named} have changed",
+                    f"{self.request.out} was made of other documents: {unit.named} have changed",
                     hint="--out another folder starts anew",
-                    path=self.out,
+                    path=self.request.out,
                 )
             folder.remove(name)
             self._example = self._first_example(folder)
@@ -174,10 +162,10 @@ class ScanStudy:
 
     def _n_documents(self) -> int | None:
         """The number of documents of this process, None for a corpus that can be read only once."""
-        if any(source == "-" or _is_pipe(source) for source in self.sources):
+        if any(source == "-" or _is_pipe(source) for source in self.request.sources):
             return None
-        numbered = enumerate(documents(self.sources, self.form))
-        return sum(self._is_assigned(number // UNIT_SIZE) for number, _ in numbered)
+        numbered = enumerate(documents(self.request.sources, self.request.form))
+        return sum(self.share.has(number // UNIT_SIZE) for number, _ in numbered)
 
 
 def _is_pipe(source: str) -> bool:
@@ -188,5 +176,5 @@ def _by_number(names: Sequence[str]) -> dict[int, list[str]]:
     """The names of units by their number."""
     grouped: dict[int, list[str]] = {}
     for name in names:
-        grouped.setdefault(int(name.partition("-")[0]), []).append(name)
+        grouped.setdefault(number_of(name), []).append(name)
     return grouped

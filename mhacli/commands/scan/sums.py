@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,58 @@ from mhacli.errors import MhaError
 from mhacli.io.json_schema import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
 from mhacli.record.arrays import Array
+from mhacli.record.columns import EFFECT_NUMBERS
 from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink
-from mhacli.record.heads import MAX_LARGEST
+from mhacli.record.effect import Effect
+from mhacli.record.heads import MAX_LARGEST, STATISTICS, Averages
 from mhacli.record.record import InspectedLayer
 
 MAX_FILE_BYTES = 4 << 30
+PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
+"""The prefix of the names of conditions, as in tables; and the name of the uniform weight at a head's strongest distance."""
+_OF_ONE_DOCUMENT = ("offset", "at_offset", "certainty")
+"""Statistics without a mean over documents: they belong to a distance or type that may differ between documents."""
+EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
+"""The numbers of a removal: fields and properties of `Effect`."""
+
+
+def statistic_names(n_patterns: int) -> tuple[str, ...]:
+    """The statistics stored for every head in every document."""
+    names = (row.field for row in STATISTICS if row.field != "certainty")
+    return (*names, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
+
+
+def spread_names(n_patterns: int) -> tuple[str, ...]:
+    """The statistics whose spread over documents is meaningful."""
+    names = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
+    return (*names, *_patterns(n_patterns))
+
+
+def uniform_names(n_patterns: int) -> tuple[str, ...]:
+    """The statistics of uniform attention that are averaged over documents."""
+    names = (field.name for field in fields(Averages) if field.name not in (*_OF_ONE_DOCUMENT, "patterns"))
+    return (*names, *_patterns(n_patterns))
+
+
+def _patterns(n: int) -> tuple[str, ...]:
+    return tuple(f"{PATTERN}{number + 1}" for number in range(n))
+
+
+def values(heads: Sequence[Sequence[Averages | Effect]], names: Sequence[str]) -> Array:
+    """The statistics `[statistic, document, head]` of heads, or of their removals, in documents; NaN for None."""
+    numbers = [[[_value(head, name) for head in of_document] for of_document in heads] for name in names]
+    return np.array(numbers, dtype=np.float64)  # None becomes NaN
+
+
+def _value(head: Any, name: str) -> float | None:
+    if name == UNIFORM_AT_OFFSET:
+        return head.uniform and head.uniform.at_offset  # type: ignore[no-any-return]
+    if name.startswith(PATTERN):
+        return head.patterns[int(name.removeprefix(PATTERN)) - 1]  # type: ignore[no-any-return]
+    return getattr(head, name)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
 
 
 @dataclass(frozen=True)

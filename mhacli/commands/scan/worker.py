@@ -12,9 +12,8 @@ import mhacli
 from mhacli.attention.tiled.reducer import choice
 from mhacli.commands.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.commands.scan.gather import Gathered
-from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.settings import ScanSettings, differences
-from mhacli.commands.scan.unit import UNIT_SIZE, Unit, UnitFiles
+from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
 from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import (
     ReadCheckpoint,
@@ -56,35 +55,36 @@ def settings_here(request: ScanRequest) -> ScanSettings:
 
     Raises `MhaError` for requests that the model does not support.
     """
-    unloaded = find(request.of_document(""))
-    if request.spans and unloaded.config.is_encoder_decoder:
+    unloaded = find(request.model)
+    if request.model.spans and unloaded.config.is_encoder_decoder:
         raise spans_of_pair()
     return _settings(request, unloaded)
 
 
 def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
-    device, config = unloaded.device, unloaded.config
-    dtype = request.dtype or str(getattr(config, "dtype", None) or torch.float32).removeprefix("torch.")
+    device, model, heads = unloaded.device, request.model, request.model.wanted
+    dtype = model.dtype or str(getattr(unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
     return ScanSettings(
-        model=request.source,
-        model_digest=checkpoint_digest(unloaded.checkpoint, request.tokenizer),
+        model=model.source,
+        model_digest=checkpoint_digest(unloaded.checkpoint, model.tokenizer),
         mha=mhacli.__version__,
         torch=torch.__version__,
         transformers=version("transformers"),
         dtype=dtype,
-        reducer=choice(request.reducer, device, getattr(torch, dtype)).reducer,
+        reducer=choice(heads.reducer, device, getattr(torch, dtype)).reducer,
         device=_device_text(device),
-        threads=request.threads,
+        threads=torch.get_num_threads(),
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
         unit_size=UNIT_SIZE,
-        max_tokens=request.max_tokens,
-        layers=request.layers,
-        heads=request.heads,
-        conditions=request.conditions,
-        spans=request.spans,
-        first_tokens=request.sink_tokens,
-        sink_weight=request.sink_share,
-        allow_nonfinite=request.allow_nonfinite,
+        max_tokens=model.max_tokens,
+        pack=False,
+        layers=model.layers,
+        heads=heads.heads,
+        conditions=tuple(condition.text for condition in heads.patterns),
+        spans=model.spans,
+        first_tokens=heads.sink_tokens,
+        sink_weight=heads.sink_share,
+        allow_nonfinite=heads.allow_nonfinite,
         effect=request.effect,
     )
 
@@ -100,15 +100,13 @@ class Worker:
     """The model of a scan. `compute` gives the same bytes for the same unit, in any order."""
 
     def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
-        model = request.of_document("")
-        unloaded = find(model)
-        changed = [
-            f"{name} {new} instead of {old}" for name, old, new in differences(settings, _settings(request, unloaded))
-        ]
+        unloaded = find(request.model)
+        differences = settings.differences(_settings(request, unloaded))
+        changed = [f"{name} {new} instead of {old}" for name, old, new in differences]
         if changed:
             raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
         self._request, self._settings, self._unloaded = request, settings, unloaded
-        self._loaded = unloaded.load(model, "predict" if request.effect else None)
+        self._loaded = unloaded.load(request.model, "predict" if request.effect else None)
 
     def compute(self, unit: Unit) -> UnitFiles:
         """The files of a unit. Each document is computed separately, as by `mha heads`.
@@ -154,7 +152,7 @@ class Worker:
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
-        for word in self._request.spans:
+        for word in self._request.model.spans:
             span = _span_in(word, sequence.text)
             tokens = () if span is None else tokens_of(span, sequence)
             if span is not None and tokens:

@@ -17,9 +17,8 @@ from time import monotonic, sleep
 from typing import Any
 
 from mhacli.commands.scan.engines.single import OnDone, name_here
-from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.settings import ScanSettings
-from mhacli.commands.scan.unit import Unit, UnitFiles
+from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.units import Unit, UnitFiles
 from mhacli.commands.scan.worker import Worker, WorkerStart, settings_here
 from mhacli.errors import MhaError, installing
 from mhacli.io.interrupts import Terminated, uninterrupted
@@ -90,7 +89,7 @@ class RayEngine:
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of a worker. Ray runs until `run` has ended or `end` is called."""
         ray = self._connected()
-        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.device))
+        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.model.device))
         settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
         return settings
 
@@ -203,7 +202,7 @@ class _Crew:
     def run(self) -> None:
         """Computes all units."""
         ray = _ray()
-        needs = self.engine.needs(self.start.request.device)
+        needs = self.engine.needs(self.start.request.model.device)
         actors, start = ray.remote(_Actor).options(**needs), ray.put(self.start)
         try:
             while self._assign():

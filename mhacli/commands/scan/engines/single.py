@@ -7,9 +7,8 @@ import platform
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.settings import ScanSettings
-from mhacli.commands.scan.unit import Unit, UnitFiles
+from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.units import Unit, UnitFiles
 from mhacli.commands.scan.worker import WorkerStart, settings_here
 
 OnDone = Callable[[Unit, UnitFiles, str], None]
