@@ -11,9 +11,9 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.facts import Facts
 from mhacli.requests.memory import make_plan
 from mhacli.settings import Config
+from mhacli.sites import Facts
 
 MHA = str(Path(sys.executable).with_name("mha"))
 

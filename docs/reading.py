@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mhacli.commands.check.result import PROBES
-from mhacli.record.glossary import CONCEPTS, SIGNS, TABLES
+from mhacli.record.glossary import column_words, glossary
 from mhacli.record.heads import HEAD_TYPES, SINK_TOKENS, STATISTICS
 from mhacli.render.base.colours import KIND_SIGNS
 
@@ -36,15 +35,15 @@ def columns() -> str:
     """A row for each statistic of a head."""
     rows = (
         (
-            code(row.heading.format(sink_tokens=SINK_TOKENS)),
-            row.name,
+            code(words.heading.format(sink_tokens=SINK_TOKENS)),
+            words.name,
             code(row.field),
             row.unit,
-            row.explanation,
-            code(row.formula),
-            row.source,
+            words.explanation,
+            code(words.formula),
+            words.source,
         )
-        for row in STATISTICS
+        for row, words in ((row, row.words) for row in STATISTICS)
     )
     return table(("column", "name", "in JSON", "unit", "meaning", "formula", "source"), rows)
 
@@ -52,38 +51,47 @@ def columns() -> str:
 def head_types() -> str:
     """A row for each type of head."""
     rows = (
-        (sign, HEAD_TYPES[kind].name, code(kind), HEAD_TYPES[kind].explanation)
-        for kind, (sign, _) in KIND_SIGNS.items()
+        (sign, words.name, code(kind), words.explanation)
+        for kind, sign, words in ((kind, sign, HEAD_TYPES[kind].words) for kind, (sign, _) in KIND_SIGNS.items())
     )
     return table(("sign", "type", "in JSON", "meaning"), rows)
 
 
 def signs() -> str:
     """A row for each sign."""
-    return table(("sign", "meaning"), ((code(term.name), term.explanation) for term in SIGNS))
+    return table(("sign", "meaning"), ((code(name), word.explanation) for name, word in glossary().sign.items()))
 
 
 def commands() -> str:
     """A table for each command whose columns are not those of heads."""
-    tables = []
-    for group, columns in TABLES.items():
+    words = column_words()
+    tables = {
+        "bench": words.bench,
+        "decode": {**words.step, **words.decode},
+        "effect": words.effect,
+        "diff": words.diff,
+        "doctor": words.doctor,
+    }
+    parts = []
+    for group, columns in tables.items():
         rows = (
             (code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns.values()
         )
-        tables.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
-    probes = table(("probe", "what holds where it passes"), ((code(name), meaning) for name, meaning in PROBES.items()))
-    return "\n\n".join([*tables, f"**Probes of mha check**\n\n{probes}"])
+        parts.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
+    rows = ((code(name), word.explanation) for name, word in glossary().probe.items())
+    parts.append(f"**Probes of mha check**\n\n{table(('probe', 'what holds where it passes'), rows)}")
+    return "\n\n".join(parts)
 
 
-def glossary() -> str:
+def paragraphs() -> str:
     """A paragraph for each concept, by the alphabet."""
-    paragraphs = []
-    for term in sorted(CONCEPTS, key=lambda term: term.name.casefold()):
-        also = f" (also: {', '.join(term.also)})" if term.also else ""
-        formula = f" Formula: `{term.formula}`." if term.formula else ""
-        source = f" Source: {term.source}." if term.source else ""
-        paragraphs.append(f"**{term.name}**{also}. {term.explanation}{formula}{source}")
-    return "\n\n".join(paragraphs)
+    parts = []
+    for name, word in sorted(glossary().concept.items(), key=lambda item: item[0].casefold()):
+        also = f" (also: {', '.join(word.also)})" if word.also else ""
+        formula = f" Formula: `{word.formula}`." if word.formula else ""
+        source = f" Source: {word.source}." if word.source else ""
+        parts.append(f"**{name}**{also}. {word.explanation}{formula}{source}")
+    return "\n\n".join(parts)
 
 
 def mistakes() -> str:
@@ -98,7 +106,7 @@ def mistakes() -> str:
     return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
 
 
-PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": glossary}
+PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": paragraphs}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 

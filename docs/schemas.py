@@ -28,8 +28,8 @@ from mhacli.commands.diff.result import (
     TokenChange,
 )
 from mhacli.commands.doctor.result import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
+from mhacli.commands.explain import Term
 from mhacli.commands.weights import Contents
-from mhacli.record.glossary import Term
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.mask import SequenceMask
 from mhacli.record.record import InspectedLayer, Record

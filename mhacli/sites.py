@@ -1,93 +1,187 @@
-"""SITES: all points at which attention can be observed, with axes, formula and a one-line explanation.
+"""SITES: all points at which attention can be observed, with their axes, their cost and the words for them.
 
 The printed walkthrough, the shape check at run time and the documentation all come from this table. *Measurements* of a
-site (shape, layout, time) come from the tap.
+site (shape, layout, time) come from the tap. The texts stand in record/glossary.toml. `Facts` are the sizes of a run,
+known before its first tensor; the end of the file computes the cost of a decoding step from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
 
-from mhacli.facts import Facts
-from mhacli.settings import ROPE
-from mhacli.variants import mask_rules
+from mhacli.record.glossary import SiteWords, glossary
+from mhacli.settings import ITEM_BYTES, ROPE, Config
+from mhacli.text.tokens import TokenSequence
 
 WAVES_AT_ONCE = 1 << 20
 """The number of sinusoidal position values computed at a time in float64."""
 
 
-def product(out: str, weight: str, *, of: str = "x", of_cross: str | None = None) -> Callable[[Facts], str]:
-    """The formula `out = of W_weightᵀ + b_weight`. In cross-attention `of_cross` replaces `of`."""
-    return lambda f: (
-        f"{out} = {of_cross if f.cross and of_cross else of} W_{weight}ᵀ" + (f" + b_{weight}" if f.config.bias else "")
-    )
+@dataclass(frozen=True)
+class Facts:
+    """A resolved config, the lengths, and properties of the text.
+
+    `cross`: keys come from another text. `padded`: sequences differ in length. `packed`: a row holds several documents.
+    `n_tokens` is the size of the vocabulary.
+    """
+
+    config: Config
+    batch: int
+    q_len: int
+    k_len: int
+    cross: bool = False
+    padded: bool = False
+    packed: bool = False
+    n_tokens: int = 0
+
+    @staticmethod
+    def of(
+        config: Config, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, *, n_tokens: int
+    ) -> Facts:
+        """The facts of these sequences under a resolved config."""
+        families = (sequences, sequences if context is None else context)
+        q_len, k_len = (max(len(s.tokens) for s in family) for family in families)
+        return Facts(
+            config,
+            len(sequences),
+            q_len,
+            k_len,
+            cross=context is not None,
+            padded=any(len(s.tokens) < n for f, n in zip(families, (q_len, k_len), strict=True) for s in f),
+            packed=any(len(set(s.documents)) > 1 for family in families for s in family),
+            n_tokens=n_tokens,
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The size of every axis by name."""
+        config = self.config
+        return {
+            "batch": self.batch,
+            "query": self.q_len,
+            "key": self.k_len,
+            "head": config.n_heads,
+            "kv_head": config.n_kv_heads or config.n_heads,
+            "d_head": config.d_head or 0,
+            "d_v": config.d_v or 0,
+            "d_model": config.d_model,
+            "d_input": config.d_input or config.d_model,
+        }
+
+    @property
+    def input_axis(self) -> str:
+        """The axis name for the width of the layer's input: `d_input` only if it differs from `d_model`."""
+        return "d_model" if self.sizes["d_input"] == self.config.d_model else "d_input"
+
+    @property
+    def has_separate_positions(self) -> bool:
+        """Whether sequences count positions separately: left padding or packing shifts their beginnings."""
+        return self.packed or (self.padded and self.config.padding == "left")
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether positions are added to the token vectors."""
+        return self.config.positions in ("sinusoidal", "learned")
+
+    def size(self, axis: str) -> int:
+        """The size of an axis: `·` joins axes that are merged (product), `+` joins axes side by side (sum).
+
+        >>> Facts(Config(d_model=12, n_heads=3, d_head=4), batch=2, q_len=5, k_len=5).size("head·d_head")
+        12
+        """
+        return sum(prod(self.sizes[word] for word in part.split("·")) for part in axis.split("+"))
+
+    def cells(self) -> int:
+        """The number of (batch, head, query, key) cells."""
+        return self.batch * self.config.n_heads * self.q_len * self.k_len
 
 
-def product_flops(length: str, width: str, of: str = "d_input") -> Callable[[Facts], int]:
-    """The operations of a product with a weight matrix: 2 per weight and vector, and 1 per result for a bias."""
-
-    def flops(f: Facts) -> int:
-        n_out = f.batch * f.size(length) * f.size(width)
-        return n_out * (2 * f.size(of) + (1 if f.config.bias else 0))
-
-    return flops
+# ---------------------------------------------------------------------------------------------------- texts of a run
 
 
-def adds_positions(f: Facts) -> bool:
-    """Whether positions are added to the token vectors."""
-    return f.config.positions in ("sinusoidal", "learned")
+@dataclass(frozen=True)
+class _When:
+    """A condition of a template: `{condition:then|else}` prints one of two texts."""
+
+    holds: bool
+
+    def __format__(self, texts: str) -> str:
+        then, _, otherwise = texts.partition("|")
+        return then if self.holds else otherwise
 
 
-def position_formula(f: Facts) -> str:
-    """The formula of the vectors added at each position."""
-    place = "place of i" if f.has_separate_positions else "i"
-    if f.config.positions == "learned":
-        return f"p[i] = P[{place}]"
-    return f"p[i, 2j] = sin({place} / 10000^(2j/{f.input_axis})), p[i, 2j+1] = cos(same)"
+def filled_in(template: str, f: Facts) -> str:
+    """A template of record/glossary.toml with the values of a run."""
+    return template.format(config=f.config, facts=f, **_template_values(f)) if "{" in template else template
 
 
-def position_meaning(f: Facts) -> str:
-    """The purpose of these vectors."""
-    kind = (
-        "a learned vector for each position"
-        if f.config.positions == "learned"
-        else "sines and cosines that encode the position of each token"
-    )
-    note = "; positions count from the first token of each text" if f.has_separate_positions else ""
-    return f"{kind}; without them attention ignores the order of the tokens{note}"
+def _template_values(f: Facts) -> Mapping[str, Any]:
+    config, d_head = f.config, f.config.d_head or 1
+    conditions = {
+        "normal": config.distribution == "normal",
+        "random": config.random is not None,
+        "learned": config.positions == "learned",
+        "adds_positions": f.adds_positions,
+        "separate": f.has_separate_positions,
+        "cross": f.cross,
+        "bias": config.bias,
+        "rotated": config.positions in ROPE,
+        "alibi": config.positions == "alibi",
+        "score_bias": config.score_bias is not None,
+        "training": config.train,
+        "projected": config.out_proj,
+        "projected_bias": config.out_proj and config.bias,
+    }
+    slopes = [f"{slope:.4g}" for slope in alibi_slopes(config.n_heads)]
+    return {name: _When(holds) for name, holds in conditions.items()} | {
+        "d_input": f.size("d_input"),
+        "n_concat": f.size("head·d_v"),
+        "half": d_head // 2,
+        "width": f.input_axis,
+        "place": "place of i" if f.has_separate_positions else "i",
+        "pair": f"j and j + {d_head // 2}" if config.positions == "rope" else "2j and 2j + 1",
+        "slopes": ", ".join(slopes[:4]) + ", …" * (len(slopes) > 4),
+        "scaled": _scaled(config),
+        "usual_scale": d_head**-0.5,
+        "kept_factor": 1 / (1 - config.dropout),
+        "mask": ", ".join(mask_rules(f)) or "every key is visible",
+        "prefix": _first(config.prefix),
+        "sink": _first(config.sink),
+        "sharing": _sharing(config),
+    }
 
 
-def position_flops(f: Facts) -> int:
-    """The operations of `position_formula`: 1 per sine or cosine; reading a table is a copy."""
-    return (
-        0
-        if f.config.positions == "learned"
-        else 2 * (f.batch if f.has_separate_positions else 1) * f.q_len * f.size("d_input")
-    )
+def _scaled(config: Config) -> str:
+    scaled, c = f"{config.scale or 0:.6g} · qk", config.softcap
+    return scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
 
 
-def x_formula(f: Facts) -> str:
-    """The formula of the layer's input."""
-    source = "embed" if f.config.random is None else "random"
-    return f"x = {source} + positions" if adds_positions(f) else f"x = {source}"
+def _sharing(config: Config) -> str:
+    group = config.heads_per_kv_head
+    if group == config.n_heads > 1:
+        return "; all query heads read the same one"
+    return f"; each is read by {group} query heads in a row" if group > 1 else ""
 
 
-def context_flops(f: Facts) -> int:
-    """The operations of adding positions to the context."""
-    waves = 2 * (f.batch if f.has_separate_positions else 1) if f.config.positions == "sinusoidal" else 0
-    return (f.batch + waves) * f.k_len * f.size("d_input") if adds_positions(f) else 0
+def _first(count: int | None) -> str:
+    return "the first token" if count == 1 else f"the first {count} tokens"
 
 
-def sharing(f: Facts) -> str:
-    """A clause on query heads that share a kv head, if they do."""
-    group = f.config.heads_per_kv_head
-    if group == 1:
-        return ""
-    is_multi_query = group == f.config.n_heads
-    return (
-        "; all query heads read the same one" if is_multi_query else f"; each is read by {group} query heads in a row"
-    )
+def mask_rules(facts: Facts) -> tuple[str, ...]:
+    """The rules of the mask as clauses. All must hold; a clause may name an exception."""
+    config = facts.config
+    rules = ["no token sees a later one"] if config.causal or config.prefix is not None else []
+    if config.window is not None:
+        kept = f", and {_first(config.sink)}" if config.sink else ""
+        rules.append(f"keys from {config.window[0]} left to {config.window[1]} right of the query{kept}")
+    rules += [] if config.prefix is None else [f"except that all see {_first(config.prefix)}"]
+    rules += ["no token sees another document"] if facts.packed else []
+    rules += ["padding is never seen"] if facts.padded else []
+    rules += ["nothing where the score bias is −∞"] if config.score_bias is not None else []
+    return tuple(rules)
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
@@ -105,355 +199,206 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return tuple(slopes + between[: n_heads - below])
 
 
-def slopes(f: Facts) -> str:
-    """The first slopes of ALiBi as text."""
-    all_slopes = alibi_slopes(f.config.n_heads)
-    return ", ".join(f"{slope:.4g}" for slope in all_slopes[:4]) + (", …" if len(all_slopes) > 4 else "")
-
-
-def rotation(of: str) -> Callable[[Facts], str]:
-    """The formula for the rotation of queries or keys by their positions."""
-
-    def formula(f: Facts) -> str:
-        half = f.size("d_head") // 2
-        a, b = ("j", f"j + {half}") if f.config.positions == "rope" else ("2j", "2j + 1")
-        return f"{of}_rot[i] = columns {a} and {b} of {of}[i], rotated by i · {f.config.rope_theta:g}^(−2j/d_head)"
-
-    return formula
-
-
-def qk_formula(f: Facts) -> str:
-    """The formula of the dot products, after any rotation."""
-    return "qk = q_rot k_rotᵀ" if f.config.positions in ROPE else "qk = q kᵀ"
-
-
-def scores_formula(f: Facts) -> str:
-    """The formula of scale, softcap and additive terms, in this order."""
-    scaled = f"{f.config.scale:.6g} · qk"
-    c = f.config.softcap
-    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
-    added = " + alibi" if f.config.positions == "alibi" else ""
-    added += " + bias" if f.config.score_bias is not None else ""
-    return f"scores = {capped}{added}; −∞ where masked"
-
-
-def scores_meaning(f: Facts) -> str:
-    """The explanation of scores, with the rules of the mask."""
-    rules = ", ".join(mask_rules(f)) or "every key is visible"
-    return f"scaled so that the softmax does not saturate, then masked: {rules}"
-
-
-def scores_flops(f: Facts) -> int:
-    """The operations of scores: 1 for the scale, 3 for a softcap, and 1 per additive term."""
-    added = (f.config.positions == "alibi") + (f.config.score_bias is not None)
-    return f.cells() * ((1 if f.config.softcap is None else 4) + added)
-
-
-def out_formula(f: Facts) -> str:
-    """The formula of the output projection, if there is one."""
-    if not f.config.out_proj:
-        return "out = concat"
-    return "out = concat W_oᵀ" + (" + b_o" if f.config.bias else "")
-
-
-def out_flops(f: Facts) -> int:
-    """The operations of the output projection."""
-    return product_flops("query", "d_model", of="head·d_v")(f) if f.config.out_proj else 0
-
-
 # --------------------------------------------------------------------------------------------------------------- sites
-
-
-Text = str | Callable[[Facts], str]
 
 
 @dataclass(frozen=True)
 class Site:
     """One point of the computation.
 
-    `axes` are axis names; `formula` says how the tensor is computed; `sources` are the sites of which it may be a view,
-    with no arithmetic between. `flops` counts floating point operations: 2 per multiply-add of a matrix product, 1 per
-    other operation on a number (add, multiply, exp, tanh, max, divide), 0 per copy. `parameters` names the weights
-    used, without `.weight` and `.bias`. `in_general` is the formula for any config, where `formula` has numbers.
+    `axes` are axis names; `sources` are the sites of which it may be a view, with no arithmetic between. `flops` counts
+    floating point operations: 2 per multiply-add of a matrix product, 1 per other operation on a number (add, multiply,
+    exp, tanh, max, divide), 0 per copy. `parameters` names the weights used, without `.weight` and `.bias`.
     """
 
     name: str
-    axes: tuple[str, ...] | Callable[[Facts], tuple[str, ...]]
-    formula: Text
-    meaning: Text
+    axes: str | Callable[[Facts], str]
     sources: tuple[str, ...] = ()
     flops: Callable[[Facts], int] = lambda _: 0
-    in_general: str = ""
     parameters: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> SiteWords:
+        """Its meaning and its formula."""
+        return glossary().site[self.name]
 
     def axes_for(self, facts: Facts) -> tuple[str, ...]:
         """The axis names under these facts."""
-        return self.axes(facts) if callable(self.axes) else self.axes
+        axes = self.axes(facts) if callable(self.axes) else self.axes
+        return tuple(facts.input_axis if axis == "d_input" else axis for axis in axes.split())
+
+    def in_general(self) -> tuple[str, str]:
+        """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""
+        facts = Facts(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
+        meaning, axes = filled_in(self.words.meaning, facts), " · ".join(self.axes_for(facts))
+        formula = self.words.general or filled_in(self.words.formula, facts)
+        return f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.", formula
 
     def shape_for(self, facts: Facts) -> tuple[int, ...]:
         """The required shape of the tensor."""
         return tuple(facts.size(axis) for axis in self.axes_for(facts))
 
-    def formula_for(self, facts: Facts) -> str:
-        """The formula with the config's numbers."""
-        return self.formula(facts) if callable(self.formula) else self.formula
 
-    def meaning_for(self, facts: Facts) -> str:
-        """The explanation in one sentence."""
-        return self.meaning(facts) if callable(self.meaning) else self.meaning
+def _product(length: str, width: str, of: str = "d_input") -> Callable[[Facts], int]:
+    """The operations of a product with a weight matrix: 2 per weight and vector, and 1 per result for a bias."""
+    return lambda f: f.batch * f.size(length) * f.size(width) * (2 * f.size(of) + (1 if f.config.bias else 0))
 
 
-def _axes(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
+def _position_flops(f: Facts, length: int, n_added: int) -> int:
+    """1 operation per sine or cosine and per number to which positions are added; reading a table is a copy."""
+    n_waves = 2 * (f.batch if f.has_separate_positions else 1) if f.config.positions == "sinusoidal" else 0
+    return (n_added + n_waves) * length * f.size("d_input") if f.adds_positions else 0
 
 
-def _rows(length: str) -> Callable[[Facts], tuple[str, ...]]:
-    return lambda f: ("batch", length, f.input_axis)
+def _scores_flops(f: Facts) -> int:
+    """1 operation for the scale, 3 for a softcap, and 1 per additive term."""
+    added = (f.config.positions == "alibi") + (f.config.score_bias is not None)
+    return f.cells() * ((1 if f.config.softcap is None else 4) + added)
 
 
-def _position_axes(f: Facts) -> tuple[str, ...]:
-    return ("batch", "query", f.input_axis) if f.has_separate_positions else ("query", f.input_axis)
+def _per_sequence(axes: str) -> Callable[[Facts], str]:
+    """The axes, after `batch` where sequences count positions separately."""
+    return lambda f: "batch " * f.has_separate_positions + axes
 
 
 _QKV = "head·d_head+kv_head·d_head+kv_head·d_v"
 _KV = "kv_head·d_head+kv_head·d_v"
+_CELLS = "batch head query key"
 
 _ORDER = (
-    Site(
-        "ids",
-        _axes("batch query"),
-        "ids = position of each token in the vocabulary",
-        "the number of each token in the vocabulary; −1 stands for padding",
-    ),
-    Site(
-        "random",
-        _rows("query"),
-        lambda f: (
-            "random = N(0, 1) from the seed" if f.config.distribution == "normal" else "random = U(0, 1) from the seed"
-        ),
-        "random numbers in place of embedded tokens, to study shapes without a text",
-    ),
-    Site(
-        "embed",
-        _rows("query"),
-        "embed = E[ids]",
-        "the row of the embedding table for each token; padding gets zeros",
-        parameters=("embed",),
-    ),
+    Site("ids", "batch query"),
+    Site("random", "batch query d_input"),
+    Site("embed", "batch query d_input", parameters=("embed",)),
     Site(
         "positions",
-        _position_axes,
-        position_formula,
-        position_meaning,
-        flops=position_flops,
-        in_general="p[i, 2j] = sin(i / 10000^(2j/d_model)), p[i, 2j+1] = cos(same); or a learned table P[i]",
+        _per_sequence("query d_input"),
+        flops=lambda f: _position_flops(f, f.q_len, 0),
         parameters=("embed_positions",),
     ),
     Site(
         "x",
-        _rows("query"),
-        x_formula,
-        "the input of the layer: one vector per token",
-        sources=("embed", "random"),
-        flops=lambda f: f.batch * f.q_len * f.size("d_input") if adds_positions(f) else 0,
+        "batch query d_input",
+        ("embed", "random"),
+        lambda f: f.batch * f.q_len * f.size("d_input") if f.adds_positions else 0,
     ),
     Site(
         "context",
-        _rows("key"),
-        lambda f: "c = E[context ids]" + (" + positions" if adds_positions(f) else ""),
-        "the embedded context: keys and values are computed from it, queries are not",
-        flops=context_flops,
+        "batch key d_input",
+        flops=lambda f: _position_flops(f, f.k_len, f.batch),
         parameters=("embed", "embed_positions"),
     ),
-    Site(
-        "qkv",
-        ("batch", "query", _QKV),
-        product("qkv", "qkv"),
-        "one matrix product gives queries, keys and values side by side",
-        flops=product_flops("query", _QKV),
-        parameters=("q_proj", "k_proj", "v_proj"),
-    ),
-    Site(
-        "q_proj",
-        _axes("batch query head·d_head"),
-        product("q_proj", "q"),
-        "the queries of all heads side by side",
-        flops=product_flops("query", "head·d_head"),
-        parameters=("q_proj",),
-    ),
-    Site(
-        "q_per_head",
-        _axes("batch head query d_head"),
-        product("q[h]", "q[h]"),
-        "the queries, one matrix product per head",
-        flops=product_flops("query", "head·d_head"),
-        parameters=("q_proj",),
-    ),
-    Site(
-        "kv",
-        ("batch", "key", _KV),
-        product("kv", "kv", of="c"),
-        "one matrix product of the context gives keys and values side by side",
-        flops=product_flops("key", _KV),
-        parameters=("k_proj", "v_proj"),
-    ),
-    Site(
-        "q",
-        _axes("batch head query d_head"),
-        "q[h] = columns h·d_head … (h+1)·d_head",
-        "the queries split into heads: each head gets d_head numbers of every token",
-        sources=("q_proj", "qkv"),
-    ),
-    Site(
-        "k_proj",
-        _axes("batch key kv_head·d_head"),
-        product("k_proj", "k", of_cross="c"),
-        "the keys of all heads side by side",
-        flops=product_flops("key", "kv_head·d_head"),
-        parameters=("k_proj",),
-    ),
-    Site(
-        "k_per_head",
-        _axes("batch kv_head key d_head"),
-        product("k[h]", "k[h]", of_cross="c"),
-        "the keys, one matrix product per head",
-        flops=product_flops("key", "kv_head·d_head"),
-        parameters=("k_proj",),
-    ),
-    Site(
-        "k",
-        _axes("batch kv_head key d_head"),
-        "k[h] = columns h·d_head … (h+1)·d_head",
-        lambda f: f"the keys split into heads{sharing(f)}",
-        sources=("k_proj", "qkv", "kv"),
-    ),
-    Site(
-        "v_proj",
-        _axes("batch key kv_head·d_v"),
-        product("v_proj", "v", of_cross="c"),
-        "the values of all heads side by side",
-        flops=product_flops("key", "kv_head·d_v"),
-        parameters=("v_proj",),
-    ),
-    Site(
-        "v_per_head",
-        _axes("batch kv_head key d_v"),
-        product("v[h]", "v[h]", of_cross="c"),
-        "the values, one matrix product per head",
-        flops=product_flops("key", "kv_head·d_v"),
-        parameters=("v_proj",),
-    ),
-    Site(
-        "v",
-        _axes("batch kv_head key d_v"),
-        "v[h] = columns h·d_v … (h+1)·d_v",
-        lambda f: f"the values split into heads{sharing(f)}",
-        sources=("v_proj", "qkv", "kv"),
-    ),
-    Site(
-        "q_rot",
-        _axes("batch head query d_head"),
-        rotation("q"),
-        "each pair of columns rotated by an angle that grows with the position",
-        in_general="q_rot[i] = each pair j of columns of q[i], rotated by i · θ^(−2j/d_head)",
-        flops=lambda f: 3 * f.batch * f.q_len * f.size("head·d_head"),
-    ),
-    Site(
-        "k_rot",
-        _axes("batch kv_head key d_head"),
-        rotation("k"),
-        "the keys rotated in the same way: the dot product of two rotated vectors depends on their distance",
-        in_general="k_rot[i] = each pair j of columns of k[i], rotated by i · θ^(−2j/d_head)",
-        flops=lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head"),
-    ),
+    Site("qkv", f"batch query {_QKV}", (), _product("query", _QKV), ("q_proj", "k_proj", "v_proj")),
+    Site("q_proj", "batch query head·d_head", (), _product("query", "head·d_head"), ("q_proj",)),
+    Site("q_per_head", "batch head query d_head", (), _product("query", "head·d_head"), ("q_proj",)),
+    Site("kv", f"batch key {_KV}", (), _product("key", _KV), ("k_proj", "v_proj")),
+    Site("q", "batch head query d_head", ("q_proj", "qkv")),
+    Site("k_proj", "batch key kv_head·d_head", (), _product("key", "kv_head·d_head"), ("k_proj",)),
+    Site("k_per_head", "batch kv_head key d_head", (), _product("key", "kv_head·d_head"), ("k_proj",)),
+    Site("k", "batch kv_head key d_head", ("k_proj", "qkv", "kv")),
+    Site("v_proj", "batch key kv_head·d_v", (), _product("key", "kv_head·d_v"), ("v_proj",)),
+    Site("v_per_head", "batch kv_head key d_v", (), _product("key", "kv_head·d_v"), ("v_proj",)),
+    Site("v", "batch kv_head key d_v", ("v_proj", "qkv", "kv")),
+    Site("q_rot", "batch head query d_head", (), lambda f: 3 * f.batch * f.q_len * f.size("head·d_head")),
+    Site("k_rot", "batch kv_head key d_head", (), lambda f: 3 * f.batch * f.k_len * f.size("kv_head·d_head")),
     Site(
         "alibi",
-        lambda f: (*(("batch",) if f.has_separate_positions else ()), "head", "query", "key"),
-        lambda f: f"alibi[h, i, j] = −m[h] · |i − j|, m = {slopes(f)}",
-        "a penalty on distance; heads with steep slopes attend to near tokens",
-        in_general="alibi[h, i, j] = −m[h] · |i − j|, m[h] = 2^(−8(h+1)/n_heads)",
+        _per_sequence("head query key"),
         flops=lambda f: f.cells() // (1 if f.has_separate_positions else f.batch),
     ),
-    Site(
-        "bias",
-        _axes("batch head query key"),
-        lambda f: f"bias = {f.config.score_bias}",
-        "numbers for each pair of positions, added to the scores; −∞ masks a pair",
-        in_general="bias[h, i, j], from the file of --score-bias",
-    ),
-    Site(
-        "qk",
-        _axes("batch head query key"),
-        qk_formula,
-        "the dot product of every query with every key: how well they match",
-        flops=lambda f: 2 * f.cells() * f.size("d_head"),
-    ),
-    Site(
-        "scores",
-        _axes("batch head query key"),
-        scores_formula,
-        scores_meaning,
-        flops=scores_flops,
-        in_general="scores = scale · qk + bias, softcapped first if asked for; −∞ where masked",
-    ),
-    Site(
-        "pattern",
-        _axes("batch head query key"),
-        "pattern = softmax(scores) over the keys",
-        "the attention weights: each query's row sums to 1 over its keys",
-        flops=lambda f: 5 * f.cells(),
-    ),
-    Site(
-        "dropped",
-        _axes("batch head query key"),
-        lambda f: f"dropped = pattern · keep / (1 − {f.config.dropout:g})",
-        "dropout in training: some weights become 0, the rest grow, so rows no longer sum to 1",
-        in_general="dropped = pattern · keep / (1 − p)",
-        flops=lambda f: 2 * f.cells(),
-    ),
-    Site(
-        "z",
-        _axes("batch head query d_v"),
-        lambda f: "z = dropped v" if f.config.train else "z = pattern v",
-        "the output of each head: the values, weighted by its attention pattern",
-        flops=lambda f: 2 * f.cells() * f.size("d_v"),
-    ),
-    Site(
-        "concat",
-        _axes("batch query head·d_v"),
-        "concat = z[0] … z[n_heads − 1] side by side",
-        "the head outputs joined into one vector per token",
-        sources=("z",),
-    ),
+    Site("bias", _CELLS),
+    Site("qk", _CELLS, flops=lambda f: 2 * f.cells() * f.size("d_head")),
+    Site("scores", _CELLS, flops=_scores_flops),
+    Site("pattern", _CELLS, flops=lambda f: 5 * f.cells()),
+    Site("dropped", _CELLS, flops=lambda f: 2 * f.cells()),
+    Site("z", "batch head query d_v", flops=lambda f: 2 * f.cells() * f.size("d_v")),
+    Site("concat", "batch query head·d_v", ("z",)),
     Site(
         "head_out",
-        _axes("batch head query d_model"),
-        "head_out[h] = z[h] W_o[h]ᵀ",
-        "what each head adds to the output",
+        "batch head query d_model",
         flops=lambda f: 2 * f.batch * f.q_len * f.size("head·d_v") * f.config.d_model,
         parameters=("o_proj",),
     ),
     Site(
         "out",
-        lambda f: ("batch", "query", "d_model" if f.config.out_proj else "head·d_v"),
-        out_formula,
-        lambda f: (
-            "the output of the layer: the output projection mixes the heads"
-            if f.config.out_proj
-            else "no output projection: the head outputs side by side are the output"
-        ),
-        sources=("concat",),
-        flops=out_flops,
-        parameters=("o_proj",),
+        lambda f: "batch query d_model" if f.config.out_proj else "batch query head·d_v",
+        ("concat",),
+        lambda f: _product("query", "d_model", of="head·d_v")(f) if f.config.out_proj else 0,
+        ("o_proj",),
     ),
     Site(
         "out_sum",
-        _axes("batch query d_model"),
-        lambda f: "out = Σ_h head_out[h]" + (" + b_o" if f.config.bias else ""),
-        "the sum of what the heads add: the same as joining them and multiplying once",
+        "batch query d_model",
         flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + (1 if f.config.bias else 0)),
     ),
 )
 
 SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
 """Every site by its name, in the order of execution."""
+
+
+# --------------------------------------------------------------------------------------------- cost of a decoding step
+
+
+CacheKind = Literal["none", "concat", "preallocated"]
+
+
+def projection_parameters(config: Config) -> int:
+    """The number of parameters in the projections of a resolved config, biases included."""
+    return sum(width * n_in + (width if config.bias else 0) for n_in, width in _projections(config))
+
+
+def weight_bytes(config: Config) -> int:
+    """The bytes of the projections. Every step reads them once, whatever the length."""
+    return projection_parameters(config) * ITEM_BYTES[config.dtype]
+
+
+def token_bytes(config: Config, n_kv_heads: int | None = None) -> int:
+    """The bytes of one token's keys and values: `n_kv_heads · (d_head + d_v)` numbers."""
+    heads = n_kv_heads or config.n_kv_heads or config.n_heads
+    return heads * ((config.d_head or 0) + (config.d_v or 0)) * ITEM_BYTES[config.dtype]
+
+
+def crossing_len(config: Config, batch: int) -> float:
+    """The length at which a step reads as many bytes of keys and values as of weights."""
+    return weight_bytes(config) / (batch * token_bytes(config))
+
+
+def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
+    """The operations of one step's matrix products and their biases.
+
+    2 per weight and projected vector, 1 per bias, and `2·(d_head + d_v)` per head, query and key. Scale, softmax and
+    positions are few and left out. Without a cache all tokens are projected and all cells computed, masked ones
+    included, as in the explicit computation.
+    """
+    rows = length if cache == "none" else n_new
+    per_cell = 2 * config.n_heads * ((config.d_head or 0) + (config.d_v or 0))
+    return batch * rows * (row_flops(config) + per_cell * length)
+
+
+def row_flops(config: Config) -> int:
+    """The operations of projecting one token vector and its result: 2 per weight, 1 per bias."""
+    return sum(2 * width * n_in + (width if config.bias else 0) for n_in, width in _projections(config))
+
+
+def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
+    """The bytes of keys and values that one step reads and writes.
+
+    `none` writes all of them again and reads them once. `concat` reads the old ones, writes old and new, and reads all.
+    `preallocated` writes the new ones and reads all.
+    """
+    tokens = {"none": 2 * length, "concat": 3 * length - n_new, "preallocated": length + n_new}
+    return batch * tokens[cache] * token_bytes(config)
+
+
+def total_moved_bytes(config: Config, *, batch: int, length: int, cache: CacheKind) -> int:
+    """The sum of `moved_bytes` over steps of one token, from 1 to `length`."""
+    pairs = length * (length + 1) // 2
+    tokens = {"none": 2 * pairs, "concat": 3 * pairs - length, "preallocated": pairs + length}
+    return batch * tokens[cache] * token_bytes(config)
+
+
+def _projections(config: Config) -> list[tuple[int, int]]:
+    d_input, d_head, d_v = config.d_input or config.d_model, config.d_head or 0, config.d_v or 0
+    n_kv_heads = config.n_kv_heads or config.n_heads
+    widths = [(d_input, config.n_heads * d_head), (d_input, n_kv_heads * d_head), (d_input, n_kv_heads * d_v)]
+    return widths + ([(config.n_heads * d_v, config.d_model)] if config.out_proj else [])

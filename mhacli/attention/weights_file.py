@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mhacli.errors import MhaError, UsageError, first_names
-from mhacli.facts import Facts
 from mhacli.io.json_schema import decode
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
 from mhacli.settings import Config, typed
+from mhacli.sites import Facts
 
 FORMAT = "mha.weights/1"
 MAX_FILE_BYTES = 64 << 30

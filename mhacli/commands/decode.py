@@ -36,11 +36,11 @@ from mhacli.cli.shared.checkpoint import (
 from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
 from mhacli.cli.values import counts, index_list
 from mhacli.errors import UsageError
-from mhacli.facts import CacheKind
 from mhacli.io.memory import uncollected
 from mhacli.record.heads import HeadsRequest
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.checkpoint import ModelRequest
+from mhacli.sites import CacheKind
 
 _DECODING = "Decoding"
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mhacli.record.columns import EFFECT_NUMBERS
 from mhacli.text.tokens import AttentionKind
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
 """The replacement of the removed part. The output of a head is replaced by zeros, by its mean over the positions of the text, or
 by its output for another text at the corresponding positions. For an edge, the other weights of its row are scaled so that the
 row keeps its sum."""
+EFFECT_NUMBERS = ("d_logit", "direct", "later", "first_order", "d_logprob", "kl", "rank", "d_output")
+"""The numbers of an effect: fields and properties of `Effect`."""
 REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean", "resample")
 """The replacements of the output of a head."""
 

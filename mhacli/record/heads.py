@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from mhacli.errors import UsageError
+from mhacli.record.glossary import Column, HeadTypeWords, column_words
 
 if TYPE_CHECKING:
     from mhacli.settings import Reducer
@@ -20,6 +21,7 @@ Kind = Literal[
 ]
 """The head types. `mixed` is any head without another type."""
 
+# columns.toml and glossary.toml state these numbers in words.
 CERTAIN_ENOUGH = 0.4
 """The least excess over uniform attention for a head type. Voita et al. 2019 call a head positional from 0.9 of its
 largest weights on, Clark et al. 2019 describe such heads from about half of all attention on."""
@@ -154,28 +156,26 @@ Unit = Literal["weight", "fraction", "nats", "tokens", "count", "score"]
 """The unit of a statistic: attention weight (0 to 1), another fraction, nats, tokens of distance, keys, or scores."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Statistic:
-    """One statistic of a head: a field of `HeadStatistics`, with everything needed to show and explain it.
+    """One statistic of a head: a field of `HeadStatistics`, whose words stand in columns.toml.
 
-    `explanation` has one to three sentences. With a `heading`, the overview has a column for it, whose `legend`
-    defaults to the name; both may contain `{sink_tokens}`. On narrow screens, columns with the largest `priority` are
-    dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or that
-    of the field `beside`. A statistic `of` another field is comparable only if that field is equal.
+    The overview has a column for it unless `priority` is None. On narrow screens, columns with the largest `priority`
+    are dropped first. An `optional` column appears only if a head has a value. A column follows the previous row's, or
+    that of the field `beside`. A statistic `of` another field is comparable only if that field is equal.
     """
 
     field: str
     unit: Unit
-    name: str
-    explanation: str = ""
-    formula: str = ""
-    source: str = ""
-    heading: str = ""
-    legend: str = ""
-    priority: int = 0
+    priority: int | None = None
     optional: bool = False
     beside: str = ""
     of: str = ""
+
+    @property
+    def words(self) -> Column:
+        """Its heading, its names and its explanation."""
+        return column_words().statistic[self.field]
 
     @property
     def is_change(self) -> bool:
@@ -185,131 +185,34 @@ class Statistic:
     @property
     def is_main(self) -> bool:
         """Whether a screen for one head shows it."""
-        return bool(self.heading) and self.priority < LEAST_PRIORITY
+        return self.priority is not None and self.priority < LEAST_PRIORITY
 
 
 LEAST_PRIORITY = 7
 """The `priority` of columns that only wide screens show."""
 
 STATISTICS = (
-    Statistic(
-        field="entropy", unit="nats", heading="H", priority=3, name="entropy", legend="entropy in nats",
-        explanation="The entropy of a query's attention weights in nats, averaged over the queries. 0 means that a query attends "
-        "to one key; ln n means that it attends to n keys equally.",
-        formula="H = −Σ p ln p", source="Shannon 1948, theorem 2",
-    ),
-    Statistic(
-        field="entropy_share", unit="fraction", heading="H/max", priority=1, name="normalised entropy",
-        legend="entropy ÷ its maximum",
-        explanation="The entropy divided by its largest possible value, that of uniform attention over the visible keys. 0 % "
-        "means that one key gets everything, 100 % that all visible keys get the same. Queries that see only one key do not "
-        "count.",
-        formula="H / ln(number of visible keys)",
-    ),
-    Statistic(
-        field="effective_keys", unit="count", heading="eff.keys", priority=2, name="effective keys",
-        legend="effective keys, mean of exp(H)",
-        explanation="The number of keys that a query effectively attends to: that many keys with equal weights would have the "
-        "same entropy. Averaged over the queries, so it is at least exp(H), H being the mean entropy.",
-        formula="mean over i of exp(H_i), H_i the entropy of query i", source="Hill 1973 (order 1)",
-    ),
-    Statistic(
-        field="participation", unit="count", heading="1/Σp²", priority=7, name="participation ratio",
-        explanation="Another effective number of keys, in which small weights count less than in eff.keys. Averaged over the "
-        "queries.",
-        formula="mean over i of 1 / Σ_j p[i, j]²", source="Hill 1973 (order 2)",
-    ),
-    Statistic(
-        field="distance", unit="tokens", heading="|i−j|", priority=1, name="mean distance",
-        explanation="The mean distance in tokens between a query and the keys that it attends to, weighted by attention.",
-        formula="Σ p · |i − j|", source="Vig and Belinkov 2019, equation 2",
-    ),
-    Statistic(
-        field="window_50", unit="tokens", heading="d50", priority=7, name="50 % distance quantile",
-        legend="distance within which 50 % lies",
-        explanation="The smallest distance within which 50 % of the attention lies, in tokens.",
-    ),
-    Statistic(
-        field="window_90", unit="tokens", heading="d90", priority=5, name="90 % distance quantile",
-        legend="distance within which 90 % lies",
-        explanation="The smallest distance within which 90 % of the attention lies, in tokens.",
-    ),
-    Statistic(
-        field="window_99", unit="tokens", heading="d99", priority=7, name="99 % distance quantile",
-        legend="distance within which 99 % lies",
-        explanation="The smallest distance within which 99 % of the attention lies, in tokens.",
-    ),
-    Statistic(
-        field="sink", unit="weight", heading="first", priority=1, name="first-token weight",
-        legend="weight on the first token",
-        explanation="The attention weight on the first token of the text, or of the document, averaged over the queries. JSON "
-        "names it sink, but it does not show a sink: in a short causal text the first token always gets much.",
-        formula="Σ_i p[i, 0] / n", source="Xiao et al. 2023, section 3.1",
-    ),
-    Statistic(
-        field="leading", unit="weight", heading="first {sink_tokens}", priority=7,
-        name="weight on the first few tokens", legend="on the first {sink_tokens} tokens",
-        explanation=f"The attention weight on the first {SINK_TOKENS} tokens of the text together, averaged over the queries. "
-        "--first-tokens changes their number.",
-        source="Xiao et al. 2023, section 3.2",
-    ),
-    Statistic(
-        field="diagonal", unit="weight", heading="self", priority=3, name="self score", legend="weight on the token itself",
-        explanation="The attention weight of a token on itself, averaged over the queries.",
-        formula="Σ_i p[i, i] / n",
-    ),
-    Statistic(
-        field="previous", unit="weight", heading="prev", priority=1, name="previous-token score",
-        legend="on the previous token",
-        explanation="The attention weight on the token directly before the query, averaged over the queries.",
-        formula="Σ_i p[i, i − 1] / n", source="Clark et al. 2019, section 3.1",
-    ),
-    Statistic(
-        field="duplicate", unit="weight", heading="dup", priority=1, name="duplicate-token score", legend="on equal tokens",
-        explanation="The attention weight on other tokens that equal the query, averaged over the queries.",
-        formula="mean over i of Σ p[i, j] over j ≠ i with token j = token i", source="Wang et al. 2022, section 3.1",
-    ),
-    Statistic(
-        field="induction", unit="weight", heading="ind", priority=1, name="induction score",
-        legend="on tokens after an equal one",
-        explanation="The attention weight on tokens that follow an earlier occurrence of the query token, averaged over the "
-        "queries. A model that has seen 'A B … A' and attends from the second A to B can predict B.",
-        formula="mean over i of Σ p[i, j] over j with token j − 1 = token i", source="Olsson et al. 2022",
-    ),
-    Statistic(
-        field="near", unit="weight", heading=f"±{NEAR}", priority=6, name=f"weight within {NEAR} tokens",
-        explanation=f"The attention weight within {NEAR} tokens of the query, on both sides, averaged over the queries.",
-        formula=f"mean over i of Σ p[i, j] over j with |i − j| ≤ {NEAR}",
-    ),
-    Statistic(
-        field="offset", unit="tokens", name="strongest distance",
-        explanation="The signed distance, other than 0 and −1, with the largest excess over uniform attention.",
-        source="Voita et al. 2019",
-    ),
-    Statistic(
-        field="at_offset", unit="weight", of="offset", name="weight at the strongest distance",
-        explanation="The attention weight at the strongest distance, averaged over the queries.",
-    ),
-    Statistic(
-        field="learned_sink", unit="weight", heading="s_aux", beside="sink", optional=True, name="weight of the sink logit",
-        legend="weight of the sink logit, which no key gets",
-        explanation="The part of the attention that a sink logit takes, averaged over the queries. No key gets it, and H and "
-        "eff.keys count it as one more key.",
-        formula="exp(sink logit) / (exp(sink logit) + Σ_k exp(s[i, k]))", source="gpt-oss",
-    ),
-    Statistic(
-        field="max_score", unit="score", heading="max", priority=4, name="largest score",
-        explanation="The largest attention score that the softmax reads, of any query and key. Very large scores make the "
-        "weights insensitive to everything else.",
-    ),
-    Statistic(
-        field="certainty", unit="fraction", of="kind", name="excess over uniform",
-        explanation="How far the attention weight that defines the head's type exceeds that of uniform attention: 0 for "
-        f"uniform attention, 1 if nothing else gets any. A head has a type from {CERTAIN_ENOUGH} on. It stands beside the "
-        "type; beside 'uniform' stands H/max.",
-        formula="(w − u) / (1 − u), w the weight, u that of uniform attention",
-    ),
-)  # fmt: skip
+    Statistic("entropy", "nats", 3),
+    Statistic("entropy_share", "fraction", 1),
+    Statistic("effective_keys", "count", 2),
+    Statistic("participation", "count", 7),
+    Statistic("distance", "tokens", 1),
+    Statistic("window_50", "tokens", 7),
+    Statistic("window_90", "tokens", 5),
+    Statistic("window_99", "tokens", 7),
+    Statistic("sink", "weight", 1),
+    Statistic("leading", "weight", 7),
+    Statistic("diagonal", "weight", 3),
+    Statistic("previous", "weight", 1),
+    Statistic("duplicate", "weight", 1),
+    Statistic("induction", "weight", 1),
+    Statistic("near", "weight", 6),
+    Statistic("offset", "tokens"),
+    Statistic("at_offset", "weight", of="offset"),
+    Statistic("learned_sink", "weight", 0, optional=True, beside="sink"),
+    Statistic("max_score", "score", 4),
+    Statistic("certainty", "fraction", of="kind"),
+)
 """Every head statistic in display order."""
 
 # ------------------------------------------------------------------------------------------------------------------ head types
@@ -317,44 +220,31 @@ STATISTICS = (
 
 @dataclass(frozen=True)
 class HeadType:
-    """A head type: its names on screens, the statistic that defines it, and an explanation."""
+    """A head type and the statistic that defines it; its words stand in columns.toml."""
 
-    name: str
-    short: str
+    kind: Kind
     field: str
-    explanation: str
+
+    @property
+    def words(self) -> HeadTypeWords:
+        """Its names and its explanation."""
+        return column_words().head_type[self.kind]
 
 
 HEAD_TYPES: Mapping[Kind, HeadType] = {
-    "sink": HeadType("first token", "first", "sink", "Much of the attention goes to the first token of the text."),
-    "previous-token": HeadType(
-        "previous token", "prev", "previous", "Much of the attention goes to the token directly before the query."
-    ),
-    "diagonal": HeadType("itself", "self", "diagonal", "Much of the attention of a token goes to itself."),
-    "induction": HeadType(
-        "induction", "ind", "induction",
-        "Much of the attention goes to tokens that follow an earlier occurrence of the query token.",
-    ),
-    "duplicate-token": HeadType(
-        "duplicate token", "dup", "duplicate", "Much of the attention goes to other tokens that equal the query."
-    ),
-    "positional": HeadType(
-        "positional", "pos", "at_offset",
-        "Much of the attention goes to one fixed distance other than 0 and −1, which JSON and CSV name as offset.",
-    ),
-    "local": HeadType(
-        "local", "local", "near",
-        f"Much of the attention stays within {NEAR} tokens of the query, without one distance that stands out.",
-    ),
-    "uniform": HeadType(
-        "uniform", "uniform", "entropy_share",
-        f"All visible keys get nearly the same weight: H/max is at least {100 * NEARLY_UNIFORM:.0f} %.",
-    ),
-    "mixed": HeadType(
-        "mixed", "mixed", "",
-        f"No single type: no excess over uniform attention reaches {CERTAIN_ENOUGH}. The nearest type is named, with its excess.",
-    ),
-}  # fmt: skip
+    head_type.kind: head_type
+    for head_type in (
+        HeadType("sink", "sink"),
+        HeadType("previous-token", "previous"),
+        HeadType("diagonal", "diagonal"),
+        HeadType("induction", "induction"),
+        HeadType("duplicate-token", "duplicate"),
+        HeadType("positional", "at_offset"),
+        HeadType("local", "near"),
+        HeadType("uniform", "entropy_share"),
+        HeadType("mixed", ""),
+    )
+}
 """Every head type by its name in JSON. Among equal excesses the first wins."""
 UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
 """The head types without a weight much above uniform attention."""
@@ -402,24 +292,25 @@ def _excess(head: HeadStatistics, name: str) -> float:
     return min(1.0, (weight - uniform) / (1 - uniform))
 
 
-SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.heading))
+SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS if row.priority is not None))
 """The keys by which heads can be sorted."""
-
-_HEADINGS: Mapping[str, str] = {
-    row.heading.format(sink_tokens=SINK_TOKENS): row.field for row in STATISTICS if row.heading
-}
-"""The statistics by column heading."""
 
 
 def require_order(sort: str) -> tuple[str, bool]:
     """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
     word, colon, direction = sort.partition(":")
-    name = _HEADINGS.get(word, word)
+    name = word if word in SORTS else _field_of_heading(word)
     if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
         raise UsageError(
             f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
         )
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
+
+
+def _field_of_heading(heading: str) -> str:
+    columns_shown = (row for row in STATISTICS if row.priority is not None)
+    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in columns_shown}
+    return headings.get(heading, "")
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mhacli.errors import UsageError, out_of_range
-from mhacli.facts import Facts
 from mhacli.io import safetensors as tensorfile
 from mhacli.io.files import write_whole
 from mhacli.io.json_schema import plain
@@ -26,6 +25,7 @@ from mhacli.record.heads import Check, HeadsSummary
 from mhacli.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
+from mhacli.sites import Facts
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
 

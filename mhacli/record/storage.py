@@ -26,10 +26,10 @@ from mhacli.record.record import SCHEMA, Record, layer_prefix
 from mhacli.sites import SITES
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.facts import Facts
     from mhacli.record.heads import HeadsSummary
     from mhacli.record.record import Cell, Step
     from mhacli.settings import Config
+    from mhacli.sites import Facts
 
 MAX_FILE_BYTES = 64 << 30
 _PER_QUERY = ("entropy", "strongest_key", "allowed")

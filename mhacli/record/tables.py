@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, installing
 from mhacli.record.arrays import Array
-from mhacli.record.columns import EFFECT_NUMBERS
-from mhacli.record.effect import Effect
+from mhacli.record.effect import EFFECT_NUMBERS, Effect
 from mhacli.record.heads import STATISTICS, HeadStatistics
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from mhacli.attention.weights_file import LayerFile
 from mhacli.errors import UsageError, out_of_range
-from mhacli.facts import Facts
 from mhacli.io import memory
 from mhacli.requests.memory import Plan, make_plan, plan_memory
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config
+from mhacli.sites import Facts
 from mhacli.text.encode import Encoded
 
 

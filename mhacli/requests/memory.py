@@ -10,12 +10,11 @@ from math import prod
 from mhacli.attention.tiled.reduction import CPU_TILE, device_bytes, tile_bytes
 from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError, UsageError
-from mhacli.facts import Facts
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.record.heads import HeadsRequest
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE
-from mhacli.sites import SITES, WAVES_AT_ONCE
+from mhacli.sites import SITES, WAVES_AT_ONCE, Facts
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """The arrays that a record keeps by default, the most important first."""

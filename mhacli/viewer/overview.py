@@ -117,7 +117,7 @@ class Overview(HeadsScreen):
         if layout.thumbnail is not None and layout.width > self.heads.widest_title:
             return flowed(shading, width)
         kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]
-        parts = [[kind_sign(self._first_of(kind)), (f" {HEAD_TYPES[kind].name}", PLAIN)] for kind in kinds]
+        parts = [[kind_sign(self._first_of(kind)), (f" {HEAD_TYPES[kind].words.name}", PLAIN)] for kind in kinds]
         return flowed([*shading, *parts], width, "  ")[:2]
 
     def _is_kind(self, place: tuple[int, int], kind: str) -> bool:
@@ -223,7 +223,11 @@ def _statistic_rows(head: TableHead) -> Iterator[tuple[str, str, str]]:
         value = getattr(statistics, statistic.field)
         if statistic.is_main and value is not None:
             uniform = getattr(statistics.uniform, statistic.field, None)
-            yield statistic.name, _in_words(statistic, value), "" if uniform is None else _in_words(statistic, uniform)
+            yield (
+                statistic.words.name,
+                _in_words(statistic, value),
+                "" if uniform is None else _in_words(statistic, uniform),
+            )
 
 
 def _in_words(statistic: Statistic, number: float) -> str:

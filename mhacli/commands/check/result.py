@@ -66,40 +66,6 @@ class ProbeResult:
     ok: bool | None = None
 
 
-PROBES: Mapping[str, str] = {
-    "determinism": "The same input gives the same output twice, and again after another input, in eval mode.",
-    "finite": "No number of the output is NaN or infinite for ordinary input.",
-    "dropout in eval": "With dropout 0.5 and the same weights the output in eval mode is still always the same.",
-    "batch independence": "Another sequence in the batch does not change the output of the others.",
-    "visible keys": "Each token is replaced in turn; the outputs that change show which tokens each token attends to.",
-    "q_len ≠ k_len": "The same with another number of keys than queries, which shows how the mask is aligned.",
-    "mask": "What the mask argument hides has no influence, and what it leaves has some.",
-    "open mask": "A mask that hides nothing changes nothing.",
-    "padding": "What stands in padding does not change the outputs of the other tokens.",
-    "padding of NaN": "NaN in padding does not change them either. Most attention lets it through, because 0 · NaN is NaN.",
-    "query without a key": "What a query answers that may see no key, and whether the other queries are still right.",
-    "causality": "In how many pairs of tokens the later one changes the output of the earlier one; 0 where code is causal.",
-    "self-visibility": "Every token attends to itself.",
-    "keys permuted": "Keys and values in another order give the same output, unless the module has positions.",
-    "tokens permuted": "Tokens in another order give the same outputs in that order, unless the module has positions.",
-    "heads": "One head does not change the output of another; of a module, the number of heads in its pattern.",
-    "row sums": "The rows of a returned pattern sum to 1 over the keys.",
-    "masked cells": "The weights of masked keys in a returned pattern are exactly 0.",
-    "scores × 1000": "With scores 1000 times as large the output is finite, and what is masked stays masked.",
-    "float16": "In float16 the output differs from that in float64 no more than rounding explains.",
-    "bfloat16": "In bfloat16 the output differs from that in float64 no more than rounding explains.",
-    "one token": "A text of one token works.",
-    "one key": "With a single key, whose weight is 1, the query does not matter.",
-    "batch of one": "A sequence gives the same output alone as among others.",
-    "300 tokens": "A text of 300 tokens works.",
-    "parameters": "How many parameters there are, beside those of four projections of the sizes that the arguments name.",
-    "unused parameters": "The output depends on every matrix.",
-    "dropout in training": "The mean output of many calls in training mode is that in eval mode: what dropout keeps is divided "
-    "by 1 − p.",
-}
-"""What holds if each probe passes."""
-
-
 @dataclass(frozen=True)
 class OutputComparison:
     """The largest difference between the outputs of module and reference with the same weights, over `n_inputs` inputs."""

@@ -313,7 +313,6 @@ CHANGES = (
     *(row for row in STATISTICS if not row.is_change),
 )
 """The statistics in the order of listing changes: those that measure how far a head changed come first."""
-NAMES = {row.field: row.name for row in STATISTICS}
 UNIT_OF = {row.field: row.unit for row in STATISTICS}
 SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
 """Statistics from 0 to 1, by which changes are sorted."""

@@ -14,9 +14,8 @@ from mhacli.errors import MhaError
 from mhacli.io.json_schema import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
 from mhacli.record.arrays import Array
-from mhacli.record.columns import EFFECT_NUMBERS
 from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink
-from mhacli.record.effect import Effect
+from mhacli.record.effect import EFFECT_NUMBERS, Effect
 from mhacli.record.heads import MAX_LARGEST, STATISTICS, Averages
 from mhacli.record.record import InspectedLayer
 

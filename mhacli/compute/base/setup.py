@@ -22,11 +22,11 @@ from mhacli.attention.weights_file import LayerFile, read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
-from mhacli.facts import Facts
 from mhacli.io.safetensors import tensors_of
 from mhacli.record.record import Environment
 from mhacli.requests.layer import LayerRequest
 from mhacli.settings import Config
+from mhacli.sites import Facts
 from mhacli.text.encode import Encoded
 from mhacli.text.tokens import TokenSequence
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from mhacli.attention.core import Tap
 from mhacli.errors import MhaError
-from mhacli.facts import Facts
 from mhacli.record.arrays import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.sites import SITES, Site
+from mhacli.sites import SITES, Facts, Site, filled_in
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
@@ -58,8 +57,8 @@ class Capture:
             site.name,
             tensor,
             axes=site.axes_for(self._facts),
-            formula=site.formula_for(self._facts),
-            meaning=site.meaning_for(self._facts),
+            formula=filled_in(site.words.formula, self._facts),
+            meaning=filled_in(site.words.meaning, self._facts),
             is_view=view_of is not None or _is_repeated(tensor),
             flops=site.flops(self._facts),
             view_of=view_of,

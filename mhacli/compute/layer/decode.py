@@ -20,7 +20,12 @@ from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
-from mhacli.facts import (
+from mhacli.io.json_schema import finite
+from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
+from mhacli.requests.layer import LayerRequest, decodable
+from mhacli.requests.memory import plan_memory
+from mhacli.settings import Config
+from mhacli.sites import (
     CacheKind,
     crossing_len,
     moved_bytes,
@@ -29,11 +34,6 @@ from mhacli.facts import (
     total_moved_bytes,
     weight_bytes,
 )
-from mhacli.io.json_schema import finite
-from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
-from mhacli.requests.layer import LayerRequest, decodable
-from mhacli.requests.memory import plan_memory
-from mhacli.settings import Config
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 """Sites with one row per query, and the value for keys that a step does not see yet."""

@@ -23,8 +23,7 @@ from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.settings import ROPE
-from mhacli.sites import alibi_slopes
-from mhacli.variants import mask_rules
+from mhacli.sites import alibi_slopes, mask_rules
 
 
 def walk(

@@ -111,17 +111,17 @@ def type_text(head: HeadStatistics) -> str:
     `mixed (nearest: previous token, .21 of .40)`."""
     nearest = nearest_type(head)
     if nearest is None:
-        return HEAD_TYPES[head.kind].name + type_excess(head)
+        return HEAD_TYPES[head.kind].words.name + type_excess(head)
     kind, excess = nearest
     least = weight_text(CERTAIN_ENOUGH, 2)
-    return f"{HEAD_TYPES[head.kind].name} (nearest: {HEAD_TYPES[kind].name}, {weight_text(excess, 2)} of {least})"
+    return f"{HEAD_TYPES[head.kind].words.name} (nearest: {HEAD_TYPES[kind].words.name}, {weight_text(excess, 2)} of {least})"
 
 
 def type_excess(head: HeadStatistics) -> str:
     """The excess beside a head's type in a narrow column; for a mixed head the nearest type; empty if unknown."""
     nearest = nearest_type(head)
     if nearest is not None:
-        return f" ({HEAD_TYPES[nearest[0]].short} {weight_text(nearest[1], 2)})"
+        return f" ({HEAD_TYPES[nearest[0]].words.short} {weight_text(nearest[1], 2)})"
     return "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.columns import EFFECT_COLUMNS
 from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
+from mhacli.record.glossary import column_words
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
@@ -30,7 +30,6 @@ MAX_SINKS, MAX_CELLS, MAX_EFFECTS = 3, 3, 8
 """The largest number of sink tokens, of cells of a head, and of effects listed."""
 INTERVAL, PART = f"{100 * CONFIDENCE:.0f} % interval", "5 to 95 % of documents"
 _UNITS = {row.field: row.unit for row in STATISTICS}
-_HEADINGS = {row.field: row.heading for row in STATISTICS}
 
 
 def corpus_sinks(corpus: CorpusSummary, layers: Sequence[LayerView], record: Record, screen: Screen) -> Text:
@@ -82,7 +81,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
             names[head.layer, head.attention],
             str(head.head),
             f"{100 * corpus_head.agree:.0f} %",
-            _HEADINGS[name] or name,
+            column_words().statistic[name].heading or name,
             *cells,
         )
     legend = "agree = documents where the head has this type · interval: bootstrap of the mean"
@@ -122,7 +121,7 @@ def effects_view(
     ordered = sorted(rows, key=lambda row: -row[0])
     listed = ordered if everything else ordered[:MAX_EFFECTS]
     has_kl = metric == "d_logit"
-    headings = ("removed", EFFECT_COLUMNS[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
+    headings = ("removed", column_words().effect[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
     table = plain_table(*((heading, heading != "removed") for heading in headings))
     for _, name, change, kl in listed:
         table.add_row(name, *_change_cells(change), *([number_text(kl.mean)] if has_kl and kl is not None else []))

@@ -283,7 +283,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         if not heads_of_kind:
             continue
         sign, style = type_sign(kind)
-        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].name} {len(heads_of_kind)}")
+        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].words.name} {len(heads_of_kind)}")
         if len(heads_of_kind) <= _MAX_NAMED and kind not in UNTYPED:
             listed = (
                 f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in heads_of_kind

@@ -107,7 +107,9 @@ def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
     """Each head type with its sign and number of heads; an empty line if the record has no statistics."""
     kinds = [picture.head.statistics.kind for picture in pictures if picture.head.statistics is not None]
     counts = [
-        f"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].name} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds
+        f"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].words.name} {kinds.count(kind)}"
+        for kind in KIND_SIGNS
+        if kind in kinds
     ]
     return counts or [""]
 
@@ -241,7 +243,7 @@ def _short(picture: HeadPicture, form: _Form) -> str:
     """The head's number and type, and the weight of hidden sinks."""
     statistics = picture.head.statistics
     sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
-    name = "" if statistics is None else HEAD_TYPES[statistics.kind].name
+    name = "" if statistics is None else HEAD_TYPES[statistics.kind].words.name
     taken = ""
     if picture.shown.taken is not None and picture.whole.sinks:
         mass = sink_mass([picture])
@@ -262,7 +264,7 @@ def _tooltip(picture: HeadPicture) -> str:
     statistics = picture.head.statistics
     parts = [picture.label]
     if statistics is not None:
-        parts += [HEAD_TYPES[statistics.kind].name] + (
+        parts += [HEAD_TYPES[statistics.kind].words.name] + (
             [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
         )
     parts += [f"sinks get {sink_text([picture], _TOOLTIP_DIGITS)}"] if picture.whole.sinks else []

@@ -171,7 +171,7 @@ def pooled_map(
     body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
     place_name = where(record, sequence, layer, head.head)
-    name = f"{place_name} · {HEAD_TYPES[head.kind].name} · each cell {head_map.block} × {head_map.block} tokens"
+    name = f"{place_name} · {HEAD_TYPES[head.kind].words.name} · each cell {head_map.block} × {head_map.block} tokens"
     return Group(title_rule(name), Text("\n").join(body), _caption(head_map, scale, options, screen))
 
 

@@ -131,7 +131,9 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
         parts.append(f"beside a type: its {excess}, at least {least}")
     if any(head.kind == "uniform" for head in listed):
         parts.append("beside uniform: H/max")
-    nearest = [HEAD_TYPES[nearest_kind[0]] for nearest_kind in map(nearest_type, listed) if nearest_kind is not None]
+    nearest = [
+        HEAD_TYPES[nearest_kind[0]].words for nearest_kind in map(nearest_type, listed) if nearest_kind is not None
+    ]
     if nearest:
         parts.append(f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}")
     explained = {column.heading for column in columns}
@@ -200,7 +202,7 @@ def _number_columns(record: Record, precision: int) -> list[OverviewColumn]:
     scores: list[OverviewColumn] = []
     for statistic in STATISTICS:
         is_missing = all(getattr(head, statistic.field) is None for head in record.heads)
-        if not statistic.heading or (statistic.optional and is_missing):
+        if statistic.priority is None or (statistic.optional and is_missing):
             continue
         column = _statistic_column(statistic, precision, sink_tokens)
         if statistic.unit == "score":
@@ -227,15 +229,16 @@ def _statistic_column(statistic: Statistic, precision: int, sink_tokens: int) ->
         "score": (6, short_text),
     }
     width, to_text = write.get(statistic.unit, (5, short_text))
-    heading = statistic.heading.format(sink_tokens=sink_tokens)
+    words = statistic.words
+    heading = words.heading.format(sink_tokens=sink_tokens)
     return OverviewColumn(
         heading=heading,
         width=max(width, cell_len(heading)),
-        priority=statistic.priority,
+        priority=statistic.priority or 0,
         to_text=lambda averages: or_dash(getattr(averages, statistic.field, None), to_text),
         field=statistic.field,
-        legend=(statistic.legend or statistic.name).format(sink_tokens=sink_tokens),
-        explanation=statistic.explanation + (f" Formula: {statistic.formula}" if statistic.formula else ""),
+        legend=(words.legend or words.name).format(sink_tokens=sink_tokens),
+        explanation=words.explanation + (f" Formula: {words.formula}" if words.formula else ""),
     )
 
 
@@ -294,7 +297,7 @@ def _type_text(head: HeadStatistics) -> Text:
         return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
     beside = "dim" if head.kind in UNTYPED else ""  # faint colours are hard to read
-    return Text(f"{glyph} {HEAD_TYPES[head.kind].name}", style=style).append(type_excess(head), style=beside)
+    return Text(f"{glyph} {HEAD_TYPES[head.kind].words.name}", style=style).append(type_excess(head), style=beside)
 
 
 def _has_no_choice(head: HeadStatistics) -> bool:

@@ -83,7 +83,7 @@ def _statistics_row(
     head: HeadStatistics | None = None,
 ) -> Html:
     """A row with the index of its head among the drawn ones, and the meaning of its type."""
-    meaning = {} if head is None else {"title": HEAD_TYPES[head.kind].explanation}
+    meaning = {} if head is None else {"title": HEAD_TYPES[head.kind].words.explanation}
     html = [
         _cell(column, cell.plain, meaning if column.field == "kind" else {})
         for column, cell in zip(columns, cells, strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from mhacli.record.glossary import meanings
 from mhacli.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
 from mhacli.render.base.format import (
     bytes_text,
@@ -23,6 +22,7 @@ from mhacli.render.base.options import Screen
 from mhacli.render.page.elements import Html, joined, preformatted, table, tag, text
 from mhacli.render.run.trace import closing, repeats_text, source_line
 from mhacli.render.run.view import axes_text, self_check_line
+from mhacli.sites import SITES
 from mhacli.text.escape import visible
 
 _STORY = Screen(width=100, colour=False)
@@ -75,11 +75,8 @@ def _steps(record: Record) -> Html:
 
 def _site(number: int, step: Step) -> Html:
     """The number and name of a step, with the site's explanation as tooltip, if any."""
-    name, meaning = (
-        text(f"{number} {visible(step.site)}"),
-        [term for term in meanings(step.site) if term.group == "site"],
-    )
-    return tag("span", name, title=f"{meaning[0].explanation} {meaning[0].formula}") if meaning else name
+    name = text(f"{number} {visible(step.site)}")
+    return tag("span", name, title=" ".join(SITES[step.site].in_general())) if step.site in SITES else name
 
 
 def _unbroken(number: str) -> Html:

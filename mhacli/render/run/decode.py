@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mhacli.facts import row_flops
-from mhacli.record.columns import DECODE_COLUMNS, STEP_COLUMNS
+from mhacli.record.glossary import column_words
 from mhacli.record.intervals import is_sufficient, paired_ratio, ratio_text
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.record.tolerances import error_text
@@ -33,8 +32,9 @@ from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced,
 from mhacli.render.checkpoint.header import model_header
 from mhacli.render.heads.head_map import HeadPattern
 from mhacli.render.run.view import MAX_HEADS, MAX_SEQUENCES, Comparison, groups_table, self_check_line
+from mhacli.sites import row_flops
 from mhacli.text.escape import visible
-from mhacli.variants import GROUPED_QUERY, MULTI_QUERY
+from mhacli.variants import variants
 
 MAX_STEPS = 16
 _OF_STEPS = Comparison(
@@ -103,8 +103,11 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
     return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
 
 
+_OF_CACHE = ("multi-query attention", "grouped-query attention")
+"""The variants that make a cache smaller."""
+
+
 def _introduction(record: Record, decoding: DecodeSummary, *, has_rows: bool) -> Text:
-    kinds = [variant for variant in (MULTI_QUERY, GROUPED_QUERY) if variant.used(record.facts)]
     prompt = f"prefill of {count_of(decoding.prompt_len, 'token')}, then " if decoding.prompt_len else ""
     text = Text(f"cache {visible(decoding.cache)}: ", style="bold").append(
         "the model's own" if record.model is not None else _KEPT.get(decoding.cache, ""), style="not bold"
@@ -115,8 +118,9 @@ def _introduction(record: Record, decoding: DecodeSummary, *, has_rows: bool) ->
             "\nper head, the newest query's row: key, position, weight; * the largest; long rows show the largest weights only",
             style="not bold dim",
         )
-    for kind in kinds:
-        text.append(f"\n{kind.name}: {kind.why}", style="not bold italic")
+    for name, words in variants(record.facts).items():
+        if name in _OF_CACHE:
+            text.append(f"\n{name}: {words.why}", style="not bold italic")
     return text
 
 
@@ -124,11 +128,13 @@ def _step_table(
     steps: Sequence[CacheStep], shown: Selection, sequences: tuple[int, ...], screen: Screen
 ) -> RenderableType:
     """A line per step: the new tokens, the number of keys, and the bytes read and added."""
-    columns = [name for name in STEP_COLUMNS if screen.width >= _STEP_WIDTHS.get(name, 0)]
+    columns = [name for name in column_words().step if screen.width >= _STEP_WIDTHS.get(name, 0)]
     table = plain_table(gap=2)
     for name in columns:
         is_word = name in ("phase", "tokens")
-        table.add_column(STEP_COLUMNS[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens")
+        table.add_column(
+            column_words().step[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens"
+        )
     for place, number in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
             table.add_row(*("⋮" if name == "number" else "" for name in columns))
@@ -248,8 +254,8 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
 def _cache_table(timings: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     """Each length and kind of cache: time and bytes of a step and of the whole sequence, with the speed-up against no
     cache."""
-    names = [name for name in DECODE_COLUMNS if screen.width >= _LEAST_WIDTHS.get(name, 0)]
-    columns = ((DECODE_COLUMNS[name].heading, name != "cache") for name in names)
+    names = [name for name in column_words().decode if screen.width >= _LEAST_WIDTHS.get(name, 0)]
+    columns = ((column_words().decode[name].heading, name != "cache") for name in names)
     table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
     again = {timing.length: timing.step.median_s for timing in timings if timing.cache == "none"}
     previous = None

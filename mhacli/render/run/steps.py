@@ -34,8 +34,8 @@ def step_lines(record: Record, screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [*header(record, screen)]
     if record.module is None and record.model is None:
         parts += [
-            Text(f"{variant.name}: ", style="bold").append(visible(variant.what(record.facts)), style="not bold")
-            for variant in variants(record.facts)
+            Text(f"{name}: ", style="bold").append(visible(variant.what), style="not bold")
+            for name, variant in variants(record.facts).items()
         ]
     heading, *lines = _lines(record, screen.width)
     parts += [Text(""), heading]

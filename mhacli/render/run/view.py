@@ -14,7 +14,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.facts import token_bytes
 from mhacli.record.heads import SINK_SHARE
 from mhacli.record.record import Record, SelfCheck
 from mhacli.record.tolerances import error_text
@@ -44,6 +43,7 @@ from mhacli.render.heads.matrix import (
 )
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import sinks_line
+from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 
 MAX_HEADS, MAX_SEQUENCES, MAX_GROUPS = 8, 4, 8

@@ -285,7 +285,7 @@ def _thumbnail_title(head: TableHead | None, width: int, is_cursor: bool) -> lis
 
 
 def _type_name(head: TableHead) -> str:
-    return "" if head.statistics is None else HEAD_TYPES[head.statistics.kind].name
+    return "" if head.statistics is None else HEAD_TYPES[head.statistics.kind].words.name
 
 
 # ---------------------------------------------------------------------------------------------------------- thumbnails

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from mhacli.commands.diff.result import EffectDifference
 from mhacli.errors import first_names
-from mhacli.record.columns import EFFECT_COLUMNS
 from mhacli.record.effect import Effect
+from mhacli.record.glossary import column_words
 from mhacli.record.record import Record
 from mhacli.render.base.format import count_of, flowing, number_text, plain_table, title_rule
 from mhacli.render.base.options import Screen
@@ -28,7 +28,7 @@ def effects_view(
         return
     parts: list[RenderableType] = []
     if difference.changes:
-        heading = EFFECT_COLUMNS[difference.metric].heading
+        heading = column_words().effect[difference.metric].heading
         table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
         shown = difference.changes if everything else difference.changes[:_MOST]
         for change in shown:

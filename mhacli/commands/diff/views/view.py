@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.diff.compare import NAMES, SIZES, UNIT_OF, by_size
+from mhacli.commands.diff.compare import SIZES, UNIT_OF, by_size
 from mhacli.commands.diff.result import (
     Differences,
     HeadChange,
@@ -23,7 +23,7 @@ from mhacli.commands.diff.result import (
 from mhacli.commands.diff.views.effects import effects_view
 from mhacli.commands.diff.views.maps import maps_view
 from mhacli.commands.diff.views.words import layers_text, place_text, site_name, texts_of, verdict_text, views
-from mhacli.record.columns import DIFF_COLUMNS
+from mhacli.record.glossary import column_words
 from mhacli.record.heads import HEAD_TYPES
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
@@ -225,7 +225,7 @@ def _heads(differences: Differences, screen: Screen, *, everything: bool) -> Ite
 
 
 def _type(change: HeadChange) -> str:
-    a, b = (HEAD_TYPES[kind].name for kind in (change.kind_a, change.kind_b))
+    a, b = (HEAD_TYPES[kind].words.name for kind in (change.kind_a, change.kind_b))
     return a if a == b else f"{a} → {b}"
 
 
@@ -242,7 +242,7 @@ def _foremost(change: HeadChange) -> Sequence[StatisticChange]:
 def _statistic(change: StatisticChange) -> str:
     to_text = _weight if UNIT_OF[change.name] in ("weight", "fraction") else _number
     unit = " nats" if UNIT_OF[change.name] == "nats" else ""
-    name, a, b = NAMES[change.name], to_text(change.a), to_text(change.b)
+    name, a, b = column_words().statistic[change.name].name, to_text(change.a), to_text(change.b)
     if a == b and change.a is not None and change.b is not None:  # too small a change for these decimals
         return f"{name} {a}{unit}, {'up' if change.b > change.a else 'down'} by {number_text(abs(change.b - change.a))}"
     return f"{name} {a} → {b}{unit}"
@@ -260,7 +260,7 @@ def _number(value: float | None) -> str:
 
 _STYLES = {"identical": "green", "within": "green", "beyond": "bold red", "shape": "bold red", "skipped": "dim"}
 _WORDS = {
-    **{name: DIFF_COLUMNS[name].heading for name in ("identical", "within", "beyond")},
+    **{name: column_words().diff[name].heading for name in ("identical", "within", "beyond")},
     "shape": "OTHER SHAPE",
     "skipped": "–",
 }
@@ -344,7 +344,7 @@ def _sites_table(
     is_wide = screen.width >= _WIDE
     numbers = ("numbers", "others", "largest", "relative")[0 if is_wide else 2 :]
     names = numbers if any(site.n_cells for site in sites) else ()
-    table = plain_table(("site", False), *((DIFF_COLUMNS[name].heading, True) for name in names), ("", False))
+    table = plain_table(("site", False), *((column_words().diff[name].heading, True) for name in names), ("", False))
     table.add_column("where", overflow="fold", ratio=1)
     records = views(layer, a, b)
     for site in sites:

@@ -1,1 +1,0 @@
-"""`mha explain`."""
