@@ -1,20 +1,20 @@
-"""Writes the JSON Schemas of what mha prints, docs/schemas/*.json, from the dataclasses that it prints.
+"""Writes the JSON Schemas of what mha prints, docs/schemas/*.json, from the types that it prints.
 
     python docs/schemas.py
 
-It also writes the table of a record's fields in docs/RECORDS.md. What no dataclass declares is added here.
+It also writes the table of a record's fields in docs/RECORDS.md. What no type declares is added here.
 The tests validate what the commands print.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
 
 from mhacli.commands.bench.comparison import BaselineComparison
 from mhacli.commands.bench.result import Benchmark
@@ -27,102 +27,159 @@ from mhacli.commands.diff.result import (
     TextDifference,
     TokenChange,
 )
-from mhacli.commands.doctor.result import CheckStatus, HealthCheck, HealthVerdict, Numerics, Report
+from mhacli.commands.doctor.result import CheckStatus, HealthVerdict, Report
 from mhacli.commands.explain import Term
 from mhacli.commands.weights import Contents
 from mhacli.record.heads import MATRICES, PER_QUERY
-from mhacli.record.mask import SequenceMask
-from mhacli.record.record import InspectedLayer, Record
-from mhacli.settings import Config
+from mhacli.record.mask import MaskSummary
+from mhacli.record.record import Record
 from mhacli.sites import SITES
-from mhacli.text.tokens import TokenSequence
 
 FOLDER = Path(__file__).parent / "schemas"
 PAGE = Path(__file__).parent / "RECORDS.md"
 BETWEEN = re.compile(r"(?<=<!-- record -->\n).*?(?=<!-- /record -->)", re.DOTALL)
-Schema = dict[str, Any]
-TEXT: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-TEXTS: Schema = {"type": "array", "items": TEXT}
+Numbers = Annotated[
+    list[Any] | None,
+    msgspec.Meta(
+        description="Nested lists, an axis per level. null: the array was not kept, or the number is masked or not finite."
+    ),
+]
 VECTORS = (
     *("received", "map", "profile", "visible", "uniform_map", "uniform_received", "uniform_profile", "strongest_key"),
     *("span_mass", "uniform_span_mass", "corner", "top_keys", "top_shares"),
 )
-LAYER_ARRAYS = tuple(dict.fromkeys(("qk", "scores", "pattern", "z", "out", *PER_QUERY, *MATRICES, *VECTORS)))
+ARRAYS = {f"{name}?": Numbers for name in dict.fromkeys((*PER_QUERY, *MATRICES, *VECTORS))}
+"""The arrays of a layer. A name that ends in ? may be missing."""
+KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name in SITES}
+"""Arrays that `--keep` adds."""
+PLACE = dict.fromkeys(("first?", "last?", "place?", "token?"), ...)
 
 
-def of(annotation: Any, **added: Schema) -> Schema:
-    """The schema of an annotation. `added` are properties that a document has beside the fields of a dataclass."""
-    if dataclasses.is_dataclass(annotation):
-        return _object(annotation, added)
-    if get_origin(base := getattr(annotation, "__orig_bases__", (None,))[0]) is tuple:  # a tuple with methods
-        return of(base)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        (inner,) = (of(choice) for choice in arguments if choice is not type(None))
-        return nullable(inner)
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if origin is Mapping:
-        return {"type": "object", "additionalProperties": of(arguments[1])}
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return {"type": "array", "items": of(arguments[0])}
-    if origin is tuple:
-        n = len(arguments)
-        return {"type": "array", "prefixItems": [of(kind) for kind in arguments], "minItems": n, "maxItems": n}
-    return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[annotation]}
+class Site(TypedDict):
+    """The place of a difference."""
+
+    layer: str
+    site: str | None
 
 
-def _object(kind: Any, added: Mapping[str, Schema]) -> Schema:
-    hints = get_type_hints(kind)
-    fields = [f for f in dataclasses.fields(kind) if f.metadata.get("json", True)]
-    properties = {f.name: of(hints[f.name]) for f in fields} | added
-    left_out = {f.name for f in fields if f.metadata.get("omit_empty")}
-    return record(properties, optional=left_out)
+class First(Site):
+    """The first difference."""
+
+    where: Literal["tokens", "ids", "site", "effects"]
 
 
-def record(properties: Mapping[str, Schema], *, optional: set[str] | None = None) -> Schema:
-    """An object with these properties; those that are not `optional` are always there."""
-    required = [name for name in properties if name not in (optional or ())]
-    return {"type": "object", "properties": dict(properties), "required": required}
+class Tolerance(TypedDict):
+    """The tolerance of a comparison."""
+
+    relative: float
+    of_dtype: str | None
 
 
-def nullable(schema: Schema) -> Schema:
-    """The schema, or null."""
-    if isinstance(schema.get("type"), str):
-        return {**schema, "type": [schema["type"], "null"]}
-    return {"anyOf": [schema, {"type": "null"}]}
+class LayerPair(TypedDict):
+    """The differences of a layer."""
+
+    layer: str
+    sites: list[SiteDifference]
+    heads: list[HeadChange]
+    only_a: list[str]
+    only_b: list[str]
 
 
-def array(schema: Schema) -> Schema:
-    """A list of what a schema describes."""
-    return {"type": "array", "items": schema}
+class Difference(TypedDict):
+    """What `diff` prints."""
+
+    command: list[str]
+    verdict: Literal["agree", "differ", "nothing"]
+    summary: str
+    said: str
+    a: str
+    b: str
+    tolerance: Tolerance
+    first: First | None
+    first_site: Site | None
+    settings: list[Setting]
+    n_sequences: tuple[int, int]
+    texts: list[TextDifference]
+    layers: list[LayerPair]
+    only_a: list[str]
+    only_b: list[str]
+    effects: EffectDifference | None
 
 
-def changed(schema: Schema, *, drop: tuple[str, ...] = (), optional: tuple[str, ...] = (), **new: Schema) -> Schema:
-    """The schema of an object without some properties, with others, some of which need not be there."""
-    properties = {name: value for name, value in schema["properties"].items() if name not in drop} | new
-    known = set(properties) - set(schema["required"]) - set(new)
-    return record(properties, optional=known | set(optional))
+class VocabularyToken(TypedDict):
+    """A token of a vocabulary."""
+
+    token: str
+    id: int
+    count: int
+    bytes: int
 
 
-ARRAY: Schema = {
-    "description": "Nested lists, an axis per level. null: the array was not kept, or the number is masked or not finite.",
-    "type": ["array", "null"],
-    "items": {"$ref": "#/$defs/array_item"},
-}
-ARRAY_ITEM: Schema = {
-    "anyOf": [{"type": ["number", "boolean", "null"]}, {"type": "array", "items": {"$ref": "#/$defs/array_item"}}]
-}
-SITE = record({"layer": TEXT, "site": nullable(TEXT)})
-ITEMS = {
-    "token": record({"token": TEXT, "id": INTEGER, "count": INTEGER, "bytes": INTEGER}),
-    "position": record(
-        {"first": INTEGER, "last": INTEGER, "place": INTEGER, "token": TEXT},
-        optional={"first", "last", "place", "token"},
-    ),
-}
+class Vocabulary(TypedDict):
+    """What `vocab` prints."""
+
+    tokenizer: str
+    inner_marks: bool
+    tokens: list[VocabularyToken]
+
+
+class Terms(TypedDict):
+    """What `explain` prints."""
+
+    terms: list[Term]
+
+
+class File(TypedDict):
+    """A file of a checkpoint."""
+
+    name: str
+    n_bytes: int
+
+
+class Tensor(File):
+    """A tensor of a checkpoint."""
+
+    dtype: str
+    shape: list[int]
+
+
+class Position(TypedDict):
+    """A token, or several drawn as one."""
+
+    first: int
+    last: int
+    place: int
+    token: str
+
+
+class Key(Position):
+    """A key of the row."""
+
+    share: float | None
+
+
+class Sinks(TypedDict):
+    """The sink keys of the row."""
+
+    places: list[int]
+    share: float | None
+    removed: bool
+
+
+class Row(TypedDict):
+    """What the viewer copies."""
+
+    layer: int | None
+    attention: str | None
+    head: int
+    kind: str | None
+    sequence: int
+    query: Position
+    entropy: float | None
+    sinks: Sinks
+    learned_sink: float | None
+    shares: str
+    keys: list[Key]
 
 
 RECORD_FIELDS = {
@@ -166,134 +223,88 @@ def record_table() -> str:
     return "\n".join(["| field | content |", "|---|---|", *rows]) + "\n"
 
 
-def _record() -> Schema:
-    arrays = dict.fromkeys(LAYER_ARRAYS, ARRAY)
-    always = ("qk", "scores", "pattern", "z", "out")
-    layer = of(InspectedLayer)
-    layer = changed(layer, optional=tuple(name for name in arrays if name not in always), **arrays)
-    traced = {"type": "object", "additionalProperties": INTEGER}
-    whole = changed(of(Record), drop=("layers",), nonfinite=traced)
-    kept = {"context_array" if name == "context" else name: ARRAY for name in SITES}  # by --keep
-    at_top = {**arrays, **kept, "layers": array(layer)}
-    schema = changed(whole, optional=tuple(at_top), **at_top)
-    described = {name: {**schema["properties"][name], "description": text} for name, text in RECORD_FIELDS.items()}
-    return {**schema, "properties": schema["properties"] | described, "$defs": {"array_item": ARRAY_ITEM}}
-
-
-def _doctor() -> Schema:
-    check = of(HealthCheck, status=of(CheckStatus))
-    numerics = of(Numerics, ok={"type": "boolean"})
-    environment: Schema = {"type": "object", "additionalProperties": TEXT}
-    head = {"verdict": of(HealthVerdict), "summary": TEXT}
-    return changed(of(Report), **head, checks=array(check), numerics=array(numerics), environment=environment)
-
-
-def _bench() -> Schema:
-    return changed(
-        of(Benchmark),
-        drop=("schema",),
-        optional=("comparison",),
-        summary=TEXTS,
-        ceilings={"type": "array"},
-        controls={"type": "array"},
-        comparison=of(BaselineComparison, summary=TEXT),
-    )
-
-
-def _diff() -> Schema:
-    counts = {"n_aligned": INTEGER, "is_same": {"type": "boolean"}, "n_replaced": INTEGER}
-    text = of(TextDifference, **counts, changes=array(of(TokenChange, a=TEXTS, b=TEXTS)))
-    layer = {
-        "layer": TEXT,
-        "sites": array(of(SiteDifference, relative=nullable(NUMBER))),
-        "heads": array(of(HeadChange)),
-        "only_a": TEXTS,
-        "only_b": TEXTS,
-    }
-    return record(
+SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
+    "mha.record/1": (
+        "What run, heads, trace, decode and show print with --json.", Record,
         {
-            "command": TEXTS,
-            "verdict": {"enum": ["agree", "differ", "nothing"]},
-            "summary": TEXT,
-            "said": TEXT,
-            "a": TEXT,
-            "b": TEXT,
-            "tolerance": record({"relative": NUMBER, "of_dtype": nullable(TEXT)}),
-            "first": nullable(changed(SITE, where={"enum": ["tokens", "ids", "site", "effects"]})),
-            "first_site": nullable(SITE),
-            "settings": array(of(Setting)),
-            "n_sequences": {"type": "array", "prefixItems": [INTEGER, INTEGER], "minItems": 2, "maxItems": 2},
-            "texts": array(text),
-            "layers": array(record(layer)),
-            "only_a": TEXTS,
-            "only_b": TEXTS,
-            "effects": nullable(of(EffectDifference)),
-        }
-    )
-
-
-def _mask() -> Schema:
-    texts = array(of(TokenSequence))
-    return record(
-        {
-            "command": TEXTS,
-            "config": of(Config),
-            "sequences": texts,
-            "context": nullable(texts),
-            "rules": TEXTS,
-            "masks": array(of(SequenceMask, n_visible=INTEGER, density=NUMBER)),
-        }
-    )
-
-
-def _weights_info() -> Schema:
-    tensor = record({"name": TEXT, "dtype": TEXT, "shape": array(INTEGER), "n_bytes": INTEGER})
-    files = array(record({"name": TEXT, "n_bytes": INTEGER}))
-    return changed(of(Contents), optional=("tensors",), files=files, tensors=array(tensor))
-
-
-def _row() -> Schema:
-    position, weight = ITEMS["position"], nullable(NUMBER)
-    return record(
-        {
-            "layer": nullable(INTEGER),
-            "attention": nullable(TEXT),
-            "head": INTEGER,
-            "kind": nullable(TEXT),
-            "sequence": INTEGER,
-            "query": position,
-            "entropy": weight,
-            "sinks": record({"places": array(INTEGER), "share": weight, "removed": {"type": "boolean"}}),
-            "learned_sink": weight,
-            "shares": TEXT,
-            "keys": array(changed(position, share=weight)),
-        }
-    )
-
-
-SCHEMAS: Mapping[str, tuple[str, Schema]] = {
-    "mha.record/1": ("What run, heads, trace, decode and show print with --json.", _record()),
-    "mha.mask/1": ("What mha trace --mask --json prints.", _mask()),
-    "mha.check/1": ("What mha check --json prints.", of(Examination, summary=TEXT)),
-    "mha.doctor/1": ("What mha doctor --json prints.", _doctor()),
-    "mha.diff/1": ("What mha diff --json prints.", _diff()),
-    "mha.bench/1": ("What mha bench prints with --json, and saves with --save-baseline.", _bench()),
-    "mha.vocab/1": (
-        "What mha vocab prints with --json and saves with --save.",
-        record({"tokenizer": TEXT, "inner_marks": of(bool), "tokens": array(ITEMS["token"])}),
+            "Record": {"arrays": None, "layers?": ..., "nonfinite": dict[str, int], **ARRAYS, **KEPT},
+            "InspectedLayer": dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS,
+        },
     ),
-    "mha.explain/1": ("What mha explain --json prints.", record({"terms": array(of(Term))})),
-    "mha.weights-info/1": ("What mha weights info --json prints.", _weights_info()),
-    "mha.row/1": ("What the key y of mha view copies.", _row()),
-}
+    "mha.mask/1": (
+        "What mha trace --mask --json prints.", MaskSummary,
+        {"MaskSummary": {"command": list[str]}, "SequenceMask": {"n_visible": int, "density": float}},
+    ),
+    "mha.check/1": ("What mha check --json prints.", Examination, {"Examination": {"summary": str}}),
+    "mha.doctor/1": (
+        "What mha doctor --json prints.", Report,
+        {
+            "Report": {"verdict": HealthVerdict, "summary": str, "environment": dict[str, str]},
+            "HealthCheck": {"status": CheckStatus}, "Numerics": {"ok": bool},
+        },
+    ),
+    "mha.diff/1": (
+        "What mha diff --json prints.", Difference,
+        {
+            "TextDifference": {"n_aligned": int, "is_same": bool, "n_replaced": int, "changes": list[TokenChange]},
+            "TokenChange": {"a": list[str], "b": list[str]}, "SiteDifference": {"relative": float | None},
+        },
+    ),
+    "mha.bench/1": (
+        "What mha bench prints with --json, and saves with --save-baseline.", Benchmark,
+        {
+            "Benchmark": {
+                "schema": None, "summary": list[str], "ceilings": list[Any], "controls": list[Any],
+                "comparison?": BaselineComparison,
+            },
+            "BaselineComparison": {"summary": str},
+        },
+    ),
+    "mha.vocab/1": ("What mha vocab prints with --json and saves with --save.", Vocabulary, {}),
+    "mha.explain/1": ("What mha explain --json prints.", Terms, {}),
+    "mha.weights-info/1": (
+        "What mha weights info --json prints.", Contents, {"Contents": {"files": list[File], "tensors?": list[Tensor]}},
+    ),
+    "mha.row/1": ("What the key y of mha view copies.", Row, {"Position": PLACE, "Key": PLACE}),
+}  # fmt: skip
+"""By schema: what prints it, its type, and how the printed objects differ from their types: None takes a field out, ... only
+makes it optional."""
 
 
-def document(name: str) -> Schema:
+def document(name: str) -> dict[str, Any]:
     """The JSON Schema of a schema's name."""
-    description, schema = SCHEMAS[name]
-    properties = {"schema": {"const": name}, **schema["properties"]}
+    description, kind, changes = SCHEMAS[name]
+    added = [
+        (owner, field, annotation)
+        for owner, fields in changes.items()
+        for field, annotation in fields.items()
+        if annotation not in (None, ...)
+    ]
+    kinds = [kind, *(annotation for _, _, annotation in added)]
+    (top, *schemas), parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    for (owner, field, _), schema in zip(added, schemas, strict=True):
+        parts[owner]["properties"][field.rstrip("?")] = schema
+    for owner, part in parts.items():
+        change = changes.get(owner, {})
+        properties = {
+            field: schema for field, schema in part["properties"].items() if change.get(field, ...) is not None
+        }
+        for schema in properties.values():  # what is printed has all fields, those with a default too
+            schema.pop("default", None)
+        required = [field for field in properties if f"{field}?" not in change]
+        parts[owner] = {"type": "object", "properties": properties, "required": required}
+    whole = parts.pop(top["$ref"].rpartition("/")[2])
+    described = {field: {"description": text} for field, text in RECORD_FIELDS.items() if kind is Record}
+    properties = {field: {**described.get(field, {}), **schema} for field, schema in whole["properties"].items()}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, "description": description}
-    return {**head, **schema, "properties": properties, "required": ["schema", *schema["required"]]}
+    properties = {"schema": {"const": name}, **properties}
+    return {
+        **head,
+        "type": "object",
+        "properties": properties,
+        "required": ["schema", *whole["required"]],
+        "$defs": parts,
+    }
 
 
 def path_of(name: str) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
 
@@ -90,7 +90,7 @@ class Config:
     tokenizer: str = "word"
     keep_case: bool = False
     punctuation: Punctuation = "drop"
-    inner_marks: bool = field(default=True, metadata={"absent": False})
+    inner_marks: bool = True
     random: tuple[int, int] | None = None
     distribution: Distribution = "normal"
 
@@ -170,6 +170,13 @@ def about_file(message: str) -> str:
     """A message of `Config.resolved` about a file: `config.n_heads 5` instead of `--heads 5`."""
     names = {option: f"config.{name}" for name, option in _OPTIONS.items()}
     return re.sub(r"--[a-z-]+", lambda match: names.get(match[0], match[0]), message)
+
+
+def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
+    them."""
+    config = document.get("config")
+    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document
 
 
 def _check_range(subject: str, value: int, low: int, high: int, hint: str | None = None) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mhacli.errors import MhaError, UsageError, first_names
-from mhacli.io.json_schema import decode
+from mhacli.io.data import decode
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, shown_name
-from mhacli.settings import Config, typed
+from mhacli.settings import Config, typed, with_earlier_config
 from mhacli.sites import Facts
 
 FORMAT = "mha.weights/1"
@@ -121,7 +121,7 @@ def _metadata(file: TensorFile) -> Metadata | None:
             code="bad-file",
             path=file.path,
         )
-    return decode(Metadata, file.metadata, file.path)
+    return decode(Metadata, with_earlier_config(file.metadata), file.path)
 
 
 def _settled(file: TensorFile, metadata: Metadata | None, given: Mapping[str, Any]) -> Config:

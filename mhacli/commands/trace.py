@@ -381,7 +381,7 @@ def walk_target(
 ) -> Record:
     """The record of the trace, made in a child process. Raises `MhaError` for a target that cannot be imported or called."""
     from mhacli.cli.shared.request import record_command
-    from mhacli.io.json_schema import decode, load_json
+    from mhacli.io.data import decode, load_json
     from mhacli.record.record import Record
     from mhacli.usercode.process import run_in_child
     from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, require_readable

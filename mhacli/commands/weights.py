@@ -19,10 +19,11 @@ from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.options import OUTPUT, ColourOptions, command, option, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.errors import MhaError, UsageError
+from mhacli.io.data import decode
 from mhacli.io.files import format_size
-from mhacli.io.json_schema import decode
 from mhacli.models.folder import Checkpoint, StoredTensor, read_checkpoint
 from mhacli.models.sizes import HeadCounts, head_counts
+from mhacli.settings import with_earlier_config
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
 
 def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
     """The sizes in a `mha.weights/1` file, which holds one layer."""
-    config = decode(Metadata, checkpoint.metadata, checkpoint.path).config.resolved()
+    config = decode(Metadata, with_earlier_config(checkpoint.metadata), checkpoint.path).config.resolved()
     embedding = checkpoint.tensors.get(EMBEDDING)
     return HeadCounts(
         1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,

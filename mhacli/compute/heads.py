@@ -45,7 +45,7 @@ from mhacli.compute.base.head_statistics import (
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, stage_timings, to_array
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.io.progress import Progress, no_progress
 from mhacli.record.consistency import MOST_OF_SUMS
 from mhacli.record.heads import (

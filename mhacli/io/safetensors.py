@@ -15,8 +15,8 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from mhacli.errors import MhaError
 from mhacli.io import memory
+from mhacli.io.data import load_json
 from mhacli.io.files import format_size, opened, read_up_to
-from mhacli.io.json_schema import load_json
 
 T = TypeVar("T")
 METADATA_KEY = "mha"
@@ -134,7 +134,9 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
         for name, entry in entries.items()
         for start, end in [entry["data_offsets"]]
     }
-    return TensorFile(path, tensors, None if metadata is None else load_json(metadata, f"{path}: metadata"), n_bytes)
+    return TensorFile(
+        path, tensors, None if metadata is None else load_json(metadata, f"{path}: metadata", path=path), n_bytes
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

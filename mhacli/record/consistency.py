@@ -53,7 +53,7 @@ def impossible(record: Record) -> str | None:
     parts = (record.trace, record.heads, record.timings, record.environment, record.decoding, record.survey)
     for name in map(_negative, (*parts, record.model, record.layers)):
         if name is not None:
-            return f"{name} must not be negative"
+            return f"{name} must be from 0 to 2**64"
     return None
 
 
@@ -96,7 +96,7 @@ def _negative(part: Any) -> str | None:
         value = getattr(part, name)
         if value is None or isinstance(value, (str, bool)):
             continue
-        if is_count and any(number < 0 for number in (value if isinstance(value, tuple) else (value,))):
+        if is_count and any(not 0 <= number <= 2**64 for number in (value if isinstance(value, tuple) else (value,))):
             return name
         if not isinstance(value, (int, float)):
             negative = _negative(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from mhacli.text.tokens import AttentionKind
@@ -51,13 +51,13 @@ class Effect:
     kl: float | None
     rank: int | None
     d_output: float
-    heads: tuple[tuple[int, int], ...] = field(default=(), metadata={"omit_empty": True})
-    spans: tuple[str, ...] = field(default=(), metadata={"omit_empty": True})
-    layers: tuple[int, ...] = field(default=(), metadata={"omit_empty": True})
+    heads: tuple[tuple[int, int], ...] = ()
+    spans: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
     direct: float | None = None
-    masked: bool = field(default=False, metadata={"omit_empty": True})
+    masked: bool = False
     first_order: float | None = None
-    kinds: tuple[AttentionKind, ...] = field(default=(), metadata={"omit_empty": True})
+    kinds: tuple[AttentionKind, ...] = ()
 
     @property
     def later(self) -> float | None:

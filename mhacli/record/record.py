@@ -11,23 +11,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
+from mhacli.io.data import plain
 from mhacli.io.files import write_whole
-from mhacli.io.json_schema import plain
 from mhacli.record.arrays import Array, Prefixed
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.display import Page, Shown, page_of
-from mhacli.record.effect import EffectSummary
-from mhacli.record.heads import Check, HeadsSummary
+from mhacli.record.effect import Effect, EffectSummary
+from mhacli.record.heads import Check, HeadsSummary, HeadStatistics
 from mhacli.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Facts
 from mhacli.text.escape import visible
 from mhacli.text.tokens import AttentionKind, TokenSequence
+
+if TYPE_CHECKING:
+    Heads = HeadTable
+    Effects = EffectTable
+else:  # msgspec reads no subclass of a tuple; Record makes the tables
+    Heads, Effects = tuple[HeadStatistics, ...], tuple[Effect, ...]
 
 SCHEMA = "mha.record/1"
 MAX_FILE_BYTES = 64 << 30
@@ -62,7 +68,7 @@ class Record(Shown):
     context: tuple[TokenSequence, ...] | None
     vocabulary: tuple[str, ...]
     trace: tuple[Step, ...]
-    heads: HeadTable
+    heads: Heads
     timings: Mapping[str, Timing]
     self_check: SelfCheck
     environment: Environment
@@ -76,10 +82,10 @@ class Record(Shown):
     layers: tuple[InspectedLayer, ...] = ()
     spans: tuple[SpanTokens, ...] = ()
     module: UserModule | None = None
-    effects: EffectTable = field(default_factory=EffectTable)
+    effects: Effects = field(default_factory=EffectTable)
     effect: EffectSummary | None = None
     corpus: CorpusSummary | None = None
-    arrays: Mapping[str, Array] = field(default_factory=dict, metadata={"json": False})
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Turns tuples of heads and effects into tables."""
@@ -177,9 +183,9 @@ class Record(Shown):
 
     def document(self) -> dict[str, Any]:
         """The record without arrays as JSON values."""
-        names = [f.name for f in dataclasses.fields(self) if f.metadata.get("json", True)]
-        document = {name: plain(getattr(self, name)) for name in names}
-        return {"schema": SCHEMA, **document}
+        document = {"schema": SCHEMA, **plain(dataclasses.replace(self, arrays={}))}
+        del document["arrays"]
+        return document
 
     def page(self) -> Page:
         """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in a frame."""
@@ -305,7 +311,7 @@ class InspectedLayer:
     self_check: SelfCheck
     survey: HeadsSummary
     call: int = 1
-    extras: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"omit_empty": True})
+    extras: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def departures(self) -> Mapping[str, str]:

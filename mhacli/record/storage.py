@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.json_schema import decode
+from mhacli.io.data import decode
 from mhacli.io.memory import uncollected
 from mhacli.io.safetensors import (
     TensorFile,
@@ -23,6 +23,7 @@ from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, LateArrays, Prefixed
 from mhacli.record.consistency import impossible
 from mhacli.record.record import SCHEMA, Record, layer_prefix
+from mhacli.settings import with_earlier_config
 from mhacli.sites import SITES
 
 if TYPE_CHECKING:  # imported only for records with arrays
@@ -68,7 +69,7 @@ def _described(file: TensorFile, read: Callable[[], TensorFile]) -> Record:
             code="bad-file",
             path=path,
         )
-    record = decode(Record, document, path)
+    record = decode(Record, with_earlier_config(document), path)
     _require_whole(record, path)
     record = dataclasses.replace(record, config=_resolved(record.config, path))
     views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}

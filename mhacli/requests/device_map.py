@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from mhacli.errors import MhaError, UsageError
+from mhacli.io.data import load_json
 from mhacli.io.files import read_whole
-from mhacli.io.json_schema import load_json
 
 DeviceMap = Literal["auto"] | Mapping[str, str]
 """`auto` fills GPUs, then the CPU, then the disk. A mapping has the device of each named module: `cpu`, `disk`, `mps`, `cuda` or

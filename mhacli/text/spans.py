@@ -17,8 +17,8 @@ from time import process_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
+from mhacli.io.data import load_json
 from mhacli.io.files import read_whole
-from mhacli.io.json_schema import load_json
 from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mhacli.errors import MhaError
+from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
-from mhacli.io.json_schema import decode, load_json
 
 SCHEMA = "mha.vocab/1"
 UNKNOWN = "<unk>"

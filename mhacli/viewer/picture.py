@@ -11,7 +11,7 @@ import numpy as np
 from rich.segment import Segment
 
 from mhacli.errors import first_names
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.record.arrays import Array
 from mhacli.render.base.cells import FORBIDDEN, cell, half_cells, levels, range_text
 from mhacli.render.base.format import percent_text, token_text, weight_text

@@ -29,7 +29,7 @@ from mhacli.compute.base.user_module import arguments_of, load_user_attention
 from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.usercode.arguments import parameters_of, role_of
 from mhacli.usercode.build import is_factory
 from mhacli.usercode.call.convention import CallMasks

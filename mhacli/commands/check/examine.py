@@ -34,7 +34,7 @@ from mhacli.commands.check.result import (
 )
 from mhacli.commands.check.stepwise import examine_stepwise
 from mhacli.compute.base.user_module import arguments_of, load_user_modes
-from mhacli.io.json_schema import decode, finite
+from mhacli.io.data import decode, finite
 from mhacli.usercode.call.signature import documented_meaning
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import UsageError
-from mhacli.io.json_schema import decode, load_json
+from mhacli.io.data import decode, load_json
 from mhacli.usercode import process
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, naming
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mhacli.commands.doctor.result import HealthCheck
 from mhacli.compute.base.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.io.progress import Progress
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured

@@ -28,7 +28,7 @@ from mhacli.commands.bench.workload import BACKENDS, Workload
 from mhacli.commands.doctor.result import Device, HealthCheck, Kernel, Numerics
 from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.io.memory import nvidia_driver
 from mhacli.io.progress import Progress
 from mhacli.record.tolerances import TOLERANCES

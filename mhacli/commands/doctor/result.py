@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mhacli.io.json_schema import plain
+from mhacli.io.data import plain
 from mhacli.models.folder import Checkpoint
 from mhacli.record.display import Shown
 from mhacli.settings import Dtype

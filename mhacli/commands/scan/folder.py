@@ -19,8 +19,8 @@ from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.sums import MAX_FILE_BYTES, UnitFacts, read_sums
 from mhacli.commands.scan.units import Unit, UnitFiles, number_of, unit_name
 from mhacli.errors import MhaError, UsageError
+from mhacli.io.data import decode, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
-from mhacli.io.json_schema import decode, load_json, plain
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
 
 _ROWS, _UNITS, _EXAMPLE, _SAFETENSORS = "rows", "units", "example-", ".safetensors"

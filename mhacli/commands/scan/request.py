@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from mhacli.io.json_schema import plain
+from mhacli.io.data import plain
 from mhacli.record.record import LayerChoice
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.settings import Reducer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import decode, load_json, plain
+from mhacli.io.data import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
 from mhacli.record.arrays import Array
 from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink

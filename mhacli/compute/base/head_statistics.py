@@ -24,7 +24,7 @@ from mhacli.attention.tiled.statistics import (
     window_of,
 )
 from mhacli.attention.tiled.tiles import Grid, PatternTiles, indices, visible_keys
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.record.heads import (
     MAX_LARGEST,
     MAX_SINKS,

@@ -16,7 +16,7 @@ from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import is_attention
 from mhacli.models.captured_pattern import full_matrices

@@ -20,7 +20,7 @@ from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
 from mhacli.requests.layer import LayerRequest, decodable
 from mhacli.requests.memory import plan_memory

@@ -22,7 +22,7 @@ from mhacli.compute.base.head_statistics import head_statistics, make_baseline, 
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, SelfCheck, Step, Timing
 from mhacli.record.tables import HeadTable

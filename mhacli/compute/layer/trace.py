@@ -18,7 +18,7 @@ from mhacli.compute.base.setup import Setup, make_mask
 from mhacli.compute.base.taps import largest_difference
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import MhaError
-from mhacli.io.json_schema import finite
+from mhacli.io.data import finite
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, RouteCheck, ScorePart
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside

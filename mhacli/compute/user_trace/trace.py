@@ -43,7 +43,7 @@ from mhacli.compute.user_trace.dataflow import (
     roles_of,
 )
 from mhacli.errors import UsageError
-from mhacli.io.json_schema import decode
+from mhacli.io.data import decode
 from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
 from mhacli.record.tables import HeadTable
 from mhacli.settings import Config

@@ -8,7 +8,7 @@ from typing import Any
 
 from mhacli.commands.diff.result import Differences, SiteDifference, TextDifference, TokenChange
 from mhacli.commands.diff.views.words import texts_of, verdict_text
-from mhacli.io.json_schema import plain
+from mhacli.io.data import plain
 from mhacli.record.record import Record
 from mhacli.render.json import field
 from mhacli.text.escape import without_surrogates

@@ -1,0 +1,57 @@
+"""Converts frozen data to JSON and back. msgspec checks every field against its annotation."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from mhacli.errors import MhaError
+
+T = TypeVar("T")
+
+
+def finite(number: float | None) -> float | None:
+    """The number, or None for NaN and infinities, which JSON cannot express."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON values; non-finite numbers become null."""
+    return json.loads(json.dumps(msgspec.to_builtins(value, enc_hook=_builtin)), parse_constant=lambda word: None)
+
+
+def _builtin(value: object) -> object:
+    """A string or number of torch's or numpy's subclasses as Python's own."""
+    return float(value) if isinstance(value, float) else str.__str__(value)
+
+
+def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any:
+    """JSON as Python values; half a character, such as "\\ud800", stays what it is. Raises `MhaError` that begins with
+    the source, the part of a file at `path`, for anything else and for too deep nesting."""
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return json.loads(text, parse_constant=_no_constant)
+    except UnicodeDecodeError as fault:
+        message = f"{source} is not UTF-8: byte {fault.start} cannot be decoded"
+    except ValueError as fault:
+        message = f"{source} is not JSON: {fault}"
+    except RecursionError:
+        message = f"{source} is JSON that is nested too deeply"
+    raise MhaError(message, code="bad-file", path=path or source)
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+def decode(kind: type[T], value: Any, source: str) -> T:
+    """JSON values as the type `kind`. Unknown fields are ignored, because later versions add fields.
+
+    Raises `MhaError` with the path of the value, such as `$.config.d_model`, and what was expected there."""
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
+        raise MhaError(f"{source}: {fault}", code="bad-file", path=source) from None
