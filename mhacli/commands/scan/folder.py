@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.sums import MAX_FILE_BYTES, UnitFacts, read_sums
@@ -38,14 +38,6 @@ class Manifest:
     settings: tuple[ScanSettings, ...]
 
 
-class Finished(NamedTuple):
-    """The name and facts of a finished unit, None for an unfinished one; and the fault of its damaged files."""
-
-    name: str | None
-    facts: UnitFacts | None
-    fault: str | None
-
-
 @dataclass(frozen=True)
 class ScanFolder:
     """An open folder. `settings` are those of this scan, then those of other devices that computed units."""
@@ -53,19 +45,19 @@ class ScanFolder:
     path: str
     settings: tuple[ScanSettings, ...]
 
-    def finished(self, unit: Unit) -> Finished:
-        """Whether a unit is finished. Its sums are read and checked, and its rows compared with their digest."""
-        fault = None
+    def finished(self, unit: Unit, note: Callable[[str], None]) -> tuple[str, UnitFacts] | None:
+        """The name and facts of a finished unit, None for an unfinished one. Its sums are read and checked, and its rows compared
+        with their digest; `note` receives the fault of damaged files."""
         for name in filter(self.has, self.names_of(unit)):
             rows = self.rows_path(name)
             try:
                 facts = read_sums(self.sums_path(name)).facts
                 if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == facts.rows:
-                    return Finished(name, facts, None)
-                fault = f"{rows} is damaged: its content is not what was written"
-            except MhaError as error:
-                fault = error.message
-        return Finished(None, None, fault)
+                    return name, facts
+                note(f"{rows} is damaged: its content is not what was written; it is computed again")
+            except MhaError as fault:
+                note(f"{fault.message}; it is computed again")
+        return None
 
     def names_of(self, unit: Unit) -> tuple[str, ...]:
         """The names of the unit with the settings of each device."""

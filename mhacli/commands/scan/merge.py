@@ -12,7 +12,7 @@ from mhacli.commands.scan.folded import Folded, FoldedHead
 from mhacli.commands.scan.folder import ScanFolder
 from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.sums import EFFECTS, PATTERN, read_sums, spread_names, statistic_names, uniform_names
+from mhacli.commands.scan.sums import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, statistic_names, uniform_names
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
@@ -84,8 +84,10 @@ def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list
     n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
     names, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
     for start in range(0, n_heads, step):
-        for name in (*spread_names(n_patterns), *effects):
-            parts = [unit.read(names.index(name))[:, start : start + step] for unit in units]
+        for index, name in enumerate(names):
+            if name in WITHOUT_MEAN:
+                continue
+            parts = [unit.read(index)[:, start : start + step] for unit in units]
             for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
                 head_spreads[head] += [] if spread is None else [spread]
     return head_spreads

@@ -87,18 +87,12 @@ class ScanStudy:
             if self.is_stopped():
                 return
             self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
-            finished = folder.finished(unit)
-            if finished.fault is not None:
-                self.note(f"{finished.fault}; it is computed again")
-            lacks_example = (
-                finished.facts is not None and bool(finished.facts.documents) and unit.number < self._example
-            )
-            if finished.name is not None and finished.facts is not None and not lacks_example:
-                self._count_finished(finished.name, finished.facts, is_assigned=self.share.has(unit.number))
+            finished, wants_example = folder.finished(unit, self.note), unit.number < self._example
+            if finished is not None and not (finished[1].documents and wants_example):
+                self._count_finished(*finished, is_assigned=self.share.has(unit.number))
                 continue
             self._names.append(unit.name)
             if self.share.has(unit.number):
-                wants_example = unit.number < self._example
                 yield unit._replace(wants_example=wants_example)
                 self._example = self._first_example(folder) if wants_example else self._example
         if names_by_number:

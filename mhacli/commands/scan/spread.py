@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
+from operator import truediv
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from mhacli.record.arrays import Array
 from mhacli.record.corpus import CONFIDENCE, QUANTILES, Spread
 
 N_RESAMPLES, SEED = 1000, 0
-_BLOCK, _AT_ONCE = 2048, 256
-"""The number of documents whose resampling counts are drawn together, and of those summed together."""
+_BLOCK = 2048
+"""The number of documents whose resampling counts are drawn together."""
 _EXACT_BITS = 52
 """Integers of up to this number of bits, and their sums, are exact in float64."""
 _MOST_COUNT = 20
@@ -22,17 +23,18 @@ _MOST_COUNT = 20
 
 def spreads(statistic: str, values: Array) -> list[Spread | None]:
     """The spread of each column of `values` `[document, head]`, NaN where a document has no value; None for a column of NaN."""
-    n_documents = np.isfinite(values).sum(axis=0)
-    ordered, bounds = np.sort(values, axis=0), _intervals(values)  # NaN comes last
+    bounds = _intervals(values)
     return [
-        _spread(statistic, ordered[:n, head], bounds[:, head]) if n else None
-        for head, n in enumerate(n_documents.tolist())
+        _spread(statistic, np.sort(column[np.isfinite(column)]), bounds[:, head])
+        for head, column in enumerate(values.T)
     ]
 
 
-def _spread(statistic: str, ordered: Array, bounds: Array) -> Spread:
+def _spread(statistic: str, ordered: Array, bounds: Array) -> Spread | None:
     """The spread of sorted numbers."""
     n = len(ordered)
+    if not n:
+        return None
     mean = math.fsum(ordered.tolist()) / n
     square = math.fsum(((ordered - mean) ** 2).tolist())
     low, high = (None, None) if n < 2 else bounds.tolist()
@@ -60,8 +62,9 @@ def _intervals(values: Array) -> Array:
     shift = _EXACT_BITS - math.ceil(math.log2(4 * len(values) + 64)) - exponent
     integers = np.rint(np.ldexp(filled, shift))
     totals, counts = np.zeros((2, N_RESAMPLES, values.shape[1]))
-    for start, weights in _weights(len(values)):
-        rows = slice(start, start + weights.shape[1])
+    for start in range(0, len(values), _BLOCK):
+        rows = slice(start, min(start + _BLOCK, len(values)))
+        weights = _counts(start // _BLOCK)[:, : rows.stop - start].astype(np.float64)
         totals += weights @ integers[rows]
         counts += weights @ is_finite[rows].astype(np.float64)
     with np.errstate(invalid="ignore"):  # a resample may contain no document
@@ -73,27 +76,15 @@ def _intervals(values: Array) -> Array:
     return bounds
 
 
-def _weights(n_documents: int) -> Iterator[tuple[int, Array]]:
-    """The counts `[resample, document]` of successive groups of documents, each with the index of its first document."""
-    for start in range(0, n_documents, _AT_ONCE):
-        number, offset = divmod(start, _BLOCK)
-        yield start, _draws(number)[:, offset : offset + min(_AT_ONCE, n_documents - start)].astype(np.float64)
-
-
 @lru_cache(maxsize=16)
-def _draws(number: int) -> Array:
-    """The counts of a block of documents, from raw random bits, which are the same in every version of numpy."""
-    source, limits = np.random.PCG64([SEED, number]), _cumulative()
-    rows = (np.searchsorted(limits, source.random_raw(_BLOCK), side="right") for _ in range(N_RESAMPLES))
-    return np.stack([row.astype(np.uint8) for row in rows])
+def _counts(number: int) -> Array:
+    """How often each resample holds each document of a block, `[resample, document]`, from raw random bits, which are the same in
+    every version of numpy."""
+    bits = np.random.PCG64([SEED, number]).random_raw(N_RESAMPLES * _BLOCK).reshape(N_RESAMPLES, _BLOCK)
+    return np.searchsorted(_cumulative(), bits, side="right").astype(np.uint8)
 
 
 def _cumulative() -> Array:
     """The distribution function of a Poisson variable of mean 1 at 0, 1, …, in units of 2⁻⁶⁴."""
-    term = total = 1 / math.e
-    parts = []
-    for count in range(1, _MOST_COUNT):
-        parts.append(min(int(total * 2**64), 2**64 - 1))
-        term /= count
-        total += term
-    return np.array(parts, dtype=np.uint64)
+    probabilities = accumulate(range(1, _MOST_COUNT - 1), truediv, initial=1 / math.e)
+    return np.array([min(int(total * 2**64), 2**64 - 1) for total in accumulate(probabilities)], dtype=np.uint64)

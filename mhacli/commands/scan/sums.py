@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,32 +22,21 @@ from mhacli.record.record import InspectedLayer
 MAX_FILE_BYTES = 4 << 30
 PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
 """The prefix of the names of conditions, as in tables; and the name of the uniform weight at a head's strongest distance."""
-_OF_ONE_DOCUMENT = ("offset", "at_offset", "certainty")
-"""Statistics without a mean over documents: they belong to a distance or type that may differ between documents."""
+WITHOUT_MEAN = ("offset", "at_offset", UNIFORM_AT_OFFSET)
+"""Statistics without a mean over documents: they belong to a distance that may differ between documents."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
 """The numbers of a removal: fields and properties of `Effect`."""
 
 
-def statistic_names(n_patterns: int) -> tuple[str, ...]:
+def statistic_names(n_conditions: int) -> tuple[str, ...]:
     """The statistics stored for every head in every document."""
     names = (row.field for row in STATISTICS if row.field != "certainty")
-    return (*names, *_patterns(n_patterns), UNIFORM_AT_OFFSET)
+    return (*names, *(f"{PATTERN}{number + 1}" for number in range(n_conditions)), UNIFORM_AT_OFFSET)
 
 
-def spread_names(n_patterns: int) -> tuple[str, ...]:
-    """The statistics whose spread over documents is meaningful."""
-    names = (row.field for row in STATISTICS if row.field not in _OF_ONE_DOCUMENT)
-    return (*names, *_patterns(n_patterns))
-
-
-def uniform_names(n_patterns: int) -> tuple[str, ...]:
+def uniform_names(n_conditions: int) -> tuple[str, ...]:
     """The statistics of uniform attention that are averaged over documents."""
-    names = (field.name for field in fields(Averages) if field.name not in (*_OF_ONE_DOCUMENT, "patterns"))
-    return (*names, *_patterns(n_patterns))
-
-
-def _patterns(n: int) -> tuple[str, ...]:
-    return tuple(f"{PATTERN}{number + 1}" for number in range(n))
+    return tuple(name for name in statistic_names(n_conditions) if name not in (*WITHOUT_MEAN, "max_score"))
 
 
 def values(heads: Sequence[Sequence[Averages | Effect]], names: Sequence[str]) -> Array:
