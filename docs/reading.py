@@ -1,13 +1,10 @@
 """Writes the tables and the glossary of READING.md anew, from the tables that the screens use.
 
-    python docs/reading.py
-
-It also writes mhacli/commands/check/mistakes.json, the catalogue of mistakes for `mha explain`, which loads no torch.
+python docs/reading.py
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +14,6 @@ from mhacli.record.heads import HEAD_TYPES, SINK_TOKENS, STATISTICS
 from mhacli.render.base.colours import KIND_SIGNS
 
 PAGE = Path(__file__).parent / "READING.md"
-MISTAKES_FILE = Path(__file__).parent.parent / "mhacli" / "commands" / "check" / "mistakes.json"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -94,18 +90,6 @@ def paragraphs() -> str:
     return "\n\n".join(parts)
 
 
-def mistakes() -> str:
-    """The texts of the catalogue as JSON, of each code those of its first entry."""
-    from mhacli.attention.mistakes import BY_CODE, MISTAKES
-
-    codes = dict.fromkeys(mistake.code for mistake in MISTAKES)
-    texts = {
-        code: {"message": of.message, "effect": of.effect, "wrong": of.looks_like, "right": of.fix}
-        for code, of in ((code, BY_CODE[code]) for code in codes)
-    }
-    return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
-
-
 PARTS = {"columns": columns, "head types": head_types, "signs": signs, "commands": commands, "glossary": paragraphs}
 """What stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
@@ -121,4 +105,3 @@ def written(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
-    MISTAKES_FILE.write_text(mistakes())

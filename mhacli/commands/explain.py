@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -18,7 +16,7 @@ from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, command, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.errors import UsageError
-from mhacli.record.glossary import Column, Word, column_words, glossary
+from mhacli.record.glossary import Column, Word, column_words, glossary, mistake_words
 from mhacli.record.heads import SINK_TOKENS, UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.sites import SITES
@@ -172,17 +170,10 @@ def _sites() -> Iterator[Term]:
 
 
 def _mistakes() -> Iterator[Term]:
-    file = resources.files("mhacli.commands.check").joinpath("mistakes.json")
-    for code, of in json.loads(file.read_text(encoding="utf-8")).items():
-        explanation = f"{_sentence(of['message'])} {_sentence(of['effect'])}"
-        yield Term(name=code, group="mistake", explanation=explanation, wrong=of["wrong"], right=of["right"])
-    for option, fact in (("heads", "number of heads"), ("scale", "factor of the scores")):
-        yield Term(
-            name=f"{option}-not-as-stated",
-            group="mistake",
-            explanation=f"The code is understood, and its {fact} is not the one that --{option} states. "
-            "Either of the two may be the one that was meant.",
-        )
+    for code, of in mistake_words().items():
+        if ", " not in code:  # further forms of a mistake
+            explanation = f"{_sentence(of.message)} {_sentence(of.effect)}"
+            yield Term(name=code, group="mistake", explanation=explanation, wrong=of.wrong, right=of.right)
 
 
 def _sentence(clause: str) -> str:

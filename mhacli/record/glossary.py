@@ -55,6 +55,16 @@ class VariantWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class MistakeWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mistake: its message, its effect, a wrong and the right expression, and that of torch's fused function."""
+
+    message: str
+    effect: str
+    wrong: str = ""
+    right: str = ""
+    in_torch: str = ""
+
+
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The columns of all tables by field, in display order, and the head types."""
 
@@ -89,6 +99,12 @@ def column_words() -> Columns:
 def glossary() -> Glossary:
     """The words of glossary.toml."""
     return msgspec.convert(_parsed("glossary"), Glossary)
+
+
+@cache
+def mistake_words() -> Mapping[str, MistakeWords]:
+    """The words of mistakes.toml, by the code of a mistake, and by `code, form` for its further forms."""
+    return msgspec.convert(_parsed("mistakes"), dict[str, MistakeWords])
 
 
 def _parsed(name: str) -> object:

@@ -1,7 +1,7 @@
-"""The catalogue of mistakes: wrong replacements for stages of attention, with their effects and fixes.
+"""The catalogue of mistakes: wrong replacements for stages of attention.
 
 `mha check` puts one entry after another into the reference until the outputs match. A new mistake is an entry in the file of
-its part, below its replacement function. docs/CHECK.md is generated from this table.
+its part, below its replacement function, and a line in record/mistakes.toml.
 """
 
 from __future__ import annotations

@@ -63,10 +63,6 @@ def planes_split(*letters: str) -> Callable[..., Tensor]:
 _SPLITTING = (
     Mistake(
         "split-without-transpose",
-        "the projected rows are read as heads without moving the axis of the tokens",
-        "q.view(batch, n_heads, length, d_head)",
-        "a head gets all columns of some tokens instead of some columns of every token: tokens are mixed, and later tokens leak",
-        "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         (
             MistakeVariant(
@@ -82,12 +78,9 @@ _SPLITTING = (
     ),
     Mistake(
         "split-without-transpose",
-        "the fused projection is read as queries, keys and values without moving the axis of the tokens",
-        "self.qkv(x).reshape(batch, 3, n_heads, length, d_head)",
-        "a head gets pieces of queries, keys and values of some tokens: everything is mixed",
-        "self.qkv(x).reshape(batch, length, 3, n_heads, d_head).permute(2, 0, 3, 1, 4)",
         "project",
-        tuple(
+        form="fused",
+        variants=tuple(
             MistakeVariant(f"the fused projection is reshaped to [{axes}]", fused_read(order), is_rare=n > 0)
             for n, (order, axes) in enumerate(
                 (
@@ -104,10 +97,6 @@ _SPLITTING = (
     ),
     Mistake(
         "split-batch-moved",
-        "batch and heads are joined to one axis in another order than in the other tensors",
-        "q.permute(2, 0, 1, 3).reshape(n_heads * batch, length, d_head)  # where k and v are [batch * n_heads, length, d_head]",
-        "a sequence attends to tokens of other sequences in the batch",
-        "q.permute(0, 2, 1, 3).reshape(batch * n_heads, length, d_head)",
         "split",
         tuple(
             MistakeVariant(
@@ -151,10 +140,6 @@ def planes_laid(layer: ReferenceLayer, z: Tensor) -> Tensor:
 _MERGING = (
     Mistake(
         "merge-without-transpose",
-        "the heads are joined without moving their axis back behind the tokens",
-        "z.reshape(batch, length, n_heads * d_head)  # z is [batch, head, query, d_head]",
-        "an output row is made of several tokens of one head instead of all heads of one token: tokens are mixed",
-        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (
             MistakeVariant(
@@ -165,10 +150,6 @@ _MERGING = (
     ),
     Mistake(
         "merge-axis-order",
-        "the axes are moved to another order than tokens, heads, columns before the heads are joined",
-        "z.transpose(2, 3).reshape(batch, length, n_heads * d_head)  # z is [batch, head, query, d_head]",
-        "an output row is made of pieces of several tokens: tokens are mixed",
-        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         tuple(
             MistakeVariant(f"the heads are read as rows in the order {axes}", merged_as(order), is_rare=True)
@@ -182,10 +163,6 @@ _MERGING = (
     ),
     Mistake(
         "merge-batch-moved",
-        "the axis of the batch is moved when the heads are joined",
-        "z.transpose(0, 1).reshape(batch, length, n_heads * d_head)  # or z.view(n_heads, batch, …) of [batch * n_heads, …]",
-        "a sequence gets head outputs of other sequences in the batch",
-        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (
             MistakeVariant(
@@ -223,10 +200,6 @@ def values_whole(layer: ReferenceLayer, rows: Tensor, n_heads: int, role: str) -
 _NOT_SPLIT = (
     Mistake(
         "attention-over-heads",
-        "the axis of the tokens stays before that of the heads: the heads of a token attend to each other",
-        "q.view(batch, length, n_heads, d_head) @ k.view(batch, length, n_heads, d_head).transpose(-2, -1)",
-        "no token attends to another one: each output depends on its own token alone",
-        "q.view(batch, length, n_heads, d_head).transpose(1, 2), and the same of k and v",
         "split",
         (
             MistakeVariant(
@@ -245,10 +218,6 @@ _NOT_SPLIT = (
     ),
     Mistake(
         "value-not-split",
-        "the values are not split into heads: every head weighs whole rows",
-        "pattern @ v  # v is [batch, length, d_model]",
-        "the heads have no values of their own: the output is too wide, or mixes columns of different heads",
-        "v = v.view(batch, length, n_heads, d_head).transpose(1, 2)",
         "split",
         (MistakeVariant("each head weighs the whole rows of v", values_whole),),
         site="z",
@@ -275,19 +244,11 @@ def heads_as(reduced: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 _REDUCED = (
     Mistake(
         "heads-averaged",
-        "the heads are averaged instead of concatenated",
-        "z.mean(dim=1)",
-        "the results of the heads can no longer be separated",
-        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (MistakeVariant("the heads are averaged instead of joined", heads_as(lambda z: z.mean(dim=1))),),
     ),
     Mistake(
         "heads-summed",
-        "the heads are summed instead of concatenated",
-        "z.sum(dim=1)",
-        "the results of the heads can no longer be separated, and grow with the number of heads",
-        "z.transpose(1, 2).reshape(batch, length, n_heads * d_head)",
         "merge",
         (MistakeVariant("the heads are added up instead of joined", heads_as(lambda z: z.sum(dim=1))),),
     ),
@@ -316,10 +277,6 @@ def tiled(heads: Tensor, n_heads: int) -> Tensor:
 _TILED = (
     Mistake(
         "gqa-tiled",
-        "the kv heads are repeated as 0 1 0 1, where query heads share them as 0 0 1 1",
-        "k.repeat(1, n_heads // n_kv_heads, 1, 1)",
-        "query heads read the keys of another group: the weights of a published model give wrong outputs",
-        "k.repeat_interleave(n_heads // n_kv_heads, dim=1)  # and v",
         "repeat_kv",
         (
             MistakeVariant("kv heads are tiled, head h reading kv head h mod n_kv_heads", shared_as(tiled)),
@@ -382,29 +339,17 @@ def mean_for_all(heads: Tensor, n_heads: int) -> Tensor:
 _SHARED = (
     Mistake(
         "head-repeated",
-        "the output of one head is used for every head",
-        "torch.cat([self.heads[0](x) for head in self.heads], dim=-1)",
-        "the weights of the other heads are never used",
-        "torch.cat([head(x) for head in self.heads], dim=-1)",
         "merge",
         (MistakeVariant("the output of head 0 is repeated for every head", repeated_head, is_rare=True),),
     ),
     Mistake(
         "kv-head-shared-by-all",
-        "every query head reads the first kv head",
-        "k[:, :1].expand(-1, n_heads, -1, -1)",
-        "the other kv heads are projected and never used",
-        "k.repeat_interleave(n_heads // n_kv_heads, dim=1)",
         "repeat_kv",
         (MistakeVariant("every query head reads kv head 0", shared_as(first_for_all)),),
     ),
     *(
         Mistake(
             f"{singular}-of-one-head",
-            f"every head reads the {plural} of one head",
-            looks_like,
-            effect,
-            fix,
             stage,
             tuple(
                 MistakeVariant(f"every head reads the {plural} of head {name}", replacement_for(chosen), is_rare=True)
@@ -412,45 +357,14 @@ _SHARED = (
             ),
             site=site,
         )
-        for singular, plural, looks_like, effect, fix, stage, site, replacement_for in (
-            (
-                "value",
-                "values",
-                "pattern @ v[:, :1]",
-                "the values of the other heads are projected and never used",
-                "pattern @ v",
-                "repeat_kv",
-                "z",
-                functools.partial(shared_as, letters="v"),
-            ),
-            (
-                "key",
-                "keys",
-                "q @ k[:, :1].transpose(-2, -1)",
-                "the keys of the other heads are projected and never used",
-                "q @ k.transpose(-2, -1)",
-                "repeat_kv",
-                "qk",
-                functools.partial(shared_as, letters="k"),
-            ),
-            (
-                "query",
-                "queries",
-                "q[:, :1] @ k.transpose(-2, -1)",
-                "the queries of the other heads are projected and never used",
-                "q @ k.transpose(-2, -1)",
-                "products",
-                "qk",
-                queries_of_one_head,
-            ),
+        for singular, plural, stage, site, replacement_for in (
+            ("value", "values", "repeat_kv", "z", functools.partial(shared_as, letters="v")),
+            ("key", "keys", "repeat_kv", "qk", functools.partial(shared_as, letters="k")),
+            ("query", "queries", "products", "qk", queries_of_one_head),
         )
     ),
     Mistake(
         "pattern-of-one-head",
-        "every head weighs its values by one pattern",
-        "pattern[:, :1] @ v",
-        "all heads attend alike: the queries and keys of the others have no effect",
-        "pattern @ v",
         "value_weights",
         (
             MistakeVariant("every head weighs by the pattern of head 0", patterns_as(first_for_all), is_rare=True),
@@ -487,19 +401,11 @@ def _is_never_split(symptoms: Symptoms) -> str | None:
 _WIDTHS = (
     Mistake(
         "head-width",
-        "the projections are as wide as one head instead of all heads together",
-        "nn.Linear(d_model, d_model // n_heads)  # for all heads",
-        "the heads together have only d_model / n_heads columns: n_heads times too few weights",
-        "nn.Linear(d_model, n_heads * d_head)",
         site="q",
         symptom=_as_wide_as_one_head,
     ),
     Mistake(
         "heads-missing",
-        "the projections are never split into heads: there is one head, whatever n_heads is",
-        "q @ k.transpose(-2, -1)  # q is [batch, length, d_model]",
-        "each token has one row of attention weights instead of one per head",
-        "q.view(batch, length, n_heads, d_head).transpose(1, 2)",
         site="qk",
         symptom=_is_never_split,
     ),

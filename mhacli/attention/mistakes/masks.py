@@ -65,22 +65,13 @@ def _is_not_causal(symptoms: Symptoms) -> str | None:
 _CAUSALITY = (
     Mistake(
         "causal-missing",
-        "nothing keeps a token from attending to later ones",
-        "scores.softmax(dim=-1)  # no mask",
-        "a token sees the tokens that it should predict: the training loss is low, generation is poor",
-        "scores.masked_fill(torch.ones(length, length).triu(1).bool(), float('-inf'))",
         "causal_rule",
         (MistakeVariant("every token sees every other", all_keys),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         applies=lambda hints, layer: hints.expects_causal,
         symptom=_is_not_causal,
     ),
     Mistake(
         "causal-off-by-one",
-        "the causal mask is off by one",
-        "torch.triu(ones, diagonal=0) hides the token itself; diagonal=2 shows the next one",
-        "a token does not see itself, and the first one sees nothing; or a token sees the next one, which it should predict",
-        "torch.triu(ones, diagonal=1)  # True = hidden",
         "causal_rule",
         (
             MistakeVariant(
@@ -94,40 +85,25 @@ _CAUSALITY = (
                 effect="a token sees the next one, which it should predict: the training loss is low, generation is poor",
             ),
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         operations=("tril", "triu"),
         in_source=r"tril|triu",
     ),
     Mistake(
         "causal-transposed",
-        "the causal mask is upside down: a token sees itself and the future, not the past",
-        "masked_fill(torch.tril(ones, diagonal=-1) == 1, float('-inf'))",
-        "every token sees the tokens that it should predict, and none before it",
-        "masked_fill(torch.triu(ones, diagonal=1) == 1, float('-inf'))",
         "causal_rule",
         (MistakeVariant("a token sees itself and later ones only", triangle("future", 0)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
         operations=("tril", "triu"),
         in_source=r"tril|triu",
     ),
     Mistake(
         "causal-top-left",
-        "the causal mask puts the first query at the first key, although the queries are the last of the keys",
-        "torch.ones(q_len, k_len).tril()  # or is_causal=True with q_len ≠ k_len",
-        "with fewer queries than keys, as with a cache, new tokens see only the beginning of the text",
-        "torch.ones(q_len, k_len).tril(diagonal=k_len - q_len)",
         "causal_rule",
         (MistakeVariant("the triangle begins at the first key when queries are fewer than keys", from_top_left),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q_len, k_len).tril(k_len - q_len).bool())",
         operations=("tril", "triu", "scaled_dot_product_attention"),
         in_source=r"tril|triu|is_causal",
     ),
     Mistake(
         "causal-lost",
-        "the layer's own causal mask is lost where another mask is given",
-        "mask = padding_mask if padding_mask is not None else causal_mask",
-        "with padding in the batch, tokens see the future",
-        "mask = causal_mask & padding_mask  # True = may attend",
         "together",
         (MistakeVariant("a mask that is given takes the place of the causal one", without_layer_rule),),
     ),
@@ -146,42 +122,24 @@ def transposed_mask(layer: ReferenceLayer, allowed: Tensor) -> Tensor:
 _CELLS = (
     Mistake(
         "mask-inverted",
-        "the mask hides what it should show and shows what it should hide",
-        "scores.masked_fill(mask == 1, float('-inf'))  # where 1 means: may attend",
-        "tokens attend only to masked tokens",
-        "scores.masked_fill(mask == 0, float('-inf'))  # where 1 means: may attend; mask == 1 where it means: hidden",
         "mask_rule",
         (MistakeVariant("the mask is read the other way round", lambda layer, allowed: ~allowed),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~mask)  # True = may attend",
         in_source=r"masked_fill|where\(",
     ),
     Mistake(
         "mask-inverted",
-        "the layer's own mask hides what it should show and shows what it should hide",
-        "scores.masked_fill(torch.tril(ones) == 1, float('-inf'))",
-        "tokens attend only to later ones, and the last to nothing",
-        "scores.masked_fill(torch.tril(ones) == 0, float('-inf'))",
         "causal_rule",
         (MistakeVariant("the causal triangle is read the other way round", triangle("future", 1)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        form="of the layer",
         in_source=r"masked_fill|where\(",
     ),
     Mistake(
         "mask-ignored",
-        "the mask that is given changes nothing",
-        "def forward(self, x, mask=None): …  # mask is never used",
-        "tokens attend to masked tokens",
-        "scores.masked_fill(mask == 0, float('-inf'))",
         "mask_rule",
         (MistakeVariant("the mask is not read", lambda layer, allowed: torch.ones_like(allowed)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # True = may attend",
     ),
     Mistake(
         "mask-transposed",
-        "queries and keys of the mask are swapped",
-        "scores.masked_fill(mask.transpose(-2, -1) == 0, float('-inf'))",
-        "a token attends to the tokens that should attend to it",
-        "scores.masked_fill(mask == 0, float('-inf'))  # mask is [query, key]",
         "mask_rule",
         (MistakeVariant("the mask is read with queries and keys swapped", transposed_mask),),
     ),
@@ -204,10 +162,6 @@ def masked_plus(value: float) -> Callable[..., Tensor]:
 _ACTIONS = (
     Mistake(
         "mask-multiplied",
-        "the scores are multiplied by the mask, so that masked ones become 0 instead of −∞",
-        "scores * mask",
-        "a score of 0 does not give a weight of 0: masked tokens are attended to",
-        "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
             MistakeVariant("masked scores become 0 before the softmax", lambda layer, scores, keep: scores * keep),
@@ -216,16 +170,11 @@ _ACTIONS = (
     ),
     Mistake(
         "mask-added-as-01",
-        "a mask of zeros and ones is added to the scores",
-        "scores + mask  # mask holds 0 and 1",
-        "the scores of masked tokens fall by 1 only: they keep more than a third of their weight",
-        "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
             MistakeVariant("1 is added to visible scores and nothing to the others", visible_plus_one),
             MistakeVariant("1 is added to masked scores", masked_plus(1.0)),
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
     ),
 )
 
@@ -251,19 +200,11 @@ def shared_by_neighbours(layer: ReferenceLayer, scores: Tensor, keep: Tensor) ->
 _ORDERS = (
     Mistake(
         "mask-head-order",
-        "batch and heads are one axis, the batch outside, but the mask is repeated with the batch inside",
-        "mask.repeat(n_heads, 1, 1)  # for scores of shape [batch * n_heads, query, key]",
-        "most sequences get the mask of another sequence of the batch",
-        "mask.repeat_interleave(n_heads, dim=0)",
         "mask",
         (MistakeVariant("the mask is repeated for the heads in the other order than the scores", repeated_inside),),
     ),
     Mistake(
         "mask-window-order",
-        "the masks of the windows are laid along the batch as 0 0 1 1, where the windows of each image lie as 0 1 0 1",
-        "scores.view(n_windows, batch // n_windows, n_heads, n, n) + mask[:, None, None]",
-        "most windows get the mask of another window of their image",
-        "scores.view(batch // n_windows, n_windows, n_heads, n, n) + mask[None, :, None]",
         "mask",
         (MistakeVariant("each mask of a window serves neighbours in the batch", shared_by_neighbours),),
         shown_by=("windows",),
@@ -303,10 +244,6 @@ def allowed_times_infinity(layer: ReferenceLayer, scores: Tensor, keep: Tensor) 
 _ERASED = (
     Mistake(
         "mask-after-softmax",
-        "the mask is applied after the softmax",
-        "scores.softmax(dim=-1) * mask",
-        "the remaining weights do not sum to 1, because masked tokens still count in the softmax",
-        "scores.masked_fill(mask == 0, float('-inf')).softmax(dim=-1)",
         "value_weights",
         (
             MistakeVariant(
@@ -318,10 +255,6 @@ _ERASED = (
     ),
     Mistake(
         "mask-not-finite",
-        "the mask is multiplied by −∞, and 0 · −∞ is NaN",
-        "scores + mask * float('-inf')",
-        "everything that is not masked becomes NaN",
-        "scores.masked_fill(mask == 1, float('-inf'))  # 1 = hidden",
         "mask",
         (
             MistakeVariant("mask · −∞ is added to the scores", times_infinity),
@@ -363,10 +296,6 @@ def _has_nan_rows(symptoms: Symptoms) -> str | None:
 _SENTINELS = (
     Mistake(
         "mask-sign",
-        "masked scores are set to a huge positive number instead of a negative one",
-        "scores.masked_fill(mask == 0, float('inf'))  # or 1e9",
-        "every query attends to masked tokens only, or gives NaN",
-        "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
             MistakeVariant("masked scores are set to 10⁹", filled_with(1e9), is_rare=True),
@@ -376,10 +305,6 @@ _SENTINELS = (
     ),
     Mistake(
         "mask-sentinel-too-small",
-        "masked scores are set to a number that real scores can fall below",
-        "scores.masked_fill(mask == 0, -1e4)",
-        "with very negative scores masked tokens get the largest weights; with ordinary ones nothing shows",
-        "scores.masked_fill(mask == 0, float('-inf'))",
         "mask",
         (
             *(
@@ -389,7 +314,6 @@ _SENTINELS = (
             ),
             MistakeVariant("masked scores are set to 0, or next to it such as 1e-9", filled_with(1e-9), is_rare=True),
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=mask.bool())",
         operations=("masked_fill", "masked_fill_", "where"),
         rather_than={"mask-multiplied": _is_filled},
         shown_by=("large",),
@@ -397,10 +321,6 @@ _SENTINELS = (
     ),
     Mistake(
         "fully-masked-row",
-        "a query that may attend to nothing becomes NaN, although the caller gave nothing unusual",
-        "scores.masked_fill(~mask, float('-inf')).softmax(dim=-1)  # a row of −∞ alone is 0/0",
-        "padding on the left with a causal mask leaves the first rows without a key; their NaN spreads in the next layer",
-        "pattern = scores.softmax(dim=-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
         site="pattern",
         symptom=_has_nan_rows,
     ),
@@ -423,39 +343,21 @@ def padding_of_first_sequence(layer: ReferenceLayer, real: Tensor) -> Tensor:
 _PADDING = (
     Mistake(
         "padding-ignored",
-        "the padding that is given changes nothing: padding is attended to like any token",
-        "def forward(self, x, key_padding_mask=None): …  # never used",
-        "the output of a text depends on the other texts in the batch",
-        "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         (MistakeVariant("padding is seen like any token", visible_padding),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
         "padding-inverted",
-        "padding is read the other way round: only padding is attended to",
-        "scores.masked_fill(~key_padding_mask[:, None, None, :], float('-inf'))",
-        "every token attends to padding instead of to the text",
-        "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))  # True = padding",
         "padding_rule",
         (MistakeVariant("real tokens are hidden and padding is seen", lambda layer, real: ~real[:, None, None, :]),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v, attn_mask=~key_padding_mask[:, None, None, :])",
     ),
     Mistake(
         "padding-of-queries",
-        "the padding is laid along the queries instead of the keys",
-        "scores.masked_fill(key_padding_mask[:, None, :, None], float('-inf'))",
-        "padding attends to nothing, but every token attends to it",
-        "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         (MistakeVariant("padding hides queries instead of keys", lambda layer, real: real[:, None, :, None]),),
     ),
     Mistake(
         "padding-of-first-sequence",
-        "the padding of the first sequence is used for all",
-        "mask = key_padding_mask[0]",
-        "longer sequences lose tokens, shorter ones attend to padding",
-        "scores.masked_fill(key_padding_mask[:, None, None, :], float('-inf'))",
         "padding_rule",
         (MistakeVariant("every sequence is taken to be padded like the first", padding_of_first_sequence),),
     ),

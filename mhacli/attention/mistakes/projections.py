@@ -26,7 +26,6 @@ from mhacli.attention.mistakes.stages import (
 
 _USED_TWICE = tuple(permutations(("values", "keys", "queries"), 2))
 """A role, and the role that wrongly replaces it, the likeliest pair first."""
-_PRODUCTS = {"q": "q @ k.transpose(-2, -1)", "k": "q @ k.transpose(-2, -1)", "v": "pattern @ v"}
 
 
 # ----------------------------------------------------------------------------------------------------------- projection roles
@@ -50,10 +49,6 @@ def projected(projections_by_role: str = "qkv", *, inputs_by_role: str = "qkv") 
 _FUSED = (
     Mistake(
         "qkv-order",
-        "queries, keys and values are read from the fused projection in the wrong order",
-        "k, q, v = self.qkv(x).chunk(3, dim=-1)",
-        "queries, keys and values are interchanged: the weights of a published model give wrong outputs",
-        "q, k, v = self.qkv(x).chunk(3, dim=-1)",
         "project",
         tuple(
             MistakeVariant(
@@ -95,10 +90,6 @@ _EXCHANGED = (
     *(
         Mistake(
             f"{taker}-from-{giver}",
-            f"the {taker} are made with the projection of the {giver}",
-            f"{taker[0]} = self.{giver[0]}_proj(x)",
-            f"the projection of the {taker} is never used",
-            f"{taker[0]} = self.{taker[0]}_proj(x)",
             "project",
             (
                 MistakeVariant(
@@ -114,10 +105,6 @@ _EXCHANGED = (
     *(
         Mistake(
             f"{taker}-from-{giver}",
-            f"the {giver} take the place of the {taker}",
-            _PRODUCTS[taker[0]].replace(taker[0], giver[0]),
-            f"the {taker} are never used",
-            _PRODUCTS[taker[0]],
             "take",
             (
                 MistakeVariant(
@@ -127,15 +114,12 @@ _EXCHANGED = (
                 ),
             ),
             site="z" if taker == "values" else "qk",
+            form="as heads",
         )
         for taker, giver in _USED_TWICE
     ),
     Mistake(
         "one-projection",
-        "queries, keys and values are all made with one projection",
-        "q, k, v = self.q_proj(x), self.q_proj(x), self.q_proj(x)",
-        "two projections are never used, and every token attends to tokens like itself",
-        "q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)",
         "project",
         tuple(
             MistakeVariant(
@@ -149,13 +133,10 @@ _EXCHANGED = (
     *(
         Mistake(
             "projection-missing",
-            f"the {name} are the rows themselves, although there is a projection for them",
-            f"{name[0]} = x",
-            f"the projection of the {name} is never used",
-            f"{name[0]} = self.{name[0]}_proj(x)",
             "project",
             (MistakeVariant(f"the rows are taken for the {name} as they are", not_projected(name[0]), is_rare=True),),
             site=name[0],
+            form=name,
         )
         for name in ("values", "keys", "queries")
     ),
@@ -165,30 +146,18 @@ _EXCHANGED = (
 _ROWS = (
     Mistake(
         "values-of-queries",
-        "the values are computed from the input of the queries instead of the context",
-        "v = self.v_proj(query)",
-        "the content of the context does not reach the output; only the weights depend on it",
-        "v = self.v_proj(context)",
         "project",
         (MistakeVariant("the values come from the rows of the queries", projected(inputs_by_role="qkq")),),
         site="v_proj",
     ),
     Mistake(
         "values-of-keys",
-        "the values are computed from the argument for the keys",
-        "v = self.v_proj(key)",
-        "the argument for the values is never used: where it differs from that for the keys, the output is wrong",
-        "v = self.v_proj(value)",
         "project",
         (MistakeVariant("the values come from the rows of the keys", projected(inputs_by_role="qkk")),),
         site="v_proj",
     ),
     Mistake(
         "keys-of-values",
-        "the keys are computed from the argument for the values",
-        "k = self.k_proj(value)",
-        "where the two arguments differ, queries are compared with the wrong vectors",
-        "k = self.k_proj(key)",
         "project",
         (
             MistakeVariant("the keys come from the rows of the values", projected(inputs_by_role="qvv")),
@@ -198,10 +167,6 @@ _ROWS = (
     ),
     Mistake(
         "keys-of-queries",
-        "the keys are computed from the argument for the queries",
-        "k = self.k_proj(query)",
-        "queries are compared with each other, whatever the keys are",
-        "k = self.k_proj(key)",
         "project",
         (MistakeVariant("the keys come from the rows of the queries", projected(inputs_by_role="qqv")),),
         site="k_proj",
@@ -249,10 +214,6 @@ def transposed_inputs(layer: ReferenceLayer, rows: ReferenceInputs) -> tuple[Ten
 _WEIGHTS = (
     Mistake(
         "bias-missing",
-        "a bias that the layer has is not added",
-        "F.linear(x, self.q_proj.weight)",
-        "the outputs are those of a layer without that bias",
-        "F.linear(x, self.q_proj.weight, self.q_proj.bias)",
         "project",
         tuple(
             MistakeVariant(f"the bias of {' and '.join(of)} is left out", unbiased(*of))
@@ -261,38 +222,23 @@ _WEIGHTS = (
     ),
     Mistake(
         "bias-missing",
-        "the bias of the output projection is not added",
-        "z @ self.out_proj.weight.T",
-        "the outputs are those of a layer without that bias",
-        "self.out_proj(z)",
         "project_out",
         (MistakeVariant("the bias of the output projection is left out", out_unbiased),),
+        form="of the output",
     ),
     Mistake(
         "out-proj-missing",
-        "the layer has an output projection and does not apply it",
-        "return z.transpose(1, 2).reshape(batch, length, d_model)",
-        "the heads are never mixed, and the projection gets no gradient",
-        "return self.out_proj(z.transpose(1, 2).reshape(batch, length, d_model))",
         "project_out",
         (MistakeVariant("the heads side by side are returned as they are", without_out_projection),),
         site="concat",
     ),
     Mistake(
         "out-proj-transposed",
-        "the weight of the output projection is applied transposed",
-        "z @ self.out_proj.weight",
-        "square weights raise no error, and the weights of a published model give wrong outputs",
-        "z @ self.out_proj.weight.T",
         "project_out",
         (MistakeVariant("the output projection's weight is applied transposed", out_transposed),),
     ),
     Mistake(
         "projection-transposed",
-        "the weights of the projections are applied transposed",
-        "x @ self.q_proj.weight",
-        "square weights raise no error, and the weights of a published model give wrong outputs",
-        "x @ self.q_proj.weight.T",
         "project",
         (MistakeVariant("the weights of queries, keys and values are applied transposed", transposed_inputs),),
     ),
@@ -350,10 +296,6 @@ _HALVES, _NEIGHBOURS = Rotation("half"), Rotation("interleaved")
 _HALVES_BY_NEIGHBOURS, _NEIGHBOURS_BY_HALVES = Rotation("half", "interleaved"), Rotation("interleaved", "half")
 _PAIRING = Mistake(
     "rope-pairing",
-    "rotary positions pair the columns differently from their angles, or from the weights",
-    "angles = torch.cat([a, a], -1) with x[..., ::2], x[..., 1::2] rotated",
-    "columns are rotated by the angles of other pairs: scores no longer depend on the distance alone",
-    "rotate_half with torch.cat([a, a], -1), or neighbours with a.repeat_interleave(2, -1)",
     "rotate",
     (
         MistakeVariant(
@@ -377,38 +319,22 @@ _ROTATIONS = (
     ),
     Mistake(
         "rope-of-values",
-        "the values are rotated by their positions, as queries and keys are",
-        "q, k, v = apply_rotary(q), apply_rotary(k), apply_rotary(v)",
-        "the value of a token depends on its position",
-        "q, k = apply_rotary(q), apply_rotary(k)  # v stays as it is",
         "rotate_values",
         (MistakeVariant("the values are rotated too", lambda layer, v: rotated(v, layer, 0, pairing_of(layer))),),
     ),
     Mistake(
         "rope-of-queries-only",
-        "queries are rotated by their positions, keys are not",
-        "q = apply_rotary(q)  # and k is left as it is",
-        "scores depend on the position of the query instead of the distance",
-        "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
         (MistakeVariant("the keys are not rotated", rotated_as(k_rotation=None)),),
         site="k",
     ),
     Mistake(
         "rope-of-keys-only",
-        "keys are rotated by their positions, queries are not",
-        "k = apply_rotary(k)  # and q is left as it is",
-        "scores depend on the position of the key instead of the distance",
-        "q, k = apply_rotary(q), apply_rotary(k)",
         "rotate",
         (MistakeVariant("the queries are not rotated", rotated_as(q_rotation=None)),),
     ),
     Mistake(
         "rope-offset",
-        "the positions of queries and keys start at different numbers",
-        "q, k = rotate(q, places), rotate(k, places + 1)",
-        "every distance is off by a constant: with the weights of a published model the scores belong to other distances",
-        "q, k = rotate(q, places), rotate(k, places)",
         "rotate",
         (
             MistakeVariant("queries are rotated one place too far", rotated_as(Rotation(shift=1))),
@@ -436,10 +362,6 @@ def normed_as(of_q: str | None, of_k: str | None) -> Callable[..., tuple[Tensor,
 _NORMS = (
     Mistake(
         "qk-norm-shared",
-        "queries and keys are normalised by the same norm, and the other norm is never used",
-        "q, k = self.q_norm(q), self.q_norm(k)",
-        "the learned gain of the other norm has no effect",
-        "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
         (
             MistakeVariant("the keys are normalised by the norm of the queries", normed_as("q", "q"), ("k",)),
@@ -448,10 +370,6 @@ _NORMS = (
     ),
     Mistake(
         "qk-norm-of-one",
-        "only queries, or only keys, are normalised, and the norm of the other is never used",
-        "q = self.q_norm(q)  # and k is left as it is",
-        "scores grow with the size of the vectors that are not normalised",
-        "q, k = self.q_norm(q), self.k_norm(k)",
         "norm",
         (
             MistakeVariant("the keys are not normalised", normed_as("q", None), ("k",)),
@@ -502,19 +420,11 @@ def _one_signed(t: Tensor, layer: ReferenceLayer, start: int, pairing: Pairing) 
 _ANGLES = (
     Mistake(
         "rope-axis",
-        "rotary positions count heads instead of tokens",
-        "places = torch.arange(q.shape[1])  # q is [batch, head, query, d_head]",
-        "all tokens are rotated alike: the order of the text has no effect",
-        "places = torch.arange(q.shape[-2])  # or turn before the transpose",
         "rotate",
         (MistakeVariant("the number of the head is taken for the place", rotated_by_head),),
     ),
     Mistake(
         "rope-rates",
-        "the angles of rotary positions do not decrease from pair to pair",
-        "theta ** (torch.arange(0, d, 2) / d)  # without 1 /",
-        "near positions cannot be distinguished from distant ones",
-        "1.0 / theta ** (torch.arange(0, d, 2) / d)",
         "rotate",
         (
             MistakeVariant("the angles grow from pair to pair by theta^(2j/d)", rotated_with(torch.reciprocal)),
@@ -523,20 +433,12 @@ _ANGLES = (
     ),
     Mistake(
         "rope-sign",
-        "queries and keys are rotated in opposite directions",
-        "q * cos + rotate(q) * sin, k * cos - rotate(k) * sin",
-        "scores depend on the sum of the two positions instead of their difference",
-        "t * cos + rotate(t) * sin for both",
         "rotate",
         (MistakeVariant("keys are rotated backwards", rotated_as(k_rotation=Rotation(sign=-1))),),
         site="k",
     ),
     Mistake(
         "rope-without-minus",
-        "both columns of a pair are rotated with the same sign",
-        "rotate_half: torch.cat([x2, x1], dim=-1)",
-        "that is not a rotation: the lengths of queries and keys change with the position",
-        "rotate_half: torch.cat([-x2, x1], dim=-1)",
         "rotate",
         (MistakeVariant("no column of a pair is rotated with a minus", rotated_one_way, is_rare=True),),
     ),

@@ -55,10 +55,6 @@ def _is_unpacked_in_order(evidence: SourceEvidence) -> bool:
 _PRODUCTS = (
     Mistake(
         "qk-swapped",
-        "queries and keys are swapped: the table of scores is transposed",
-        "k @ q.transpose(-2, -1)",
-        "every token is compared by its key instead of its query; with a causal mask, or trained weights, that is another model",
-        "q @ k.transpose(-2, -1)",
         "products",
         (MistakeVariant("the scores are k qᵀ instead of q kᵀ", lambda layer, q, k: k @ q.mT),),
         applies=lambda hints, layer: hints.is_order_known,
@@ -129,55 +125,31 @@ def _mentions_model_width(evidence: SourceEvidence) -> bool:
 _SCALES = (
     Mistake(
         "scale-missing",
-        "the scores are not divided by √d_head",
-        "(q @ k.transpose(-2, -1)).softmax(dim=-1)",
-        "scores grow with d_head: the softmax is too sharp, and its gradients vanish",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are not scaled at all", scaled_by(lambda layer, d, right: 1.0)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-d-model",
-        "the scores are divided by √d_model instead of √d_head",
-        "scores / math.sqrt(d_model)",
-        "scores are too small by √n_heads: attention is nearly uniform",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (
             MistakeVariant("the scores are divided by √d_model", scaled_by(by_model_width)),
             MistakeVariant("the scores are divided by d_model", scaled_by(by_whole_model_width), is_rare=True),
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
         rather_than={"scale-not-root": _mentions_model_width},
     ),
     Mistake(
         "scale-not-root",
-        "the scores are divided by d_head instead of its root",
-        "scores / d_head",
-        "scores are too small by √d_head: attention is nearly uniform",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are divided by d_head", scaled_by(lambda layer, d, right: 1 / d)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-twice",
-        "the scores are scaled twice",
-        "q = q * d_head ** -0.5 … scores = q @ k.transpose(-2, -1) * d_head ** -0.5",
-        "scores are too small by √d_head: attention is nearly uniform",
-        "q @ k.transpose(-2, -1) * d_head ** -0.5  # once, on q or on the scores",
         "scale",
         (MistakeVariant("the scores are scaled twice", scaled_by(lambda layer, d, right: right * right)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
         rather_than={"scale-not-root": _is_scaled_twice, "scale-d-model": _is_scaled_twice},
     ),
     Mistake(
         "scale-one-side",
-        "only queries, or only keys, are divided by the fourth root of d_head",
-        "scale = d_head ** -0.25 … scores = (q * scale) @ k.transpose(-2, -1)",
-        "scores are too large by the fourth root of d_head",
-        "scores = (q * scale) @ (k * scale).transpose(-2, -1)  # or d_head ** -0.5 on one of them",
         "scale",
         (
             MistakeVariant(
@@ -187,10 +159,6 @@ _SCALES = (
     ),
     Mistake(
         "scale-length",
-        "the scores are divided by the length, or its root, instead of √d_head",
-        "scores / math.sqrt(k.size(-2))",
-        "how sharp attention is depends on how long the text is",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         tuple(
             MistakeVariant(f"the scores are divided by {divisor}", scaled_by_size(axis, power), is_rare=True)
@@ -201,48 +169,28 @@ _SCALES = (
                 ("q_len", -2, -1.0),
             )
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-batch",
-        "the scores are divided by the root of the size of the batch instead of √d_head",
-        "scores / math.sqrt(q.size(0))",
-        "how sharp attention is depends on the size of the batch",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (
             MistakeVariant(
                 "the scores are divided by the root of the size of the batch", scaled_by_size(0, -0.5), is_rare=True
             ),
         ),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-heads",
-        "the scores are divided by the root of the number of heads instead of √d_head",
-        "scores / math.sqrt(n_heads)",
-        "how sharp attention is depends on the number of heads instead of their width",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are divided by √n_heads", scaled_by_size(1, -0.5), is_rare=True),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-multiplied",
-        "the scores are multiplied by √d_head instead of divided",
-        "scores * math.sqrt(d_head)",
-        "scores are too large by d_head: nearly every query takes one key alone",
-        "q @ k.transpose(-2, -1) / math.sqrt(d_head)",
         "scale",
         (MistakeVariant("the scores are multiplied by √d_head", scaled_by(lambda layer, d, right: d**0.5)),),
-        fix_in_torch="F.scaled_dot_product_attention(q, k, v)  # scales by 1 / √d_head itself",
     ),
     Mistake(
         "scale-after-softmax",
-        "the attention weights are scaled instead of the scores",
-        "scores.softmax(dim=-1) / math.sqrt(d_head)",
-        "the softmax is too sharp, and the weights of a query sum to 1/√d_head",
-        "(scores / math.sqrt(d_head)).softmax(dim=-1)",
         "value_weights",
         (MistakeVariant("the softmax is over unscaled scores, and its result is scaled", scaled_late),),
     ),
@@ -278,10 +226,6 @@ def not_capped(layer: ReferenceLayer, scores: Tensor, keep: Tensor | None) -> tu
 _CAPS = (
     Mistake(
         "softcap-after-mask",
-        "the cap on the scores is applied after the mask",
-        "c * torch.tanh(scores.masked_fill(mask, float('-inf')) / c)",
-        "the cap turns −∞ into −c: masked tokens are attended to again",
-        "(c * torch.tanh(scores / c)).masked_fill(mask, float('-inf'))",
         "cap",
         (MistakeVariant("masked scores are capped like the others", capped_late),),
         site="scores",
@@ -289,19 +233,11 @@ _CAPS = (
     ),
     Mistake(
         "softcap-not-scaled-back",
-        "the capped scores are not multiplied by the cap",
-        "torch.tanh(scores / c)",
-        "all scores lie within ±1: attention is nearly uniform",
-        "c * torch.tanh(scores / c)",
         "cap",
         (MistakeVariant("tanh(score / c) stands without the factor c", capped_small),),
     ),
     Mistake(
         "softcap-missing",
-        "a softcap is configured and not applied",
-        "q @ k.transpose(-2, -1) * scale",
-        "large scores stay large",
-        "c * torch.tanh(scores / c)",
         "cap",
         (MistakeVariant("the scores are not capped", not_capped),),
     ),
@@ -331,34 +267,23 @@ def bias_repeated_inside(layer: ReferenceLayer, scores: Tensor, bias: Tensor) ->
 _BIASES = (
     Mistake(
         "bias-reversed",
-        "the penalty for distance is a bonus: far keys score higher than near ones",
-        "scores + slopes * (q_place - k_place)",
-        "every token attends to what is farthest away",
-        "scores - slopes * (q_place - k_place).abs()",
         "add_bias",
         (MistakeVariant("the penalty for distance is added instead of subtracted", bias_reversed),),
     ),
     Mistake(
         "bias-head-order",
-        "the bias [query, key, head] is read as [head, query, key] without moving the axis of the heads",
-        "table[index].view(n_heads, length, length)  # index is [query, key]",
-        "a head gets the biases of all heads, for other pairs of positions",
-        "table[index].view(length, length, n_heads).permute(2, 0, 1)",
         "add_bias",
         (MistakeVariant("the bias is reshaped to [head, query, key] without a permute", bias_unmoved),),
     ),
     Mistake(
         "bias-head-order",
-        "batch and heads are one axis, the batch outside, but the bias is repeated with the batch inside",
-        "bias.repeat_interleave(batch, dim=0)  # for scores of shape [batch * n_heads, query, key]",
-        "most heads get the bias of another head, a different one in each sequence",
-        "bias.repeat(batch, 1, 1)",
         "add_bias",
         (
             MistakeVariant(
                 "the bias is repeated for the sequences in the other order than the scores", bias_repeated_inside
             ),
         ),
+        form="batched",
     ),
 )
 
@@ -390,10 +315,6 @@ def pattern_transposed(layer: ReferenceLayer, pattern: Tensor, v: Tensor) -> Ten
 _AXES = (
     Mistake(
         "softmax-axis",
-        "the softmax runs over another axis than the keys",
-        "scores.softmax(dim=-2)",
-        "the weights of a query do not sum to 1: some outputs are nearly 0, others much too large",
-        "scores.softmax(dim=-1)",
         "softmax",
         (
             MistakeVariant("the softmax runs over queries instead of keys", softmax_over(-2)),
@@ -405,10 +326,6 @@ _AXES = (
     ),
     Mistake(
         "pattern-transposed",
-        "the pattern is transposed before it weighs the values",
-        "pattern.transpose(-2, -1) @ v",
-        "values flow from queries to keys instead of from keys to queries, and the weights of a query do not sum to 1",
-        "pattern @ v",
         "weigh",
         (MistakeVariant("the values are weighed by the transposed pattern", pattern_transposed, is_rare=True),),
     ),
@@ -430,19 +347,11 @@ def sink_left_out(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 _SINKS = (
     Mistake(
         "sink-dropped-wrongly",
-        "the sink takes part in the softmax, and another column than its own is dropped",
-        "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., 1:]",
-        "each value is weighted by the weight of its neighbour, and the last one by that of the sink logit",
-        "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
         (MistakeVariant("the column of the first key is dropped instead of the sink's", sink_kept),),
     ),
     Mistake(
         "sink-without-effect",
-        "the weights are renormalised after the sink's column is dropped",
-        "p = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]; p = p / p.sum(-1, keepdim=True)",
-        "the sink logit takes no attention and gets no gradient",
-        "torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]",
         "softmax",
         (MistakeVariant("the sink takes no part", sink_left_out),),
     ),
@@ -468,37 +377,22 @@ def without_maximum(layer: ReferenceLayer, scores: Tensor) -> Tensor:
 _SOFTMAXES = (
     Mistake(
         "softmax-missing",
-        "there is no softmax: scores are used as attention weights",
-        "scores @ v",
-        "weights are negative and unbounded, and do not sum to 1",
-        "scores.softmax(dim=-1) @ v",
         "softmax",
         (MistakeVariant("the scores themselves weigh the values", lambda layer, scores: scores),),
     ),
     Mistake(
         "softmax-twice",
-        "the softmax is applied twice",
-        "F.softmax(scores.softmax(dim=-1), dim=-1)",
-        "the second softmax reads numbers from 0 to 1, so weights differ by a factor of e at most: attention is nearly uniform",
-        "scores.softmax(dim=-1)",
         "softmax",
         (MistakeVariant("the softmax is applied to its own result", softmax_twice),),
     ),
     Mistake(
         "softmax-twice",
-        "a softmax runs before the mask, and another after it",
-        "scores.softmax(dim=-1).masked_fill(mask, float('-inf')).softmax(dim=-1)",
-        "the second softmax reads numbers from 0 to 1, so weights differ by a factor of e at most: attention is nearly uniform",
-        "scores.masked_fill(mask, float('-inf')).softmax(dim=-1)",
         "scale",
         (MistakeVariant("the softmax is applied to the scores before the mask too", softmax_first, is_rare=True),),
+        form="around the mask",
     ),
     Mistake(
         "softmax-overflow",
-        "the softmax takes exponentials without subtracting the largest score first",
-        "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)",
-        "large scores overflow: infinite over infinite is NaN",
-        "scores.softmax(dim=-1)",
         "softmax",
         (MistakeVariant("exponentials are taken of the scores as they are", without_maximum),),
         shown_by=("large",),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.core import Tap, no_tap, per_query_head
+from mhacli.record.glossary import MistakeWords, mistake_words
 
 Pairing = Literal["half", "interleaved"]
 
@@ -501,8 +502,8 @@ class Mistake:
     """An entry of the catalogue: a mistake with its stable `code`, and all that `mha check` knows about it.
 
     `stage` is the stage that each of the `variants` replaces, None for a mistake that a probe finds. `site` is used to find the
-    source line, by default the site of the stage. `looks_like` is an example of the mistake, `effect` its consequence, `fix`
-    the corrected expression, `fix_in_torch` the same for torch's fused function.
+    source line, by default the site of the stage. Its words stand in record/mistakes.toml; of several entries with a code, the
+    further ones have words of their own under `code, form`.
 
     The source line is the line of the first of the `operations`, else a line that matches the regular expression `in_source`,
     else the line that computes the site. `applies` tells whether it is a mistake in a layer at all. For mistakes with the same
@@ -512,14 +513,10 @@ class Mistake:
     """
 
     code: str
-    message: str
-    looks_like: str
-    effect: str
-    fix: str
     stage: str | None = None
     variants: tuple[MistakeVariant, ...] = ()
+    form: str = ""
     site: str = ""
-    fix_in_torch: str = ""
     operations: tuple[str, ...] = ()
     in_source: str = ""
     applies: Callable[[SourceHints, ReferenceLayer], bool] = _always
@@ -533,6 +530,12 @@ class Mistake:
         """Sets the default site."""
         if self.stage is not None and not self.site:
             object.__setattr__(self, "site", _SITES[self.stage])
+
+    @property
+    def words(self) -> MistakeWords:
+        """Its message, effect and fix."""
+        words = mistake_words()
+        return words.get(f"{self.code}, {self.form}") or words[self.code]
 
     @property
     def is_shown_by_masks(self) -> bool:

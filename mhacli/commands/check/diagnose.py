@@ -36,7 +36,7 @@ readings may be the same layer without and with its own causal mask."""
 _REVEALING_SITE = {"q": "qk", "k": "qk", "v": "z", "concat": "out"}
 """The site whose numbers reveal how heads were split or joined."""
 _FINITE = AppliedMistake(
-    Mistake("", "", "", "", "", stage="mask"),
+    Mistake("", "mask"),
     MistakeVariant("masked scores are −10⁹", filled_with(-1e9)),
 )
 """Not a mistake: a large negative number works like −∞ as long as some key is visible."""

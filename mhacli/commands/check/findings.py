@@ -134,12 +134,13 @@ def finding_of(
     together: tuple[str, ...] = (),
 ) -> Finding:
     """The finding for a mistake at a line; proven if there is an `error`."""
+    words = mistake.words
     return Finding(
         code=mistake.code,
-        message=mistake.message,
+        message=words.message,
         evidence=evidence,
-        fix=("scaled_dot_product_attention" in line.source and mistake.fix_in_torch) or mistake.fix,
-        effect=mistake.effect,
+        fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
+        effect=words.effect,
         proven=error is not None,
         error=error,
         tolerance=tolerance,
