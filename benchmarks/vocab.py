@@ -19,7 +19,7 @@ from time import perf_counter
 
 from peak import peak_mib
 
-from mhacli.text.encode import Decoding, stream_text
+from mhacli.text.reading import Decoding, stream_text
 from mhacli.text.tokenizers import WordTokenizer
 
 STORY = Path(__file__).parent.parent / "sample_texts" / "story.txt"

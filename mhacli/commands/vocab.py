@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
-    from mhacli.text.encode import Decoding
+    from mhacli.text.reading import Decoding
     from mhacli.text.tokenizers import Tokenizer
     from mhacli.text.vocabulary import Entry
 
@@ -113,7 +113,7 @@ def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptio
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
     """Every text in pieces, with its path (None for an argument)."""
     from mhacli.cli.shared.request import typed_texts
-    from mhacli.text.encode import stream_text
+    from mhacli.text.reading import stream_text
 
     for text in typed_texts(source, decoding, has_model=False):
         yield None, [text]
@@ -124,19 +124,17 @@ def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Itera
 def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
     """The number of occurrences of each token. Raises `MhaError`, with the reason, for a text without tokens."""
     from mhacli.io.files import describe
-    from mhacli.text.encode import empty, no_tokens
+    from mhacli.text.encode import no_tokens
 
-    is_empty = is_blank = True
+    is_blank = True
 
     def observed_pieces() -> Iterator[str]:
-        nonlocal is_empty, is_blank
+        nonlocal is_blank
         for piece in pieces:
-            is_empty, is_blank = False, is_blank and piece.isspace()
+            is_blank = is_blank and piece.isspace()
             yield piece
 
     counts = tokenizer.count(observed_pieces())
-    if not counts and is_empty and path is not None:
-        raise empty(path)
     if not counts:
         raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
     return counts

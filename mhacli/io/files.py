@@ -69,25 +69,6 @@ def read_up_to(read: Callable[[int], bytes], n: int) -> bytes:
     return b"".join(chunks)
 
 
-def read_chunks(path: str, limit: int, option: str) -> Iterator[bytes]:
-    """The bytes of a file, a pipe or (`-`) stdin in chunks, so that memory does not grow with the input.
-
-    Raises `MhaError` if the input cannot be read or has more than `limit` bytes; the hint names `option`.
-    """
-    total = 0
-    with opened(path) as read:
-        while chunk := read(READ_CHUNK_BYTES):
-            total += len(chunk)
-            if total > limit:
-                raise MhaError(
-                    f"{describe(path)} is larger than {format_size(limit)}",
-                    hint=f"{option} raises the limit",
-                    code="too-large",
-                    path=path,
-                )
-            yield chunk
-
-
 def describe(path: str) -> str:
     """The name of an input in messages."""
     return "stdin" if path == "-" else path

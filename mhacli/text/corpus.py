@@ -12,14 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
-from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened, read_up_to
+from mhacli.io.files import READ_CHUNK_BYTES, describe, opened
 from mhacli.settings import DEFAULT_MAX_BYTES
-
-if TYPE_CHECKING:
-    import pyarrow
+from mhacli.text.reading import BadTextError, Decoding, decoded, read_text
 
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of Parquet files that hold the text."""
@@ -46,6 +44,10 @@ class BadDocument(NamedTuple):
     reason: str
 
 
+Contents = Iterator[tuple[int, Callable[[], str]]]
+"""The place and the text of each document; getting the text raises `BadTextError`."""
+
+
 @dataclass(frozen=True)
 class CorpusFormat:
     """How files are split into documents.
@@ -70,6 +72,28 @@ class CorpusFormat:
         if len(names) > 1:
             raise UsageError(f"{names[0]} and {names[1]} exclude each other: all files are read in the same way")
 
+    def is_parquet(self, file: str) -> bool:
+        """Whether a file is read as Parquet."""
+        by_name = not self.lines and self.field is None and file.lower().endswith(_PARQUET_SUFFIX)
+        return self.column is not None or by_name
+
+    def text(self, raw: bytes) -> str:
+        """The text of one document. Raises `BadTextError` for bytes that are none, and for no bytes."""
+        text = "".join(decoded([raw], Decoding(max_bytes=self.max_bytes), ""))
+        if not text:
+            raise BadTextError("", "empty")
+        return text
+
+    def contents(self, file: str) -> Contents:
+        """The documents in a file."""
+        if self.is_parquet(file):
+            return _rows(file, self)
+        if self.lines:
+            return ((place, partial(self.text, raw)) for place, raw in _raw_lines(file, self.max_bytes))
+        if self.field is not None or file.lower().endswith(_JSON_SUFFIXES):
+            return ((place, partial(_field_of, raw, self)) for place, raw in _raw_lines(file, self.max_bytes))
+        return iter([(0, partial(read_text, file, Decoding(max_bytes=self.max_bytes)))])
+
 
 def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document | BadDocument]:
     """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
@@ -82,6 +106,14 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document |
     for file in files:
         _require_readable(file, form)
     return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
+
+
+def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document | BadDocument]:
+    for place, text in form.contents(file):
+        try:
+            yield Document(file, place, text())
+        except BadTextError as fault:
+            yield BadDocument(file, place, fault.reason)
 
 
 def _matched(source: str) -> list[str]:
@@ -100,115 +132,49 @@ def _require_readable(file: str, form: CorpusFormat) -> None:
         hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
         raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
     if file == "-" or (os.path.exists(file) and stat.S_ISFIFO(os.stat(file).st_mode)):
-        if _is_parquet(file, form):
+        if form.is_parquet(file):
             raise UsageError(f"{describe(file)} is a pipe: a Parquet file must be a regular file", path=file)
         return
     with opened(file):
         pass
-    if _is_parquet(file, form):
-        with _parquet_faults(file):
-            _require_text_column(file, form.column or DEFAULT_FIELD)
+    if form.is_parquet(file):
+        _require_text_column(file, form.column or DEFAULT_FIELD)
 
 
-def _is_parquet(file: str, form: CorpusFormat) -> bool:
-    by_name = not form.lines and form.field is None and file.lower().endswith(_PARQUET_SUFFIX)
-    return form.column is not None or by_name
+# --------------------------------------------------------------------------------------------------------- JSON lines
 
 
-def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document | BadDocument]:
-    if _is_parquet(file, form):
-        return _rows(file, form)
-    if form.lines:
-        return _from_lines(file, form, lambda raw: _decoded(raw, form).removesuffix("\r"))
-    if form.field is not None or file.lower().endswith(_JSON_SUFFIXES):
-        return _from_lines(file, form, lambda raw: _field_of(_decoded(raw, form), form.field or DEFAULT_FIELD))
-    return _whole(file, form)
-
-
-class _Bad(Exception):
-    """The reason why a document has no usable text."""
-
-
-def _document(file: str, place: int, form: CorpusFormat, text: Callable[[], str]) -> Document | BadDocument:
-    """The document with the result of `text()`, or a `BadDocument` if the call raises `_Bad`."""
-    try:
-        return Document(file, place, _checked(text(), form))
-    except _Bad as fault:
-        return BadDocument(file, place, str(fault))
-
-
-def _whole(file: str, form: CorpusFormat) -> Iterator[Document | BadDocument]:
-    with opened(file) as read:
-        raw = read_up_to(read, form.max_bytes + 1)
-    yield _document(file, 0, form, partial(_decoded, raw, form))
-
-
-def _from_lines(file: str, form: CorpusFormat, text_of: Callable[[bytes], str]) -> Iterator[Document | BadDocument]:
-    for place, raw in _raw_lines(file, form):
-        yield _document(file, place, form, partial(text_of, raw))
-
-
-def _raw_lines(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(file: str, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
-    most, place, line = form.max_bytes + 1, 1, b""
+    most, place, line = max_bytes + 2, 1, b""
     with opened(file) as read:
         while chunk := read(READ_CHUNK_BYTES):
             rest, *begun = chunk.split(b"\n")
             line += rest[: most - len(line)]
             for begins in begun:
                 if line.strip():
-                    yield place, line
+                    yield place, line.removesuffix(b"\r")
                 place, line = place + 1, begins[:most]
     if line.strip():
-        yield place, line
+        yield place, line.removesuffix(b"\r")
 
 
-def _decoded(raw: bytes, form: CorpusFormat) -> str:
-    if len(raw) > form.max_bytes:
-        raise _too_long(form)
+def _field_of(raw: bytes, form: CorpusFormat) -> str:
+    field = form.field or DEFAULT_FIELD
     try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as fault:
-        offset = fault.start + len(raw) - len(fault.object)  # `fault.object` lacks the byte order mark
-        raise _Bad(f"not UTF-8: the byte \\x{fault.object[fault.start]:02x} at offset {offset}") from None
-
-
-def _checked(text: str, form: CorpusFormat) -> str:
-    """The text with LF line ends. Raises `_Bad` for text that is empty, binary or too long."""
-    text = text.replace("\r\n", "\n")
-    if not text:
-        raise _Bad("empty")
-    if "\0" in text:
-        raise _Bad("not text: it has a NUL character")
-    try:
-        size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError as fault:
-        raise _Bad(f"not text: it has half a surrogate pair, \\u{ord(text[fault.start]):04x}") from None
-    if size > form.max_bytes:
-        raise _too_long(form)
-    return text
-
-
-def _too_long(form: CorpusFormat) -> _Bad:
-    return _Bad(f"larger than {format_size(form.max_bytes)}")
-
-
-def _field_of(line: str, field: str) -> str:
-    try:
-        entry = json.loads(line)
+        entry = json.loads(form.text(raw))
     except (ValueError, RecursionError):
-        raise _Bad("not JSON") from None
+        raise BadTextError("", "not JSON") from None
     if not isinstance(entry, dict):
-        raise _Bad("not a JSON object")
+        raise BadTextError("", "not a JSON object")
     value = _at(entry, field)
-    if value is _MISSING:
-        raise _Bad(f"no field {field!r}")
     if not isinstance(value, str):
-        raise _Bad(f"the field {field!r} is no text")
-    return value
-
-
-_MISSING = object()
+        raise BadTextError("", f"without text in the field {field!r}")
+    try:
+        return form.text(value.encode())
+    except UnicodeEncodeError as fault:
+        half = f"\\u{ord(value[fault.start]):04x}"
+        raise BadTextError("", f"not text: it has half a surrogate pair, {half}") from None
 
 
 def _at(entry: dict[str, Any], field: str) -> Any:
@@ -217,69 +183,56 @@ def _at(entry: dict[str, Any], field: str) -> Any:
         return entry[field]
     name, _, rest = field.partition(".")
     inner = entry.get(name)
-    return _at(inner, rest) if rest and isinstance(inner, dict) else _MISSING
+    return _at(inner, rest) if rest and isinstance(inner, dict) else None
 
 
 # ------------------------------------------------------------------------------------------------------------ Parquet
 
 
-def _rows(file: str, form: CorpusFormat) -> Iterator[Document | BadDocument]:
+def _rows(file: str, form: CorpusFormat) -> Contents:
     column, place = form.column or DEFAULT_FIELD, 0
-    with _parquet_faults(file), _parquet_file(file) as opened_file:
-        for batch in opened_file.iter_batches(_ROWS_AT_ONCE, columns=[column]):
-            for value in batch.column(column):
+    with _parquet_file(file) as table:
+        for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
+            values = batch.column(column)
+            values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
+            for value in values.cast("large_binary"):  # text in Parquet may be no UTF-8
                 place += 1
-                yield _document(file, place, form, partial(_text_of, value, column))
+                yield place, partial(_text_of, value.as_py(), form)
 
 
-def _text_of(value: pyarrow.Scalar, column: str) -> str:
-    try:
-        text = value.as_py()
-    except UnicodeDecodeError as fault:
-        raise _Bad(f"not UTF-8: the byte \\x{fault.object[fault.start]:02x} at offset {fault.start}") from None
-    if text is None:
-        raise _Bad(f"the column {column!r} is null")
-    return str(text)
+def _text_of(raw: bytes | None, form: CorpusFormat) -> str:
+    if raw is None:
+        raise BadTextError("", "null")
+    return form.text(raw)
 
 
 def _require_text_column(file: str, column: str) -> None:
-    import pyarrow.types
+    with _parquet_file(file) as table:
+        from pyarrow import types
 
-    with _parquet_file(file) as opened_file:
-        schema = opened_file.schema_arrow
-    if schema.names.count(column) != 1:
-        names = ", ".join(map(repr, schema.names[:20]))
-        raise UsageError(f"{file} has no column {column!r}", hint=f"--column takes one of {names}", path=file)
-    kind = schema.field(column).type
-    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    if not any(is_text(kind) for is_text in _text_kinds()):
-        raise UsageError(f"{file} has no text in the column {column!r}: its type is {kind}", path=file)
-
-
-def _text_kinds() -> Sequence[Callable[[pyarrow.DataType], bool]]:
-    from pyarrow import types
-
-    return types.is_string, types.is_large_string, types.is_string_view
-
-
-def _parquet_file(file: str) -> pyarrow.parquet.ParquetFile:
-    """The file, read page by page, because a row group may be larger than memory."""
-    import pyarrow.parquet
-
-    return pyarrow.parquet.ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False)
+        schema = table.schema_arrow
+        if schema.names.count(column) != 1:
+            names = ", ".join(map(repr, schema.names[:20]))
+            raise UsageError(f"{file} has no column {column!r}", hint=f"--column takes one of {names}", path=file)
+        kind = schema.field(column).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+            raise UsageError(f"{file} has no text in the column {column!r}: its type is {kind}", path=file)
 
 
 @contextmanager
-def _parquet_faults(file: str) -> Iterator[None]:
-    """Turns pyarrow's errors, and a missing pyarrow, into `MhaError`."""
+def _parquet_file(file: str) -> Iterator[Any]:
+    """The file, read page by page, because a row group may be larger than memory. Faults become `MhaError`."""
     try:
         from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
         hint = f"{installing('pyarrow')} installs it; the extra scan has it too"
         raise MhaError(
             f"{file} needs pyarrow, which is not installed", hint=hint, code="missing-extra", path=file
         ) from None
     try:
-        yield
+        with ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table:
+            yield table
     except (ArrowException, OSError) as fault:
         raise MhaError(f"{file} is no whole Parquet file: {fault}", code="unreadable", path=file) from fault

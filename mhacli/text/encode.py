@@ -1,18 +1,13 @@
-"""Reads texts within limits, and encodes them as sequences of token ids under one vocabulary."""
+"""Encodes texts as sequences of token ids under one vocabulary."""
 
 from __future__ import annotations
 
-import codecs
-import os
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import get_args
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.files import describe, read_chunks
-from mhacli.settings import DEFAULT_MAX_BYTES, DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config, OnBadBytes
+from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizer_file import FileTokenizer
 from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
@@ -73,38 +68,26 @@ def encode(
         return _random_rows(texts, context, config)
     _require_texts(texts, context, config)
     tokenizer = make_tokenizer(config, limits.max_token_len)
-    tokenizer_vocabulary = tokenizer.vocabulary
-    if tokenizer_vocabulary is not None and vocabulary is not None and tokenizer_vocabulary.tokens != vocabulary.tokens:
+    own = tokenizer.vocabulary
+    if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
         raise UsageError(
             f"--vocab contradicts {config.tokenizer}, which has its own vocabulary", hint="leave out --vocab"
         )
-    cut = [_cut(tokenizer, text, config, limits, _name(i, len(texts), "text")) for i, text in enumerate(texts)]
-    cut_context = [
-        _cut(tokenizer, text, config, limits, _name(i, len(context), "context")) for i, text in enumerate(context)
-    ]
-    words = (token.text for part in (*cut, *cut_context) for token in part.tokens)
-    used_vocabulary = tokenizer_vocabulary or vocabulary or vocabularies.build(words)
-    sequences = [
-        _sequence(text, part, used_vocabulary, vocabulary_source) for text, part in zip(texts, cut, strict=True)
-    ]
-    keys = [
-        _sequence(text, part, used_vocabulary, vocabulary_source)
-        for text, part in zip(context, cut_context, strict=True)
-    ]
+    notes: list[str] = []
+    named = [(text, _name(i, len(given), kind)) for kind, given in (("text", texts), ("context", context))
+             for i, text in enumerate(given)]  # fmt: skip
+    cut = [_tokens_of(tokenizer, text, config, limits, name, notes) for text, name in named]
+    used = own or vocabulary or vocabularies.build(token for sequence in cut for token in sequence.tokens)
+    cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
+    sequences, keys = cut[: len(texts)], cut[len(texts) :]
     keys = keys * len(texts) if len(keys) == 1 else keys
-    _require_places(sequences + keys, config)
+    _require_places([*sequences, *keys], config)
     _require_same_documents(sequences, keys)
-    notes = [note for part in (*cut, *cut_context) for note in part.notes]
-    unknown = (
-        _count_unknown(sequences + keys, used_vocabulary)
-        if tokenizer_vocabulary is None and vocabulary is not None
-        else 0
-    )
-    if unknown:
-        notes.append(
-            f"{unknown} of {sum(len(s.tokens) for s in sequences + keys)} tokens are not in the vocabulary and became {UNKNOWN}"
-        )
-    return Encoded(tuple(sequences), tuple(keys) or None, used_vocabulary, tuple(notes))
+    if own is None and vocabulary is not None:
+        known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
+        if not all(known):
+            notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
+    return Encoded(tuple(sequences), tuple(keys) or None, used, tuple(notes))
 
 
 def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -> Encoded:
@@ -180,25 +163,17 @@ def _name(i: int, count: int, kind: str) -> str:
     return f"the {kind}" if count == 1 else f"{kind} {i}"
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The tokens of one text, the document of each token if the text is split into documents, and notes for the user."""
-
-    tokens: list[Token]
-    documents: list[int]
-    notes: list[str]
-
-
-def _cut(tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: str) -> _Cut:
+def _tokens_of(
+    tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: str, notes: list[str]
+) -> TokenSequence:
+    """The tokens of one text, with ids if the tokenizer assigns them. Adds remarks for the user to `notes`."""
     limit = DEFAULT_MAX_TOKENS if limits.max_tokens is None else limits.max_tokens
     numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
-    tokens, documents = [token for _, token in numbered], [document for document, _ in numbered]
-    if not tokens:
+    if not numbered:
         raise no_tokens(tokenizer, name, is_blank=not text.strip())
-    notes = []
     if config.documents is not None and config.documents not in text:
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
-    if len(tokens) > limit:
+    if len(numbered) > limit:
         if limits.max_tokens is None:
             raise MhaError(
                 f"{name} has more than {limit} tokens",
@@ -206,7 +181,15 @@ def _cut(tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: 
                 code="too-large",
             )
         notes.append(f"only the first {limit:,} tokens of {name} are used (--max-tokens)")
-    return _Cut(tokens[:limit], documents[:limit] if config.documents is not None else [], notes)
+    documents, tokens = zip(*numbered[:limit], strict=True)
+    words, starts, ends, ids = zip(*tokens, strict=True)
+    return TokenSequence(
+        text,
+        words,
+        () if tokenizer.vocabulary is None else ids,
+        tuple(zip(starts, ends, strict=True)),
+        () if config.documents is None else documents,
+    )
 
 
 def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None) -> Iterator[tuple[int, Token]]:
@@ -231,152 +214,3 @@ def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
     else:
         why, hint = "it is only punctuation", "--punctuation keep makes every mark a token"
     return MhaError(f"{name} has no tokens: {why}", hint=hint, code="no-tokens")
-
-
-def _sequence(text: str, cut: _Cut, vocabulary: Vocabulary, source: str) -> TokenSequence:
-    tokens = cut.tokens
-    token_ids = [token.id for token in tokens if token.id is not None]
-    ids = (
-        tuple(token_ids) if len(token_ids) == len(tokens) else vocabulary.ids([token.text for token in tokens], source)
-    )
-    words = tuple(token.text for token in tokens)
-    return TokenSequence(text, words, ids, tuple((token.start, token.end) for token in tokens), tuple(cut.documents))
-
-
-def _count_unknown(sequences: Sequence[TokenSequence], vocabulary: Vocabulary) -> int:
-    return sum(token not in vocabulary.id_of for sequence in sequences for token in sequence.tokens)
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
-_UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How bytes become text: the encoding, the treatment of bad bytes, and the most bytes from one source."""
-
-    encoding: str = "utf-8"
-    errors: OnBadBytes = "strict"
-    max_bytes: int = DEFAULT_MAX_BYTES
-
-    def __post_init__(self) -> None:
-        """Raises `UsageError` for an unknown encoding or error rule."""
-        try:
-            codec = codecs.lookup(self.encoding)
-        except (LookupError, ValueError):
-            codec = None
-        if codec is None or not codec._is_text_encoding:
-            raise UsageError(
-                f"--encoding {shlex.quote(self.encoding)} is not a text encoding of Python such as utf-8, utf-16 or latin-1"
-            )
-        if self.errors not in get_args(OnBadBytes):
-            raise UsageError(f"--errors {shlex.quote(self.errors)} is not one of {', '.join(get_args(OnBadBytes))}")
-
-
-def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
-    """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays constant.
-
-    A byte order mark is dropped, CRLF becomes LF, and a lone CR stays. Raises `MhaError` for bytes that the encoding
-    lacks (with their offset), for text that looks binary, and for more than `max_bytes`.
-    """
-    chunks = read_chunks(path, decoding.max_bytes, "--max-bytes")
-    return _decode_pieces(chunks, decoding, describe(path), path)
-
-
-def read_text(path: str, decoding: Decoding) -> str:
-    """The whole text of a file, pipe or (`-`) stdin, read as by `stream_text`. Raises `MhaError` also if it is empty."""
-    text = "".join(stream_text(path, decoding))
-    if not text:
-        raise empty(path)
-    return text
-
-
-def empty(path: str) -> MhaError:
-    """The error for an empty source."""
-    return MhaError(f"{describe(path)} is empty", code="no-tokens", path=path)
-
-
-def argument_text(argument: str, decoding: Decoding) -> str:
-    """A command-line argument as text. Its undecodable bytes (surrogates in Python) are treated by `decoding.errors`."""
-    if not argument:
-        raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
-    if not any("\ud800" <= character <= "\udfff" for character in argument):
-        return argument.replace("\r\n", "\n")
-    raw = Decoding("utf-8", decoding.errors, decoding.max_bytes)
-    return "".join(_decode_pieces([os.fsencode(argument)], raw, "the text argument", None))
-
-
-def lines_of(text: str) -> list[str]:
-    """The non-blank lines. Only LF ends a line."""
-    return [line for line in text.split("\n") if line.strip()]
-
-
-def _decode_pieces(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | None) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder(decoding.encoding)(
-        "strict" if decoding.errors == "strict" else _HANDLERS[decoding.errors]
-    )
-    seen, first, held_cr = 0, True, ""
-    for chunk, final in _with_end(chunks):
-        if first and decoding.encoding.replace("_", "-").lower() in ("utf-8", "utf8") and chunk[:2] in _UTF16_BOMS:
-            raise MhaError(
-                f"{name} is UTF-16, not UTF-8", hint="--encoding utf-16 reads it", code="bad-text", path=path
-            )
-        try:
-            piece = decoder.decode(chunk, final)
-        except UnicodeDecodeError as fault:
-            raise _bad_bytes(fault, seen, len(chunk), decoding, name, path) from None
-        seen += len(chunk)
-        if first and piece:
-            piece, first = piece.removeprefix("\ufeff"), False
-        _refuse_binary(piece, name, path)
-        piece = held_cr + piece
-        held_cr = "\r" if piece.endswith("\r") and not final else ""
-        piece = piece.removesuffix("\r") if held_cr else piece
-        if "\r" in piece:
-            piece = piece.replace("\r\n", "\n")
-        if piece:
-            yield piece
-
-
-def _with_end(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Each chunk and whether it is the last. Chunks have at least two bytes, so that no byte order mark is cut."""
-    buffer = b""
-    for chunk in chunks:
-        buffer += chunk
-        if len(buffer) >= 2:
-            yield buffer, False
-            buffer = b""
-    yield buffer, True
-
-
-def _bad_bytes(
-    fault: UnicodeDecodeError, seen: int, chunk_len: int, decoding: Decoding, name: str, path: str | None
-) -> MhaError:
-    # the decoder buffers the tail of the previous chunk, so offsets count from the end of this chunk
-    offset = seen + chunk_len - (len(fault.object) - fault.start)
-    bad = "".join(f"\\x{byte:02x}" for byte in fault.object[fault.start : fault.start + 1])
-    hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
-    if path is not None and path.endswith(".safetensors"):
-        quoted = shlex.quote(path)
-        hint = f"it holds tensors, no text: mha show {quoted} draws a record, mha weights info {quoted} lists weights"
-    return MhaError(
-        f"{name} is not {decoding.encoding.upper()}: it has the byte {bad} at offset {offset}",
-        hint=hint,
-        code="bad-text",
-        path=path,
-    )
-
-
-def _refuse_binary(piece: str, name: str, path: str | None) -> None:
-    if "\0" in piece:
-        raise MhaError(
-            f"{name} is not text: it has a NUL character and looks binary",
-            hint="if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it",
-            code="bad-text",
-            path=path,
-        )
-
-
-_HANDLERS = {"replace": "replace", "escape": "backslashreplace"}

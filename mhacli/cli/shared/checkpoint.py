@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # loaded when a checkpoint is read: help must come quickly
     from mhacli.record.record import LayerChoice
     from mhacli.requests.checkpoint import ModelRequest
     from mhacli.requests.device_map import DeviceMap
-    from mhacli.text.encode import Decoding
+    from mhacli.text.reading import Decoding
     from mhacli.text.spans import Message
 
 _MODEL, _VIEW = "Checkpoint", "View"

@@ -20,8 +20,9 @@ from mhacli.record.record import Record
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
 from mhacli.settings import DEFAULT_MAX_BYTES, ROPE, Config
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.encode import Decoding, Limits, argument_text, encode, lines_of, read_text
+from mhacli.text.encode import Limits, encode
 from mhacli.text.escape import without_surrogates
+from mhacli.text.reading import Decoding, argument_text, lines_of, read_text
 from mhacli.text.vocabulary import Vocabulary
 
 OFF = "none"

@@ -29,7 +29,7 @@ from mhacli.cli.values import are_literal, is_checkpoint, require_words
 from mhacli.commands.doctor.result import DoctorRequest
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import Config, Dtype
-from mhacli.text.encode import Decoding, argument_text
+from mhacli.text.reading import Decoding, argument_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -55,7 +55,6 @@ def test_a_table_of_texts_is_not_scanned_as_one_text_in_silence(mha: Any, tmp_pa
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a compressed file is refused as text that is not UTF-8")
 def test_a_compressed_corpus_is_read_or_refused_as_compressed(mha: Any, tmp_path: Path) -> None:
     llama_folder(tmp_path / "model")
     lines = b'{"text": "the fox sleeps"}\n{"text": "a small river"}\n'
