@@ -60,19 +60,9 @@ def signs() -> str:
 
 def commands() -> str:
     """A table for each command whose columns are not those of heads."""
-    words = column_words()
-    tables = {
-        "bench": words.bench,
-        "decode": {**words.step, **words.decode},
-        "effect": words.effect,
-        "diff": words.diff,
-        "doctor": words.doctor,
-    }
     parts = []
-    for group, columns in tables.items():
-        rows = (
-            (code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns.values()
-        )
+    for group, columns in column_words().by_command.items():
+        rows = ((code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns)
         parts.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
     rows = ((code(name), word.explanation) for name, word in glossary().probe.items())
     parts.append(f"**Probes of mha check**\n\n{table(('probe', 'what holds where it passes'), rows)}")

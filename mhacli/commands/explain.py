@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
 from mhacli.cli.help import examples
 from mhacli.cli.options import ColourOptions, command, option_group
 from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.errors import UsageError
-from mhacli.record.glossary import Column, Word, column_words, glossary, mistake_words
+from mhacli.record.glossary import Group, Word, column_words, glossary, mistake_words
 from mhacli.record.heads import SINK_TOKENS, UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.sites import SITES
@@ -32,24 +31,6 @@ _MOST_EXPLAINED = 26
 _MOST_SUGGESTED, _ALIKE = 3, 0.75
 """The most suggestions for a misspelt term, and the least fraction of letters in common."""
 
-Group = Literal[
-    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
-]
-_TITLES: dict[Group, str] = {
-    "concept": "concepts",
-    "sign": "signs",
-    "column": "columns of heads",
-    "head type": "types of heads",
-    "bench": "bench",
-    "decode": "decode",
-    "effect": "effect",
-    "diff": "diff",
-    "doctor": "doctor",
-    "site": "sites, the tensors of a layer",
-    "probe": "probes of mha check",
-    "mistake": "mistakes that mha check names",
-}
-"""Every group in display order. The columns of a command's tables are the group of its name."""
 _COUNTED: tuple[Group, ...] = ("site", "probe", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
@@ -125,55 +106,34 @@ def _hint(words: Sequence[str]) -> str:
 @cache
 def terms() -> tuple[Term, ...]:
     """Every term, group by group."""
+    return tuple(_terms())
+
+
+def _terms() -> Iterator[Term]:
     words, columns = glossary(), column_words()
-    tables: dict[Group, Mapping[str, Column]] = {
-        "bench": columns.bench, "decode": {**columns.step, **columns.decode}, "effect": columns.effect,
-        "diff": columns.diff, "doctor": columns.doctor,
-    }  # fmt: skip
-    return (
-        *(_term("concept", word, name) for name, word in words.concept.items()),
-        *(_term("sign", word, name) for name, word in words.sign.items()),
-        *(
-            _term("column", word, word.heading.format(sink_tokens=SINK_TOKENS), word.name, field)
-            for field, word in columns.statistic.items()
-        ),
-        *_head_types(),
-        *(_term(group, word, word.heading) for group, table in tables.items() for word in table.values()),
-        *_sites(),
-        *(_term("probe", word, name) for name, word in words.probe.items()),
-        *_mistakes(),
-    )
-
-
-def _term(group: Group, word: Word, *names: str) -> Term:
-    name, *also = dict.fromkeys(name for name in (*names, *word.also) if name)
-    return Term(
-        name=name,
-        group=group,
-        explanation=word.explanation,
-        formula=word.formula,
-        source=word.source,
-        also=tuple(also),
-    )
-
-
-def _head_types() -> Iterator[Term]:
-    for kind, word in column_words().head_type.items():
-        rule = "" if kind in UNTYPED else f" {column_words().head_type_rule}"
-        yield _term("head type", replace(word, explanation=word.explanation + rule), word.name, kind, word.short)
-
-
-def _sites() -> Iterator[Term]:
+    yield from (_term("concept", word, name) for name, word in words.concept.items())
+    yield from (_term("sign", word, name) for name, word in words.sign.items())
+    for field, column in columns.statistic.items():
+        yield _term("column", column, column.heading.format(sink_tokens=SINK_TOKENS), column.name, field)
+    for kind, head_type in columns.head_type.items():
+        rule = "" if kind in UNTYPED else f" {columns.head_type_rule}"
+        yield _term("head type", head_type, head_type.name, kind, head_type.short, more=rule)
+    for group, of_command in columns.by_command.items():
+        yield from (_term(group, column, column.heading) for column in of_command)
     for site in SITES.values():
         explanation, formula = site.in_general()
         yield Term(name=site.name, group="site", explanation=explanation, formula=formula)
-
-
-def _mistakes() -> Iterator[Term]:
+    yield from (_term("probe", word, name) for name, word in words.probe.items())
     for code, of in mistake_words().items():
         if ", " not in code:  # further forms of a mistake
             explanation = f"{_sentence(of.message)} {_sentence(of.effect)}"
             yield Term(name=code, group="mistake", explanation=explanation, wrong=of.wrong, right=of.right)
+
+
+def _term(group: Group, word: Word, *names: str, more: str = "") -> Term:
+    name, *also = dict.fromkeys(name for name in (*names, *word.also) if name)
+    explanation, formula, source = word.explanation + more, word.formula, word.source
+    return Term(name=name, group=group, explanation=explanation, formula=formula, source=source, also=tuple(also))
 
 
 def _sentence(clause: str) -> str:
@@ -186,8 +146,10 @@ def _sentence(clause: str) -> str:
 def _named(word: str) -> tuple[Term, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces, hyphens and underscores."""
     types = {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
+    of_command = tuple(term for term in terms() if term.group == word and word in column_words().by_command)
     return (
-        tuple(term for term in terms() if word.strip() in (term.name, *term.also))
+        of_command
+        or tuple(term for term in terms() if word.strip() in (term.name, *term.also))
         or tuple(term for term in terms() if _plain(word) in map(_plain, (term.name, *term.also)))
         or tuple(term for term in terms() if _plain(word) in (term.group, f"{term.group}s"))
         or (_named(types[word]) if word in types else ())
@@ -242,14 +204,15 @@ def _list_view(matching: Sequence[Term], screen: Screen) -> RenderableType:
 
     from mhacli.render.base.format import filled
 
-    names = {group: [term.name for term in matching if term.group == group] for group in _TITLES}
+    names = {group: [term.name for term in matching if term.group == group] for group in glossary().group}
     counted = [group for group in _COUNTED if names[group] and len({term.group for term in matching}) > 1]
     parts: list[RenderableType] = []
     for group, of_group in names.items():
         if of_group and group not in counted:
-            title, *rest = filled([f"{_TITLES[group]}: {of_group[0]}", *of_group[1:]], screen.width)
+            group_title = glossary().group[group]
+            title, *rest = filled([f"{group_title}: {of_group[0]}", *of_group[1:]], screen.width)
             words = Text(title)
-            words.stylize("bold", 0, len(_TITLES[group]))
+            words.stylize("bold", 0, len(group_title))
             parts.append(Text("\n").join([words, *map(Text, rest)]))
     lists = [f"mha explain {group}s ({len(names[group])} names)" for group in counted]
     parts += map(Text, filled([f"more: {lists[0]}", *lists[1:]], screen.width) if lists else ())

@@ -11,8 +11,14 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import Literal
 
 import msgspec
+
+Group = Literal[
+    "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
+]
+"""The groups of words. The columns of a command's tables are the group of its name."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,10 +84,20 @@ class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     diff: Mapping[str, Column]
     doctor: Mapping[str, Column]
 
+    @property
+    def by_command(self) -> Mapping[Group, tuple[Column, ...]]:
+        """The columns of each command other than those of heads."""
+        tables: Mapping[Group, tuple[Mapping[str, Column], ...]] = {
+            "bench": (self.bench,), "decode": (self.step, self.decode), "effect": (self.effect,), "diff": (self.diff,),
+            "doctor": (self.doctor,),
+        }  # fmt: skip
+        return {name: tuple(column for table in of for column in table.values()) for name, of in tables.items()}
+
 
 class Glossary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All other words."""
 
+    group: Mapping[Group, str]
     concept: Mapping[str, Word]
     sign: Mapping[str, Word]
     probe: Mapping[str, Word]

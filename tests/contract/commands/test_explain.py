@@ -72,10 +72,7 @@ def test_a_word_means_every_term_of_that_name_however_it_is_spelt(
     assert set(names(mha("explain", word, "--json").json["terms"])) == expected
 
 
-DECODE = pytest.param("decode", marks=pytest.mark.xfail(strict=True, reason="decode is another name of the term phase"))
-
-
-@pytest.mark.parametrize("group", ["bench", DECODE, "effect", "diff", "mistakes", "head types"])
+@pytest.mark.parametrize("group", ["bench", "decode", "effect", "diff", "mistakes", "head types"])
 def test_the_terms_of_a_group_are_those_of_its_name(mha: Mha, terms: list[Term], group: str) -> None:
     printed = names(mha("explain", group, "--json").json["terms"])
     assert set(printed) == {pair for pair in names(terms) if pair[0] in (group, group.removesuffix("s"))}
