@@ -2,27 +2,26 @@
 
 A command takes groups as parameters (`def run(text: TextOptions, layer: LayerOptions)`), and `command` spreads their
 fields, and those of groups in them, into the signature that Typer reads. None means "not given", so that a weights file can
-decide. The groups of output options are in `mhacli.cli.shared.output`.
+decide. The groups of output options are in `mhacli.cli.output`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import typer
 
-from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice
 from mhacli.cli.numbers import Integer, Real
 from mhacli.cli.values import size
 from mhacli.io.files import format_size
 from mhacli.record.heads import SORTS
 from mhacli.render.base.options import Scale, View
 from mhacli.settings import (
-    DEFAULT_KEEP_LIMIT,
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_TOKEN_LEN,
     DEFAULT_MAX_TOKENS,
@@ -49,9 +48,15 @@ def option_group(group: type[T]) -> type[T]:
     return dataclass(repr=False, kw_only=True)(group)
 
 
+def offers(*names: str, **texts: str) -> Mapping[str, str | None]:
+    """The options of a group that a command has, by the names of its fields: `Annotated[Group, offers("save", csv="Print …")]`.
+    Those with a text have it as help."""
+    return dict.fromkeys(names) | texts
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function with the fields of its option groups as separate parameters, for Typer to read."""
-    groups = {name: kind for name, kind in get_type_hints(function).items() if name != "return"}
+    groups = {name: kind for name, kind in get_type_hints(function, include_extras=True).items() if name != "return"}
 
     @wraps(function)
     def spread(**values: Any) -> None:
@@ -70,24 +75,36 @@ def _common_name(parameter: inspect.Parameter) -> str | None:
     return parameter.name if any(getattr(info, "common", False) for info in declared) else None
 
 
-def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+def _group_of(hint: Any) -> tuple[Any, Mapping[str, str | None] | None]:
+    """A group, and the options of it that a command has; None for all."""
+    return (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, None)
+
+
+def _parameters(hint: Any) -> Iterator[inspect.Parameter]:
+    group, offered = _group_of(hint)
     hints = get_type_hints(group, include_extras=True)
     for f in fields(group):
         if is_dataclass(hints[f.name]):
             yield from _parameters(hints[f.name])
-        else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            yield inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name])
+        elif offered is None or f.name in offered:
+            annotation = hints[f.name]
+            if offered is not None and offered[f.name] is not None:
+                kind, declared = get_args(annotation)
+                declared = copy(declared)
+                declared.help, annotation = offered[f.name], Annotated[kind, declared]
+            yield inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=annotation)
 
 
-def _filled(group: Any, values: Mapping[str, Any]) -> Any:
+def _filled(hint: Any, values: Mapping[str, Any]) -> Any:
+    group, offered = _group_of(hint)
     hints = get_type_hints(group)
-    return group(
-        **{
-            f.name: _filled(hints[f.name], values) if is_dataclass(hints[f.name]) else values[f.name]
-            for f in fields(group)
-        }
-    )
+    given: dict[str, Any] = {}
+    for f in fields(group):
+        if is_dataclass(hints[f.name]):
+            given[f.name] = _filled(hints[f.name], values)
+        elif offered is None or f.name in offered:
+            given[f.name] = values[f.name]
+    return group(**given)
 
 
 _TEXT, _LAYER, _POSITIONS, _MASK = "Text", "Attention", "Positions", "Mask and scores"
@@ -124,8 +141,6 @@ CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
 TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
 NUMBER_FORMAT = "Number format of the computation."
 LITERAL_TEXT = "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also texts."
-HTML = "Write an interactive HTML page that works offline."
-SVG, PNG = "Write an SVG picture.", "Write the same picture as PNG (needs the extra png)."
 HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
 _ONLY_HEADS, _ONLY_SEQUENCES = "Show only these heads, such as 0,2 or 0-3.", "Show only these sequences, such as 0,2."
 
@@ -161,11 +176,6 @@ def repeat_option(panel: str, default: str) -> Any:
     return number(panel, Integer(1, 100_000), f"Number of timed runs. (default: {default})")
 
 
-Force = Annotated[bool, option(OUTPUT, "Overwrite existing files.", "--force")]
-SaveRecord = Annotated[
-    str | None,
-    option(OUTPUT, "Save the record in this file, for mha show, view and diff.", metavar="FILE", common=True),
-]
 HeadList = Annotated[str | None, head_list()]
 Everything = Annotated[bool, option(VIEW, "Show everything; leave out no row, column, head or layer.", "--all")]
 Precision = Annotated[int, number(VIEW, Integer(1, 9), "Decimals of attention weights.", "--precision", "--decimals")]
@@ -466,56 +476,3 @@ class HeadsViewOptions:
             autocompletion=lambda: list(SORTS),
         ),
     ] = "head"
-
-
-@option_group
-class ColourOptions:
-    """Colour, and the width that COLUMNS sets."""
-
-    color: Annotated[
-        ColourChoice,
-        option(
-            OUTPUT,
-            "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides.",
-            "--color",
-            "--colour",
-        ),
-    ] = "auto"
-    width: Annotated[
-        int | None,
-        number(OUTPUT, Integer(*SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
-    ] = None
-
-
-@option_group
-class SaveOptions:
-    """The files to write, and the arrays to store in them."""
-
-    save: SaveRecord = None
-    save_weights: Annotated[
-        str | None, option(OUTPUT, "Save the weights in this file, for --weights.", metavar="FILE")
-    ] = None
-    force: Force = False
-    keep: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Arrays in the saved record and in --json, such as pattern,z. (default: qk,scores,pattern,z,out, as far as they fit)",
-            metavar="SITES",
-        ),
-    ] = None
-    keep_limit: Annotated[
-        int,
-        option(
-            OUTPUT,
-            f"Limit the size of these arrays. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
-            parser=size("keep-limit"),
-            metavar="SIZE",
-            show_default=False,
-        ),
-    ] = DEFAULT_KEEP_LIMIT
-
-    @property
-    def files(self) -> tuple[tuple[str, str | None], ...]:
-        """The files to write, each with its option."""
-        return ("save", self.save), ("save-weights", self.save_weights)

@@ -19,10 +19,12 @@ from mhacli.cli.options import (
     TextOptions,
     command,
     number,
+    offers,
     option,
     option_group,
     sequence_list,
 )
+from mhacli.cli.output import COLOUR, PICTURES, SAVED, Output, print_result, save_record, with_output
 from mhacli.cli.shared.checkpoint import (
     ComputeRequest,
     GenerateOptions,
@@ -33,7 +35,6 @@ from mhacli.cli.shared.checkpoint import (
     require_one_layer,
     require_without_model,
 )
-from mhacli.cli.shared.output import StepsOutput, print_result, save_record, with_output
 from mhacli.cli.values import counts, index_list
 from mhacli.errors import UsageError
 from mhacli.io.memory import uncollected
@@ -91,16 +92,15 @@ def decode(
     model: ModelOptions,
     generating: GenerateOptions,
     decoding: DecodeOptions,
-    output: StepsOutput,
+    output: Annotated[Output, offers("json", *SAVED, *PICTURES, *COLOUR)],
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
     compared = counts(decoding.lengths, "lengths")
-    save = output.save
-    options = with_output(_view_options(decoding), output, others=save.files, keep=save.keep)
+    options = with_output(_view_options(decoding), output, keep=output.keep)
     if model.model is not None:
         reading = ModelTextOptions(generate=generating.generate)
         heads = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
-        checkpoint_request = model_request(ComputeRequest(source, text, layer, device, model, reading, save), heads)
+        checkpoint_request = model_request(ComputeRequest(source, text, layer, device, model, reading, output), heads)
         require_configured_heads(options.heads, checkpoint_request)
         _decode_checkpoint(checkpoint_request, options, decoding, output)
         return
@@ -110,7 +110,7 @@ def decode(
     from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
     from mhacli.requests.layer import decodable
 
-    request = make_request(source, text, layer, device, save)
+    request = make_request(source, text, layer, device, output)
     require_cpu_memory(request)
     request = decodable(request, decoding.prompt_len)
     require_heads(options.heads, request, layer)
@@ -119,7 +119,7 @@ def decode(
         from mhacli.compute.layer import decode as study
     with show_activity("computing"):
         record = study.decode(request, cache=decoding.cache, prompt_len=decoding.prompt_len, lengths=compared)
-        save_files(record, request, save)
+        save_files(record, request, output)
     print_result(record, request.notes, options=options, output=output)
 
 
@@ -140,9 +140,7 @@ def _require_default_cache(decoding: DecodeOptions) -> None:
         raise UsageError(f"--{name} does not work with --model, which has its own cache", hint=f"leave out --{name}")
 
 
-def _decode_checkpoint(
-    request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, output: StepsOutput
-) -> None:
+def _decode_checkpoint(request: ModelRequest, options: ViewOptions, decoding: DecodeOptions, output: Output) -> None:
     """Decodes with a checkpoint and its own cache, and prints the steps."""
     _require_default_cache(decoding)
     require_one_layer(request, "mha decode")
@@ -153,5 +151,5 @@ def _decode_checkpoint(
         prepared, notes = prepare_checkpoint(request)
     with show_activity("computing"):
         record = decode_checkpoint(prepared, decoding.prompt_len)
-    save_record(record, output.save)
+    save_record(record, output)
     print_result(record, notes, options=options, output=output)

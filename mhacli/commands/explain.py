@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import ColourOptions, command, option_group
-from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
+from mhacli.cli.options import command, offers, option_group
+from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.errors import UsageError
 from mhacli.record.glossary import Group, Word, column_words, glossary, mistake_words
 from mhacli.record.heads import SINK_TOKENS, UNTYPED
@@ -52,11 +52,6 @@ class Term:
     also: tuple[str, ...] = ()
 
 
-@format_options(json=JSON)
-class ExplainFormats(Formats):
-    """Formats of terms."""
-
-
 @option_group
 class ExplainOptions:
     """The term to explain."""
@@ -69,12 +64,11 @@ class ExplainOptions:
             show_default=False,
         ),
     ] = None
-    formats: ExplainFormats
 
 
 @command
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
-def explain(options: ExplainOptions, colour: ColourOptions) -> None:
+def explain(options: ExplainOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Prints the explanation of a term, the list of the terms of a group, or of all terms."""
     words = options.term or []
     word = " ".join(words)
@@ -84,9 +78,8 @@ def explain(options: ExplainOptions, colour: ColourOptions) -> None:
     is_list = not word or len(matching) > _MOST_EXPLAINED
     document = {"schema": SCHEMA, "terms": [asdict(term) for term in matching]}
     print_report(
-        options.formats.chosen(),
-        colour,
-        formats={"json": lambda: json_document(document)},
+        output,
+        json=lambda: json_document(document),
         view=lambda on: _list_view(matching, on) if is_list else _terms_view(matching),
     )
 

@@ -14,16 +14,12 @@ from mhacli.cli.options import (
     OUTPUT,
     TOP,
     Brief,
-    ColourOptions,
     DeviceOptions,
     DrawingOptions,
     Everything,
-    Force,
     HeadsViewOptions,
     LayerOptions,
     Precision,
-    SaveOptions,
-    SaveRecord,
     SectionOptions,
     ShowTokens,
     SourceOptions,
@@ -31,9 +27,20 @@ from mhacli.cli.options import (
     command,
     head_list,
     number,
+    offers,
     option,
     option_group,
     sequence_list,
+)
+from mhacli.cli.output import (
+    COLOUR,
+    PICTURES,
+    Output,
+    print_record,
+    print_result,
+    save_record,
+    view_options,
+    with_output,
 )
 from mhacli.cli.shared.checkpoint import (
     ComputeRequest,
@@ -43,15 +50,6 @@ from mhacli.cli.shared.checkpoint import (
     model_request,
     require_configured_heads,
     require_without_model,
-)
-from mhacli.cli.shared.output import (
-    HeadsFormats,
-    PictureOptions,
-    print_record,
-    print_result,
-    save_record,
-    view_options,
-    with_output,
 )
 from mhacli.cli.shared.request import record_command, require_heads
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
@@ -96,30 +94,10 @@ class HeadsOptions(StatisticsOptions):
 
 
 @option_group
-class HeadsOutput:
+class HeadsOutput(Output):
     """The files, format and colour of the record."""
 
-    save: SaveRecord = None
-    force: Force = False
     keep_z: Annotated[bool, option(OUTPUT, "Save the head outputs (z) too.", "--keep-z")] = False
-    formats: HeadsFormats
-    pictures: PictureOptions
-    colour: ColourOptions
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether files that exist may be replaced."""
-        return self.force
-
-    @property
-    def written(self) -> tuple[str | None, ...]:
-        """The files to write; None for one that was not requested."""
-        return self.save, *self.pictures.written
-
-    @property
-    def saving(self) -> SaveOptions:
-        """The options of files as `run` has them."""
-        return SaveOptions(save=self.save, force=self.force)
 
 
 @option_group
@@ -149,22 +127,24 @@ def heads(
     ranking: HeadsViewOptions,
     model: ModelOptions,
     reading: ModelTextOptions,
-    output: HeadsOutput,
+    output: Annotated[
+        HeadsOutput,
+        offers("json", "save", "force", "keep_z", *PICTURES, *COLOUR, csv="Print CSV: a line per head."),
+    ],
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
     to_draw = DrawingOptions(sequence=drawing.sequence, precision=drawing.precision, all=drawing.all)
     sections = SectionOptions(tokens=drawing.tokens, brief=drawing.brief)
     options = replace(view_options(to_draw, ranking, sections), layers=layer_list(model.layer))
-    save = output.saving
-    options = with_output(options, output, others=save.files, has_maps=bool(options.maps))
-    compute_request = ComputeRequest(source, text, layer, device, model, reading, save)
+    options = with_output(options, output, has_maps=bool(options.maps))
+    compute_request = ComputeRequest(source, text, layer, device, model, reading, output)
     if model.model is not None:
         _checkpoint_heads(compute_request, statistics, output, options)
         return
     require_without_model(**vars(model), **vars(reading))
     from mhacli.cli.shared.request import make_request, save_files
 
-    request = make_request(source, text, layer, device, save)
+    request = make_request(source, text, layer, device, output)
     require_no_dropout(request.config)
     heads_request = _layer_heads_request(request, statistics, layer, keep_z=output.keep_z)
     _require_drawable(options, heads_request, request.config.n_heads)
@@ -178,7 +158,7 @@ def heads(
     _announce(run)
     _run_with_progress(run, len(run.heads), "heads", options, output)
     record = run.record()
-    save_files(record, request, save)
+    save_files(record, request, output)
     _print(record, request.notes, compute_request, output, options)
 
 
@@ -187,7 +167,7 @@ def _print(
 ) -> None:
     """Prints the result, and on a terminal the commands to type next."""
     print_result(record, notes, options=options, output=output)
-    is_shown = output.formats.chosen() is None and not options.brief
+    is_shown = output.format is None and not options.brief
     if sys.stdout.isatty() and is_shown:
         from mhacli.cli.shared.next_steps import suggest_after_heads
 
@@ -296,10 +276,10 @@ def _run_with_progress(run: Any, count: int, unit: str, options: ViewOptions, ou
             run.run(report_progress)
     except KeyboardInterrupt:
         message = f"interrupted: {run.n_finished} of {count} {unit} are finished, and nothing was saved"
-        if output.formats.chosen() is None and run.n_finished:
+        if output.format is None and run.n_finished:
             more_time(_PRINTING_S)
             record = run.record()
-            print_record(record, _finished_options(options, record), None, output.colour)
+            print_record(record, _finished_options(options, record), output)
             flush()
         note(message)
         raise

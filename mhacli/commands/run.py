@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
@@ -17,6 +17,18 @@ from mhacli.cli.options import (
     SourceOptions,
     TextOptions,
     command,
+    offers,
+)
+from mhacli.cli.output import (
+    COLOUR,
+    PICTURES,
+    SAVED,
+    Output,
+    print_result,
+    require_own_steps,
+    save_record,
+    view_options,
+    with_output,
 )
 from mhacli.cli.shared.checkpoint import (
     ComputeRequest,
@@ -28,14 +40,6 @@ from mhacli.cli.shared.checkpoint import (
     require_configured_heads,
     require_without_model,
     row_choice,
-)
-from mhacli.cli.shared.output import (
-    RecordOutput,
-    print_result,
-    require_own_steps,
-    save_record,
-    view_options,
-    with_output,
 )
 from mhacli.io.memory import uncollected
 from mhacli.record.heads import HeadsRequest
@@ -64,13 +68,10 @@ def run(
     drawing: DrawingOptions,
     sections: SectionOptions,
     layer_drawing: LayerDrawing,
-    output: RecordOutput,
+    output: Annotated[Output, offers("json", "csv", *SAVED, *PICTURES, *COLOUR)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
-    save = output.save
-    options = with_output(
-        view_options(drawing, HeadsViewOptions(), sections), output, others=save.files, keep=save.keep
-    )
+    options = with_output(view_options(drawing, HeadsViewOptions(), sections), output, keep=output.keep)
     if model.model is None:
         require_without_model(words=layer_drawing.words, from_=layer_drawing.queries)
     else:
@@ -78,8 +79,8 @@ def run(
         rows = row_choice(layer_drawing.queries)
         require_generated(rows, is_generated=reading.generate is not None)
         options = replace(options, layers=layer_list(model.layer), rows=rows, words=layer_drawing.words)
-    compute_request = ComputeRequest(source, text, layer, device, model, reading, save)
-    values = ("v",) if output.pictures.html is not None else ()
+    compute_request = ComputeRequest(source, text, layer, device, model, reading, output)
+    values = ("v",) if output.html is not None else ()
     record, notes = computed(compute_request, options, also=values)
     print_result(record, notes, options=options, output=output)
     if sys.stdout.isatty():

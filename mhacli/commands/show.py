@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mhacli.cli.help import examples
-from mhacli.cli.options import DrawingOptions, HeadsViewOptions, SectionOptions, command, option_group
-from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
-from mhacli.cli.shared.output import (
-    ShownOutput,
+from mhacli.cli.options import DrawingOptions, HeadsViewOptions, SectionOptions, command, offers, option_group
+from mhacli.cli.output import (
+    COLOUR,
+    PICTURES,
+    Output,
     note_written,
     print_notes,
     print_record,
@@ -20,6 +21,7 @@ from mhacli.cli.shared.output import (
     with_output,
     write_pictures,
 )
+from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
 from mhacli.cli.values import require_record
 from mhacli.errors import UsageError
 from mhacli.record.consistency import require_agreement
@@ -52,7 +54,7 @@ def show(
     ranking: HeadsViewOptions,
     choice: LayerChoiceOptions,
     of_layers: LayerDrawing,
-    output: ShownOutput,
+    output: Annotated[Output, offers("json", "csv", "force", *PICTURES, *COLOUR)],
 ) -> None:
     """Reads a record and prints it in the chosen view."""
     options = replace(
@@ -61,7 +63,7 @@ def show(
         rows=row_choice(of_layers.queries),
         words=of_layers.words,
     )
-    options = with_output(options, output, others=[("record", file.record)], has_maps=bool(options.maps))
+    options = with_output(options, output, read=file.record, has_maps=bool(options.maps))
     require_record(file.record)
 
     from mhacli.record import storage
@@ -82,7 +84,7 @@ def show(
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
     write_pictures(record, options, output)
-    print_record(record, options, output.formats.chosen(), output.colour)
+    print_record(record, options, output)
     print_notes(record, ())
     note_written(output)
     require_agreement(record)

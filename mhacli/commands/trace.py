@@ -11,7 +11,7 @@ from dataclasses import asdict, fields, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from mhacli.cli.console import draw, loading_torch, note, read_key, screen, show_activity
+from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
 from mhacli.cli.options import (
@@ -19,26 +19,21 @@ from mhacli.cli.options import (
     CALL_ARG,
     TIME_LIMIT,
     VERBOSE,
-    ColourOptions,
     DeviceOptions,
     LayerOptions,
     SourceOptions,
     TextOptions,
     command,
     number,
+    offers,
     option,
     option_group,
 )
-from mhacli.cli.shared.checkpoint import (
-    ComputeRequest,
-    ModelOptions,
-    ModelTextOptions,
-    model_request,
-    require_one_layer,
-    require_without_model,
-)
-from mhacli.cli.shared.output import (
-    StepsOutput,
+from mhacli.cli.output import (
+    COLOUR,
+    PICTURES,
+    SAVED,
+    Output,
     note_written,
     print_notes,
     print_record,
@@ -48,9 +43,16 @@ from mhacli.cli.shared.output import (
     with_output,
     write_pictures,
 )
+from mhacli.cli.shared.checkpoint import (
+    ComputeRequest,
+    ModelOptions,
+    ModelTextOptions,
+    model_request,
+    require_one_layer,
+    require_without_model,
+)
 from mhacli.cli.values import are_literal, pairs, triple
 from mhacli.errors import UsageError
-from mhacli.io.files import check_target
 from mhacli.io.memory import uncollected
 from mhacli.record.heads import HeadsRequest
 from mhacli.render.base.options import ViewOptions
@@ -58,6 +60,7 @@ from mhacli.requests.checkpoint import ModelRequest
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
+    from mhacli.render.base.options import Screen
     from mhacli.requests.layer import LayerRequest
     from mhacli.usercode.target import TargetRequest
 
@@ -127,7 +130,7 @@ class _Presentation(NamedTuple):
 
     walking: WalkOptions
     options: ViewOptions
-    output: StepsOutput
+    output: Output
 
 
 @examples(
@@ -145,18 +148,18 @@ def trace(
     model: ModelOptions,
     user_code: UserModuleOptions,
     walking: WalkOptions,
-    output: StepsOutput,
+    output: Annotated[Output, offers("json", *SAVED, *PICTURES, *COLOUR)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
     cell = triple(walking.cell, "cell")
-    save, has_format = output.save, output.formats.chosen() is not None
+    has_format = output.format is not None
     if walking.step and (has_format or not (sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty())):
         raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
-    presentation = _Presentation(walking, with_output(_OPTIONS, output, others=save.files), output)
+    presentation = _Presentation(walking, with_output(_OPTIONS, output), output)
     if model.model is not None:
         _require_checkpoint_options(walking, user_code)
         heads_request = HeadsRequest(allow_nonfinite=layer.allow_nonfinite)
-        compute_request = ComputeRequest(source, text, layer, device, model, ModelTextOptions(), save)
+        compute_request = ComputeRequest(source, text, layer, device, model, ModelTextOptions(), output)
         _trace_checkpoint(model_request(compute_request, heads_request), cell, presentation)
         return
     require_without_model(**vars(model))
@@ -169,12 +172,10 @@ def trace(
             )
         require_of_target(
             (walking, ("values", "verbose", "step")), (source, ("typed",)), (text, ()), (layer, ("causal", "seed")),
-            (device, ("device",)), (save, ("save", "force")),
+            (device, ("device",)), (output, ("json", "csv", "save", "force", *PICTURES, *COLOUR)),
         )  # fmt: skip
-        if save.save is not None:
-            check_target(save.save, force=save.force)
         record = walk_target(target, user_code, layer=layer, device=device, values=walking.values)
-        save_record(record, save)
+        save_record(record, output)
         _present(record, presentation, ())
         if sys.stdout.isatty() and not has_format:
             from mhacli.cli.shared.next_steps import suggest_after_code
@@ -194,13 +195,13 @@ def _trace_layer(
     device: DeviceOptions,
 ) -> None:
     """Traces a layer of mha and prints the steps, or only its mask."""
-    walking, save = presentation.walking, presentation.output.save
+    walking, output = presentation.walking, presentation.output
     if walking.mask:
         _require_no_layer(presentation, layer)
     from mhacli.cli.shared.request import make_request, require_cpu_memory, save_files
     from mhacli.requests.layer import CellIndex, require_inside
 
-    request = make_request(source, text, layer, device, save)
+    request = make_request(source, text, layer, device, output)
     cell_index = None if cell is None else CellIndex(walking.sequence, *cell)
     if cell_index is not None:
         require_inside(cell_index, request)
@@ -212,9 +213,9 @@ def _trace_layer(
         from mhacli.compute.layer import trace as walk
     with show_activity("computing"):
         record = walk.walk(request, route=walking.route, values=walking.values, place=cell_index)
-        save_files(record, request, save)
+        save_files(record, request, output)
     _present(record, presentation, request.notes)
-    is_alone = presentation.output.formats.chosen() is None and cell_index is None
+    is_alone = output.format is None and cell_index is None
     if sys.stdout.isatty() and is_alone and "-" not in [*(source.typed or ()), *(source.file or ())]:
         from mhacli.cli.shared.next_steps import suggest_after_trace
 
@@ -246,19 +247,19 @@ def _trace_checkpoint(request: ModelRequest, cell: tuple[int, int, int] | None, 
     cell_index = None if cell is None else CellIndex(presentation.walking.sequence, *cell)
     with show_activity("computing"):
         record = walk_checkpoint(prepared, values=presentation.walking.values, place=cell_index)
-    save_record(record, presentation.output.save)
+    save_record(record, presentation.output)
     _present(record, presentation, notes)
 
 
 def _present(record: Record, presentation: _Presentation, notes: Sequence[str]) -> None:
     """Draws the requested pictures, prints the record as JSON or as steps, and checks it. Errors in a user's attention are not
     errors of the trace, so its record is not checked."""
-    output, name = presentation.output, presentation.output.formats.chosen()
+    output = presentation.output
     write_pictures(record, presentation.options, output)
-    if name is not None:
-        print_record(record, presentation.options, name, output.colour)
+    if output.format is not None:
+        print_record(record, presentation.options, output)
     else:
-        _print_steps(record, output.colour, presentation.walking)
+        _print_steps(record, output.screen, presentation.walking)
     if record.module is None:
         require_self_check(record)
     print_notes(record, notes)
@@ -269,38 +270,33 @@ def _require_no_layer(presentation: _Presentation, layer: LayerOptions) -> None:
     """Raises `UsageError` for options that `--mask` does not use."""
     from mhacli.cli.shared.request import require_alone
 
-    walking, save, pictures = presentation.walking, presentation.output.save, presentation.output.pictures
+    walking, output = presentation.walking, presentation.output
     excluded = {
-        "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": save.save,
-        "--save-weights": save.save_weights, "--keep": save.keep, "--score-bias": layer.score_bias,
-        "--html": pictures.html, "--svg": pictures.svg, "--png": pictures.png,
+        "--cell": walking.cell, "--values": walking.values, "--step": walking.step, "--save": output.save,
+        "--save-weights": output.save_weights, "--keep": output.keep, "--score-bias": layer.score_bias,
+        "--html": output.html, "--svg": output.svg, "--png": output.png,
     }  # fmt: skip
     require_alone("--mask", excluded, "only the mask is drawn, without a layer")
 
 
-def _draw_mask(request: LayerRequest, output: StepsOutput) -> None:
+def _draw_mask(request: LayerRequest, output: Output) -> None:
     from mhacli.cli.shared.request import record_command
     from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
         from mhacli.compute.layer.trace import summarise_mask
     survey = summarise_mask(request)
-    print_report(
-        output.formats.chosen(),
-        output.colour,
-        formats={"json": lambda: [mask_document(survey, record_command())]},
-        view=lambda on: mask_view(survey, on),
-    )
+    print_report(output, view=lambda on: mask_view(survey, on), json=lambda: [mask_document(survey, record_command())])
     for text in request.notes:
         note(text)
 
 
-def _print_steps(record: Record, colour: ColourOptions, walking: WalkOptions) -> None:
+def _print_steps(record: Record, on: Screen, walking: WalkOptions) -> None:
     """Prints a cell, or a line for each step, or with `--verbose`, `--values` or `--step` a block for each step."""
     from mhacli.render.run.steps import step_lines
     from mhacli.render.run.trace import cell_view, closing, step_blocks
 
-    on, has_blocks = screen(colour.color, colour.width), walking.verbose or walking.values or walking.step
+    has_blocks = walking.verbose or walking.values or walking.step
     if record.cell is not None and not has_blocks:
         draw(cell_view(record, record.cell, on), on)
         return

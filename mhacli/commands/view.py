@@ -13,18 +13,18 @@ from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     HIDE_SINKS,
-    ColourOptions,
     DeviceOptions,
     LayerOptions,
     MapScale,
-    SaveOptions,
     SourceOptions,
     TextOptions,
     command,
     number,
+    offers,
     option,
     option_group,
 )
+from mhacli.cli.output import COLOUR, SAVED, Output, note_written, print_notes, require_self_check, require_writable
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
 from mhacli.cli.values import are_literal, holds_record
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
@@ -67,8 +67,7 @@ def view(
     model: ModelOptions,
     reading: ModelTextOptions,
     start: StartOptions,
-    save: SaveOptions,
-    colour: ColourOptions,
+    output: Annotated[Output, offers(*SAVED, *COLOUR)],
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     _require_terminal()
@@ -76,23 +75,23 @@ def view(
     layers = layer_list(model.layer)
     path = _record_path(source)
     if path is not None:
-        _require_record_alone(source, text, layer, device, model, reading, save)
+        _require_record_alone(source, text, layer, device, model, reading, output)
         record = _opened(path)
-        _show(record, start, layers, colour)
+        _show(record, start, layers, output)
         from mhacli.record.consistency import require_agreement
 
         require_agreement(record)
         return
-    from mhacli.cli.shared.output import note_saved, print_notes, require_self_check
     from mhacli.commands.run import computed
 
+    require_writable(output.files, force=output.force)
     heads = None if start.head is None else (start.head,)
     options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
-    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, save), options)
-    _show(record, start, layers, colour)
+    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, output), options)
+    _show(record, start, layers, output)
     require_self_check(record)
     print_notes(record, notes)
-    note_saved(save.save, save.save_weights)
+    note_written(output)
 
 
 def _opened(path: str) -> Record:
@@ -102,7 +101,7 @@ def _opened(path: str) -> Record:
         return storage.load_late(path)
 
 
-def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, colour: ColourOptions) -> None:
+def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, output: Output) -> None:
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
     with uncollected():
         from mhacli.viewer.app import run_viewer
@@ -115,7 +114,7 @@ def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | N
     run_viewer(
         record,
         ViewerOptions(
-            colour=wants_colour(colour.color, sys.stdout) and _has_shades(),
+            colour=wants_colour(output.color, sys.stdout) and _has_shades(),
             scale=start.map_scale,
             hides_sinks=start.hide_sinks,
             sequence=start.sequence,
@@ -175,13 +174,8 @@ def _require_record_alone(*groups: Any) -> None:
     """Raises `UsageError` for an option of a computation, which a saved record does not need."""
     for group in groups:
         for f in fields(group):
-            is_free = (type(group), f.name) in ((SourceOptions, "typed"), (ModelOptions, "layer"))
-            if not is_free and _is_given(getattr(group, f.name), f.default):
+            if f.name not in ("typed", "layer", *COLOUR) and getattr(group, f.name) != f.default:
                 name = f"--{f.name.replace('_', '-')}"
                 raise UsageError(
                     f"{name} does not work with a record, which is already computed", hint=f"leave out {name}"
                 )
-
-
-def _is_given(value: Any, default: Any) -> bool:
-    return bool(value != default)

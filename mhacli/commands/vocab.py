@@ -11,15 +11,14 @@ from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
     OUTPUT,
     TOP,
-    ColourOptions,
     Everything,
-    Force,
     SourceOptions,
     command,
+    offers,
     option,
     option_group,
 )
-from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
+from mhacli.cli.output import COLOUR, Output, note_written, print_report
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, write_whole
 from mhacli.settings import Config
@@ -40,14 +39,9 @@ MAX_ROWS = 24
 _LEAST_ROOM = 5
 
 
-@format_options(json=JSON)
-class VocabularyFormats(Formats):
-    """Formats of a vocabulary."""
-
-
 @option_group
 class VocabularyOptions:
-    """The part of the vocabulary to print, and the file to save it in."""
+    """The part of the vocabulary to print."""
 
     top: Annotated[
         int | None,
@@ -61,11 +55,11 @@ class VocabularyOptions:
         ),
     ] = None
     all: Everything = False
-    formats: VocabularyFormats
-    save: Annotated[
-        str | None, option(OUTPUT, "Save the whole vocabulary in this file, for --vocab.", metavar="FILE", common=True)
-    ] = None
-    force: Force = False
+
+
+VocabularyOutput = Annotated[
+    Output, offers("json", "force", *COLOUR, save="Save the whole vocabulary in this file, for --vocab.")
+]
 
 
 @examples(
@@ -73,7 +67,7 @@ class VocabularyOptions:
     "mha vocab --file poem.txt --save vocabulary.json",
 )
 @command
-def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptions) -> None:
+def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyOutput) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from collections import Counter
 
@@ -85,8 +79,8 @@ def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptio
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
     choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
     config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
-    if options.save is not None:
-        check_target(options.save, force=options.force)
+    if output.save is not None:
+        check_target(output.save, force=output.force)
     paths = source_paths(source)
     tokenizer = make_tokenizer(config, source.max_token_len)
     with show_activity("counting"):
@@ -95,8 +89,8 @@ def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptio
             counts.update(_counted(tokenizer, path, pieces))
     n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
     rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
-    if options.save is not None:
-        write_whole(options.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=options.force)
+    if output.save is not None:
+        write_whole(output.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=output.force)
     if options.top is not None:
         rows = sorted(rows, key=lambda row: (-row.count, row.id))[: options.top]
 
@@ -104,10 +98,8 @@ def vocab(source: SourceOptions, options: VocabularyOptions, colour: ColourOptio
         everything = options.all or options.top is not None
         return vocabulary_table(rows, len(counts), counts.total(), everything=everything, on=on)
 
-    formats = {"json": lambda: [vocabularies.to_json(rows, config.tokenizer)]}
-    print_report(options.formats.chosen(), colour, formats=formats, view=view)
-    if options.formats.chosen() is None:
-        note_saved(options.save)
+    print_report(output, view=view, json=lambda: [vocabularies.to_json(rows, config.tokenizer)])
+    note_written(output)
 
 
 def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:

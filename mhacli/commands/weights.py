@@ -16,8 +16,8 @@ import typer
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
 from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
-from mhacli.cli.options import OUTPUT, ColourOptions, command, option, option_group
-from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
+from mhacli.cli.options import OUTPUT, command, offers, option, option_group
+from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.io.files import format_size
@@ -194,11 +194,6 @@ weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False
 """The group of the command."""
 
 
-@format_options(json=JSON)
-class InfoFormats(Formats):
-    """Formats of the contents of a checkpoint."""
-
-
 @option_group
 class InfoOptions:
     """The checkpoint, and whether to list its tensors."""
@@ -212,7 +207,6 @@ class InfoOptions:
         ),
     ] = ""
     tensors: Annotated[bool, option(OUTPUT, "List every tensor.", "--tensors")] = False
-    formats: InfoFormats
 
 
 @weights.callback(invoke_without_command=True)
@@ -225,7 +219,7 @@ def _group(context: typer.Context) -> None:
 @weights.command("info", cls=HelpCommand, help=_HELP)
 @examples("mha weights info MiniLM", "mha weights info MiniLM --tensors")
 @command
-def info(options: InfoOptions, colour: ColourOptions) -> None:
+def info(options: InfoOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Prints the contents of a checkpoint."""
     if not options.path:
         raise UsageError(
@@ -233,16 +227,14 @@ def info(options: InfoOptions, colour: ColourOptions) -> None:
         )
     with show_activity("reading headers"):
         contents = contents_of(read_checkpoint(options.path))
-    chosen = options.formats.chosen()
     print_report(
-        chosen,
-        colour,
-        formats={"json": lambda: json_document(to_json(contents, with_tensors=options.tensors))},
+        output,
         view=lambda on: contents_view(contents, on, with_tensors=options.tensors),
+        json=lambda: json_document(to_json(contents, with_tensors=options.tensors)),
     )
     for text in contents.notes:
         note(text)
-    if sys.stdout.isatty() and chosen is None:
+    if sys.stdout.isatty() and not output.json:
         from mhacli.cli.shared.next_steps import suggest_after_contents
 
         suggest_after_contents(contents)

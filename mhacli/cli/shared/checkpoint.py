@@ -14,16 +14,15 @@ from mhacli.cli.options import (
     LayerOptions,
     ModelPath,
     Revision,
-    SaveOptions,
     SourceOptions,
     TextOptions,
     number,
     option,
     option_group,
 )
+from mhacli.cli.output import Output
 from mhacli.cli.values import index_list
 from mhacli.errors import MhaError, UsageError, out_of_range
-from mhacli.io.files import check_target
 from mhacli.render.base.options import Rows
 
 if TYPE_CHECKING:  # loaded when a checkpoint is read: help must come quickly
@@ -141,7 +140,7 @@ class ComputeRequest:
     device: DeviceOptions
     model: ModelOptions
     reading: ModelTextOptions
-    save: SaveOptions
+    save: Output
 
 
 def layer_list(word: str | None) -> tuple[LayerChoice, ...] | None:
@@ -193,7 +192,7 @@ def require_without_model(**options: object) -> None:
 _ALLOWED_LAYER = ("allow_nonfinite", "padding", "heads")
 
 
-def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: SaveOptions) -> None:
+def _require_layer_left_open(layer: LayerOptions, source: SourceOptions, text: TextOptions, save: Output) -> None:
     """Raises `UsageError` for options of a layer of mha: a checkpoint has its own settings."""
     options = {
         f"--{f.name.replace('_', '-')}": getattr(layer, f.name) for f in fields(layer) if f.name not in _ALLOWED_LAYER
@@ -243,8 +242,6 @@ def model_request(options: ComputeRequest, heads: HeadsRequest) -> ModelRequest:
     _require_layer_left_open(layer, source, text, save)
     if device.repeat is not None:
         raise UsageError("--repeat does not work with --model, which runs once", hint="leave out --repeat")
-    if save.save is not None:
-        check_target(save.save, force=save.force)
     device_map = device_map_of(model.device_map, device.device)
     checkpoint = local_checkpoint(model)
     layers = layer_list(model.layer)

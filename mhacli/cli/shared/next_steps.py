@@ -17,8 +17,8 @@ from mhacli.render.base.selection import chosen_layers
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
+    from mhacli.cli.output import Output
     from mhacli.cli.shared.checkpoint import ComputeRequest
-    from mhacli.cli.shared.output import RecordOutput
     from mhacli.commands.weights import Contents
     from mhacli.record.record import Record
 
@@ -31,9 +31,9 @@ _SENTENCE = "the cat sat on the mat"
 _LABEL, _GOES_ON = "next: ", " \\"
 
 
-def suggest_next(record: Record, request: ComputeRequest, options: ViewOptions, output: RecordOutput) -> None:
+def suggest_next(record: Record, request: ComputeRequest, options: ViewOptions, output: Output) -> None:
     """Prints commands to type next, unless the output is a format or brief."""
-    if output.formats.chosen() is not None or options.brief:
+    if output.format is not None or options.brief:
         return
     lines = [*_suggested(next_commands(record, request, options, output))]
     if not (options.verbose or record.model is not None):
@@ -145,7 +145,7 @@ def _quoted(word: str) -> str:
 
 
 def next_commands(
-    record: Record, request: ComputeRequest, options: ViewOptions, output: RecordOutput
+    record: Record, request: ComputeRequest, options: ViewOptions, output: Output
 ) -> Iterator[tuple[list[str], str]]:
     """The commands that trace a cell, with its description, and that write a page of the record or open it."""
     cell = strongest_cell(record, options)
@@ -158,13 +158,13 @@ def next_commands(
             chosen += ["--device-map", request.model.device_map] if request.model.device_map else []
         yield ["mha", "trace", *_retyped(layer_groups, chosen)], cell_text(record, cell, options)
     saved = request.save.save
-    if output.pictures.html is None and saved is not None:
+    if output.html is None and saved is not None:
         yield ["mha", "show", saved, "--html", PAGE], ""
     elif saved is not None:
         yield ["mha", "view", saved], ""
     elif can_repeat(request):
         all_groups = (request.source, request.text, request.layer, request.device, request.model, request.reading)
-        page = output.pictures.html is None
+        page = output.html is None
         yield ["mha", "run" if page else "view", *_retyped(all_groups, ["--html", PAGE] if page else [])], ""
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.console import note, show_activity
-from mhacli.cli.options import DeviceOptions, LayerOptions, SaveOptions, SourceOptions, TextOptions
-from mhacli.cli.shared.output import save_record
+from mhacli.cli.options import DeviceOptions, LayerOptions, SourceOptions, TextOptions
+from mhacli.cli.output import Output, save_record
 from mhacli.cli.values import reach, require_context, require_no_target, require_words, shape
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.files import check_target, describe, write_whole
+from mhacli.io.files import describe, write_whole
 from mhacli.record.record import Record
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
 from mhacli.settings import DEFAULT_MAX_BYTES, ROPE, Config
@@ -34,7 +34,7 @@ def make_request(
     text: TextOptions,
     layer: LayerOptions,
     device: DeviceOptions,
-    save: SaveOptions,
+    save: Output,
     *,
     also: tuple[str, ...] = (),
 ) -> LayerRequest:
@@ -58,15 +58,12 @@ def make_request(
 
 
 def _settings(
-    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: SaveOptions
+    source: SourceOptions, text: TextOptions, layer: LayerOptions, device: DeviceOptions, save: Output
 ) -> tuple[Config, LayerFile | None, tuple[str, ...]]:
     """The resolved config, the file of the weights, and notes about options without effect."""
     choices = given_choices(source, layer, device, text)
     if layer.weights is not None and layer.init is not None:
         raise UsageError("--init does not work with --weights, which sets all numbers", hint="leave out --init")
-    for path in (save.save, save.save_weights):
-        if path is not None:
-            check_target(path, force=save.force)
     _require_files(layer, source)
     weights = None if layer.weights is None else read_layer_file(layer.weights, choices)
     config = Config(**choices).resolved() if weights is None else weights.config
@@ -93,7 +90,7 @@ def _read(source: SourceOptions, text: TextOptions, config: Config) -> tuple[lis
     return texts, read_context(text, decoding)
 
 
-def _options(layer: LayerOptions, device: DeviceOptions, save: SaveOptions, also: tuple[str, ...]) -> RecordingOptions:
+def _options(layer: LayerOptions, device: DeviceOptions, save: Output, also: tuple[str, ...]) -> RecordingOptions:
     """The options of recording."""
     keep = None if save.keep is None else tuple(word.strip() for word in save.keep.split(",") if word.strip())
     return RecordingOptions(keep, save.keep_limit, device.repeat, layer.allow_nonfinite, record_command(), also)
@@ -276,7 +273,7 @@ def _given_vocabulary(text: TextOptions, weights: LayerFile | None) -> tuple[Voc
     return None, "the vocabulary"
 
 
-def save_files(record: Record, request: LayerRequest, save: SaveOptions) -> None:
+def save_files(record: Record, request: LayerRequest, save: Output) -> None:
     """Saves the requested record and weights. Raises `MhaError` if a file cannot be written."""
     if save.save_weights is not None:
         from mhacli.compute.layer.run import weights_content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Annotated, get_args
 
@@ -20,27 +19,25 @@ from mhacli.cli.options import (
     KV_HEADS,
     MASKED_LATER,
     NUMBER_FORMAT,
-    OUTPUT,
     QUERY_HEADS,
-    ColourOptions,
-    Force,
     command,
     device_option,
     number,
+    offers,
     option,
     option_group,
     repeat_option,
     seed_option,
     threads_option,
 )
-from mhacli.cli.shared.output import JSON, Formats, format_options, note_saved, print_report
+from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.values import counts, words_of
 from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.io.files import check_target, write_whole
+from mhacli.io.files import write_whole
 from mhacli.settings import Config, Dtype
 
 _COMPUTED, _SIZES, _TIMING, _BASELINE = "Computation", "Sizes", "Timing", "Baseline"
@@ -167,22 +164,17 @@ class BaselineOptions:
     ] = None
 
 
-@format_options(json=JSON, csv="Print CSV: a line per row, without samples.")
-class BenchFormats(Formats):
-    """Formats of a benchmark."""
-
-
-@option_group
-class ReportOutput:
-    """Format, plots and colour of the report."""
-
-    formats: BenchFormats
-    svg: Annotated[
-        str | None, option(OUTPUT, "Plot time and TFLOP/s against length (needs the extra plot).", metavar="FILE")
-    ] = None
-    html: Annotated[str | None, option(OUTPUT, "Write the plots and rows as one HTML page.", metavar="FILE")] = None
-    force: Force = False
-    colour: ColourOptions
+BenchOutput = Annotated[
+    Output,
+    offers(
+        "json",
+        "force",
+        *COLOUR,
+        csv="Print CSV: a line per row, without samples.",
+        svg="Plot time and TFLOP/s against length (needs the extra plot).",
+        html="Write the plots and rows as one HTML page.",
+    ),
+]
 
 
 @examples(
@@ -193,13 +185,14 @@ class ReportOutput:
 )
 @command
 def bench(
-    sweep_options: SweepOptions, measuring: MeasureOptions, against: BaselineOptions, output: ReportOutput
+    sweep_options: SweepOptions, measuring: MeasureOptions, against: BaselineOptions, output: BenchOutput
 ) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
-    output.formats.chosen()  # raises if two are given
+    _ = output.format  # raises if two are given
     limit = _limit(against)
     Config(d_model=1, n_heads=1, device=measuring.device, seed=measuring.seed, threads=measuring.threads).resolved()
-    _require_targets(against, output)
+    saved = [] if against.save_baseline is None else [("save-baseline", against.save_baseline)]
+    require_writable([*saved, *output.files], force=output.force)
     baseline = None if against.compare is None else _baseline(against.compare)
     sweep = _sweep(sweep_options, baseline)
     if baseline is not None and limit is not None:
@@ -229,25 +222,12 @@ def bench(
     _print(benchmark, comparison, output)
     _draw(benchmark, output)
     _require_times(benchmark)
-    if output.formats.chosen() is None:
-        note_saved(against.save_baseline, output.svg, output.html)
+    note_written(output, against.save_baseline)
     if comparison is not None:
-        _end_by(comparison, output.formats, strict=against.strict)
+        _end_by(comparison, output, strict=against.strict)
 
 
 _ANNOUNCED_S = 15.0
-
-
-def _require_targets(against: BaselineOptions, output: ReportOutput) -> None:
-    """Raises `MhaError` for a file that could not be written after the measurement, and `UsageError` for a file named twice."""
-    options_by_path: dict[str, str] = {}
-    for name, path in (("save-baseline", against.save_baseline), ("svg", output.svg), ("html", output.html)):
-        if path is None:
-            continue
-        check_target(path, force=output.force)
-        other = options_by_path.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise UsageError(f"--{other} and --{name} name the same file, {path}: each needs its own file")
 
 
 def _baseline(path: str) -> Benchmark:
@@ -302,7 +282,7 @@ def _sweep(options: SweepOptions, baseline: Benchmark | None) -> Sweep:
     return replace(defaults, **{name: value for name, value in chosen.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
 
 
-def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
+def _draw(benchmark: Benchmark, output: Output) -> None:
     """Writes the plots and the page that were requested."""
     if output.svg is None and output.html is None:
         return
@@ -315,15 +295,15 @@ def _draw(benchmark: Benchmark, output: ReportOutput) -> None:
         write_whole(output.html, page(benchmark, picture).encode(), force=output.force)
 
 
-def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: ReportOutput) -> None:
+def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: Output) -> None:
     from mhacli.commands.bench.view import bench_view, csv_pieces
 
     compared = {} if comparison is None else {"comparison": comparison.to_dict()}
     print_report(
-        output.formats.chosen(),
-        output.colour,
-        formats={"json": lambda: [benchmark.to_json(**compared)], "csv": lambda: csv_pieces(benchmark)},
+        output,
         view=lambda on: bench_view(benchmark, comparison, on),
+        json=lambda: [benchmark.to_json(**compared)],
+        csv=lambda: csv_pieces(benchmark),
     )
 
 
@@ -334,12 +314,12 @@ def _require_times(benchmark: Benchmark) -> None:
         raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
 
 
-def _end_by(comparison: BaselineComparison, formats: BenchFormats, *, strict: bool) -> None:
+def _end_by(comparison: BaselineComparison, output: Output, *, strict: bool) -> None:
     """Exits with 3 if the rule is broken, with `strict` also if it is inconclusive. With CSV, and with JSON if the rule holds,
     the warnings and the result are printed on stderr as well."""
     outcome = None if comparison.rule is None else comparison.rule.outcome
     is_broken = outcome == "slower" or (strict and outcome == "inconclusive")
-    name = formats.chosen()
+    name = output.format
     if name == "csv" or (name == "json" and not is_broken):
         for warning in comparison.warnings:
             note(warning)

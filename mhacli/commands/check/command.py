@@ -20,15 +20,15 @@ from mhacli.cli.options import (
     QUERY_HEADS,
     SCALE,
     TIME_LIMIT,
-    ColourOptions,
     command,
     device_option,
     number,
+    offers,
     option,
     option_group,
     seed_option,
 )
-from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
+from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.values import pairs
 from mhacli.commands.check.result import CheckRequest, Examination
@@ -124,11 +124,6 @@ class RunOptions:
     ] = DEFAULT_TIME_LIMIT_S
 
 
-@format_options(json=JSON)
-class CheckFormats(Formats):
-    """Formats of an examination."""
-
-
 @examples(
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
@@ -136,23 +131,24 @@ class CheckFormats(Formats):
 )
 @command
 def check(
-    subject: SubjectOptions, meaning: MeaningOptions, running: RunOptions, formats: CheckFormats, colour: ColourOptions
+    subject: SubjectOptions,
+    meaning: MeaningOptions,
+    running: RunOptions,
+    output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     request = _request(subject, meaning, running)
     leave_deleted_folder()
     examination = _examined(request)
-    name = formats.chosen()
     print_report(
-        name,
-        colour,
-        formats={"json": lambda: json_document(examination.to_dict())},
+        output,
         view=lambda on: _view(_with_short_paths(examination), on),
+        json=lambda: json_document(examination.to_dict()),
     )
     if examination.verdict != "right":
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)
     for argument in examination.arguments:
-        if argument.origin == "guessed" and name is not None:
+        if argument.origin == "guessed" and output.json:
             why = f": {argument.why}" if argument.why else ""
             note(f"{argument.name}={argument.value} is guessed{why}; --arg {argument.name}=… sets it")
 

@@ -10,19 +10,19 @@ from mhacli.cli.console import show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Real
 from mhacli.cli.options import (
-    ColourOptions,
     Everything,
     MapScale,
     Precision,
     command,
     head_list,
     number,
+    offers,
     option,
     option_group,
     sequence_list,
 )
+from mhacli.cli.output import COLOUR, Output, print_report
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
-from mhacli.cli.shared.output import JSON, Formats, format_options, print_report
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.values import index_list, require_record, saved_here
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.commands.diff.result import Differences
-    from mhacli.record.record import Record
     from mhacli.render.base.options import Screen
 
 _COMPARISON, _VIEW = "Comparison", "View"
@@ -75,11 +74,6 @@ class PanelOptions:
     all: Everything = False
 
 
-@format_options(json=JSON)
-class DiffFormats(Formats):
-    """Formats of a comparison."""
-
-
 @examples(
     "mha diff before.safetensors after.safetensors",
     "mha diff before.safetensors after.safetensors --tolerance 1e-3",
@@ -89,8 +83,7 @@ def diff(
     pair: PairOptions,
     panels: PanelOptions,
     choice: LayerChoiceOptions,
-    formats: DiffFormats,
-    colour: ColourOptions,
+    output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
     options = ViewOptions(
@@ -114,20 +107,8 @@ def diff(
         records = (storage.load(pair.a), storage.load(pair.b))
         require_drawable(records, options)
         differences = compare(*records, tolerance=pair.tolerance)
-    _print(differences, records, (pair.a, pair.b), options=options, name=formats.chosen(), colour=colour)
-    require_agreement(*records, names=(pair.a, pair.b))
-    _end_unless_equal(differences)
+    names = (pair.a, pair.b)
 
-
-def _print(
-    differences: Differences,
-    records: tuple[Record, Record],
-    names: tuple[str, str],
-    *,
-    options: ViewOptions,
-    name: str | None,
-    colour: ColourOptions,
-) -> None:
     def pieces() -> Iterable[str]:
         from mhacli.commands.diff.views.json import json_pieces
 
@@ -138,7 +119,9 @@ def _print(
 
         return diff_view(differences, records, names, options=options, screen=on)
 
-    print_report(name, colour, formats={"json": pieces}, view=view)
+    print_report(output, view=view, json=pieces)
+    require_agreement(*records, names=names)
+    _end_unless_equal(differences)
 
 
 def _end_unless_equal(differences: Differences) -> None:

@@ -13,17 +13,17 @@ from mhacli.cli.help import examples
 from mhacli.cli.options import (
     LITERAL_TEXT,
     NUMBER_FORMAT,
-    ColourOptions,
     ModelPath,
     Revision,
     command,
     device_option,
+    offers,
     option,
     option_group,
     seed_option,
 )
+from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
-from mhacli.cli.shared.output import JSON, Formats, format_options, json_document, print_report
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.values import are_literal, is_checkpoint, require_words
 from mhacli.commands.doctor.result import DoctorRequest
@@ -86,29 +86,21 @@ class DoctorDeviceOptions:
     seed: Annotated[int, seed_option(_DEVICE)] = 0
 
 
-@format_options(json=JSON)
-class DoctorFormats(Formats):
-    """Formats of a report."""
-
-
 @examples(
     "mha doctor",
     "mha doctor --model MiniLM",
 )
 @command
 def doctor(
-    examined: ExaminedModelOptions, device: DoctorDeviceOptions, formats: DoctorFormats, colour: ColourOptions
+    examined: ExaminedModelOptions,
+    device: DoctorDeviceOptions,
+    output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device.device, seed=device.seed).resolved()
     examined = _with_typed_folder(examined)
     report = _installation(examined, device) if examined.model is None else _checkpoint(examined, device)
-    print_report(
-        formats.chosen(),
-        colour,
-        formats={"json": lambda: json_document(report.to_dict())},
-        view=lambda on: _view(report, on),
-    )
+    print_report(output, view=lambda on: _view(report, on), json=lambda: json_document(report.to_dict()))
     if report.failed:
         raise typer.Exit(EXIT_CHECK)
 

@@ -5,28 +5,31 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from mhacli.cli.console import flush, loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
-    HTML,
-    PNG,
-    SVG,
-    ColourOptions,
     DeviceOptions,
     Everything,
-    Force,
     LayerOptions,
-    SaveOptions,
-    SaveRecord,
     SourceOptions,
     TextOptions,
     command,
     number,
+    offers,
     option,
     option_group,
+)
+from mhacli.cli.output import (
+    COLOUR,
+    Output,
+    print_record,
+    print_result,
+    save_record,
+    with_output,
 )
 from mhacli.cli.shared.checkpoint import (
     ComputeRequest,
@@ -35,16 +38,6 @@ from mhacli.cli.shared.checkpoint import (
     Spans,
     model_request,
     require_without_model,
-)
-from mhacli.cli.shared.output import (
-    JSON,
-    Formats,
-    PictureOptions,
-    format_options,
-    print_record,
-    print_result,
-    save_record,
-    with_output,
 )
 from mhacli.cli.values import index_list
 from mhacli.errors import UsageError
@@ -178,38 +171,11 @@ class EffectText(TextOptions):
     span: Spans = None
 
 
-@format_options(json=JSON, csv="Print CSV: a line per removal.")
-class EffectFormats(Formats):
-    """Formats of effects."""
-
-
 @option_group
-class EffectOutput:
+class EffectOutput(Output):
     """The files, format and colour of the record."""
 
-    save: SaveRecord = None
-    force: Force = False
     all: Everything = False
-    html: Annotated[str | None, option("Output", HTML, metavar="FILE")] = None
-    svg: Annotated[str | None, option("Output", SVG, metavar="FILE")] = None
-    png: Annotated[str | None, option("Output", PNG, metavar="FILE")] = None
-    formats: EffectFormats
-    colour: ColourOptions
-
-    @property
-    def pictures(self) -> PictureOptions:
-        """The page and the pictures to write."""
-        return PictureOptions(html=self.html, svg=self.svg, png=self.png)
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether files that exist may be replaced."""
-        return self.force
-
-    @property
-    def written(self) -> tuple[str | None, ...]:
-        """The files to write; None for one that was not requested."""
-        return self.save, *self.pictures.written
 
 
 @examples(
@@ -227,7 +193,10 @@ def effect(
     layer: LayerOptions,
     model: ModelOptions,
     device: DeviceOptions,
-    output: EffectOutput,
+    output: Annotated[
+        EffectOutput,
+        offers("json", "save", "force", "all", "html", "svg", "png", *COLOUR, csv="Print CSV: a line per removal."),
+    ],
 ) -> None:
     """Computes the effects, saves the record and prints it."""
     from mhacli.commands.effect.request import option_of, require_one_removal
@@ -235,13 +204,13 @@ def effect(
     require_one_removal(option_of, **vars(removal) | {"heads": removal.head, "judge": measurement.judge})
     if text.span and removal.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
-    saving = SaveOptions(save=output.save, force=output.force, keep="")
-    options = with_output(ViewOptions(everything=output.all), output, others=saving.files)
+    saving = replace(output, keep="")
+    options = with_output(ViewOptions(everything=output.all), output)
     effect_options = _EffectOptions(source, text, removal, measurement, layer, model, device, saving, output)
     record, notes = _layer_effects(effect_options) if model.model is None else _checkpoint_effects(effect_options)
-    save_record(record, saving)
+    save_record(record, output)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty() and output.formats.chosen() is None and "-" not in (source.typed or ()):
+    if sys.stdout.isatty() and output.format is None and "-" not in (source.typed or ()):
         from mhacli.cli.shared.next_steps import suggest_after_effects
 
         suggest_after_effects(record, (source, text, measurement, layer, model, device), saved=output.save)
@@ -257,7 +226,7 @@ class _EffectOptions(NamedTuple):
     layer: LayerOptions
     model: ModelOptions
     device: DeviceOptions
-    saving: SaveOptions
+    saving: Output
     output: EffectOutput
 
 
@@ -351,9 +320,9 @@ def _announce(cost: Cost) -> None:
 def _print_finished(options: _EffectOptions, study: EffectStudy) -> None:
     """Prints the finished effects of an interrupted run; nothing is saved."""
     n_finished = len(study.effects.results)
-    if n_finished and options.output.formats.chosen() is None:
+    if n_finished and options.output.format is None:
         more_time(_PRINTING_S)
-        print_record(study.record(), ViewOptions(everything=options.output.all), None, options.output.colour)
+        print_record(study.record(), ViewOptions(everything=options.output.all), options.output)
         flush()
     note(f"interrupted: {n_finished} of {len(study.effects.plan)} removals are finished, and nothing was saved")
 

@@ -16,17 +16,17 @@ from mhacli.cli.options import (
     MAX_TOKENS,
     NUMBER_FORMAT,
     OUTPUT,
-    ColourOptions,
     Everything,
     command,
     device_option,
     head_list,
     number,
+    offers,
     option,
     option_group,
 )
+from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
 from mhacli.cli.shared.checkpoint import ModelOptions, device_map_of, layer_list, local_checkpoint, require_layers
-from mhacli.cli.shared.output import JSON, Formats, format_options, print_record, require_self_check
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.shared.statistics import HEADS, StatisticsOptions
 from mhacli.cli.values import index_list, size
@@ -188,13 +188,8 @@ class WorkerOptions:
     ] = None
 
 
-@format_options(json=JSON)
-class ScanFormats(Formats):
-    """Formats of the report of a scan."""
-
-
 @option_group
-class ScanOutput:
+class ScanOutput(Output):
     """The folder of the result, and the format and colour of the report."""
 
     out: Annotated[
@@ -207,9 +202,7 @@ class ScanOutput:
             OUTPUT, "Allow results from different kinds of devices in one folder; the result records this.", "--mixed"
         ),
     ] = False
-    formats: ScanFormats
     all: Everything = False
-    colour: ColourOptions
 
 
 @examples(
@@ -223,21 +216,20 @@ def scan(
     model: ScanModelOptions,
     statistics: StatisticsOptions,
     workers: WorkerOptions,
-    output: ScanOutput,
+    output: Annotated[ScanOutput, offers("out", "mixed", "json", "all", *COLOUR)],
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
-    format_ = output.formats.chosen()
     request = _request(corpus, model, statistics, workers, output)
     with loading_torch():
         from mhacli.commands.scan.engines.ranks import on_own_gpu
         from mhacli.commands.scan.run import ScanStudy
 
         study = ScanStudy(on_own_gpu(request), *_engine_and_share(workers))
-    record = _run_with_progress(study, as_json=format_ == "json")
+    record = _run_with_progress(study, as_json=output.json)
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
-    print_record(record, ViewOptions(view="none", everything=output.all), format_, output.colour)
+    print_record(record, ViewOptions(view="none", everything=output.all), output)
     flush()
     _note_result(record, request.out)
     require_self_check(record)

@@ -1,0 +1,374 @@
+"""The output of a command: a format on stdout, files, pictures, notes on stderr, and the result of the checks.
+
+A command that takes `output: Annotated[Output, offers("json", "save")]` has these options of it, and colour.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, screen, show_activity, write_pieces
+from mhacli.cli.numbers import Integer
+from mhacli.cli.options import (
+    HIDE_SINKS,
+    MAP_SCALE,
+    OUTPUT,
+    DrawingOptions,
+    HeadsViewOptions,
+    SectionOptions,
+    number,
+    option,
+    option_group,
+)
+from mhacli.cli.values import index_list, size
+from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.io.files import check_target, format_size, write_whole
+from mhacli.record.heads import require_order
+from mhacli.render.base.options import Figure, Scale, Screen, ViewOptions
+from mhacli.settings import DEFAULT_KEEP_LIMIT
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mhacli.record.record import Record
+
+_PICTURES = "Pictures"
+
+
+def _json(record: Record) -> Iterator[str]:
+    from mhacli.render import json
+
+    return json.pieces(record)
+
+
+def _csv(record: Record) -> Iterator[str]:
+    from mhacli.render import csv
+
+    return csv.pieces(record)
+
+
+FORMATS: Mapping[str, Callable[[Record], Iterable[str]]] = {"json": _json, "csv": _csv}
+"""The formats of a record, by their options."""
+
+
+@option_group
+class Output:
+    """The format of stdout, the files to write, the pictures and the colour. A command offers some of these options."""
+
+    json: Annotated[bool, option(OUTPUT, "Print the result as one JSON document.", "--json", common=True)] = False
+    csv: Annotated[bool, option(OUTPUT, "Print CSV: a line per sequence, head, query and key.", "--csv")] = False
+    save: Annotated[
+        str | None,
+        option(OUTPUT, "Save the record in this file, for mha show, view and diff.", metavar="FILE", common=True),
+    ] = None
+    save_weights: Annotated[
+        str | None, option(OUTPUT, "Save the weights in this file, for --weights.", metavar="FILE")
+    ] = None
+    force: Annotated[bool, option(OUTPUT, "Overwrite existing files.", "--force")] = False
+    keep: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Arrays in the saved record and in --json, such as pattern,z. (default: qk,scores,pattern,z,out, as far as they fit)",
+            metavar="SITES",
+        ),
+    ] = None
+    keep_limit: Annotated[
+        int,
+        option(
+            OUTPUT,
+            f"Limit the size of these arrays. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
+            parser=size("keep-limit"),
+            metavar="SIZE",
+            show_default=False,
+        ),
+    ] = DEFAULT_KEEP_LIMIT
+    html: Annotated[
+        str | None, option(_PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
+    ] = None
+    svg: Annotated[str | None, option(_PICTURES, "Write an SVG picture.", metavar="FILE")] = None
+    png: Annotated[
+        str | None, option(_PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
+    ] = None
+    figure: Annotated[
+        Figure | None,
+        option(_PICTURES, "What --svg and --png show. (default: the head chosen by --head, or all in a grid)"),
+    ] = None
+    map_scale: Annotated[Scale | None, option(_PICTURES, MAP_SCALE)] = None
+    hide_sinks: Annotated[bool, option(_PICTURES, HIDE_SINKS, "--hide-sinks")] = False
+    full: Annotated[
+        bool, option(_PICTURES, "Store every attention weight in the page, whatever its size.", "--full")
+    ] = False
+    color: Annotated[
+        ColourChoice,
+        option(
+            OUTPUT,
+            "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides.",
+            "--color",
+            "--colour",
+        ),
+    ] = "auto"
+    width: Annotated[
+        int | None,
+        number(OUTPUT, Integer(*SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
+    ] = None
+
+    @property
+    def format(self) -> str | None:
+        """The name of the format of stdout, None for the view of the terminal. Raises `UsageError` for two formats."""
+        names = [name for name in FORMATS if getattr(self, name)]
+        if len(names) > 1:
+            raise UsageError(f"--{names[0]} and --{names[1]} exclude each other: stdout takes one of them")
+        return names[0] if names else None
+
+    @property
+    def pictures(self) -> tuple[tuple[str, str], ...]:
+        """The pictures to write, each with its option."""
+        return tuple((name, path) for name in ("html", "svg", "png") if (path := getattr(self, name)) is not None)
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The files to write, each with its option."""
+        saved = (("save", self.save), ("save-weights", self.save_weights))
+        return (*((name, path) for name, path in saved if path is not None), *self.pictures)
+
+    @property
+    def screen(self) -> Screen:
+        """The width and the colour of the terminal's view."""
+        return screen(self.color, self.width)
+
+
+COLOUR = ("color", "width")
+SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
+PICTURES = ("html", "svg", "png", "figure", "map_scale", "hide_sinks", "full")
+"""Options of `Output` that commands offer together."""
+
+
+# ------------------------------------------------------------------------------------------------------- what is drawn
+
+
+def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: SectionOptions) -> ViewOptions:
+    """The view options of the option groups. Raises `UsageError` for an unreadable list, an unknown order, and tables with
+    `--brief`."""
+    require_order(ranking.sort)
+    if sections.brief:
+        added = next((name for name, is_given in vars(sections).items() if is_given and name != "brief"), None)
+        if added is not None:
+            raise UsageError(f"--brief and --{added} exclude each other", hint=f"leave --{added} out")
+    return ViewOptions(
+        view=drawing.view,
+        heads=index_list(drawing.head, "head"),
+        sequences=index_list(drawing.sequence, "sequence"),
+        top=drawing.top,
+        precision=drawing.precision,
+        everything=drawing.all,
+        maps=index_list(ranking.map, "map") or (),
+        sort=ranking.sort,
+        **vars(sections),
+    )
+
+
+def require_own_steps(sections: SectionOptions) -> None:
+    """Raises `UsageError` for shapes or timings, which only a layer of mha has."""
+    for name, is_given in (("shapes", sections.shapes), ("timings", sections.timings)):
+        if is_given:
+            raise UsageError(
+                f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
+            )
+
+
+def with_output(
+    options: ViewOptions, output: Output, *, read: str | None = None, keep: str | None = None, has_maps: bool = False
+) -> ViewOptions:
+    """The view options with the settings of the pictures, checked before anything slow begins.
+
+    `read` is the file that the command reads, `keep` names the arrays that the record will hold, None for all; `has_maps` says
+    whether the terminal shows maps. Raises `UsageError` for two formats, for settings of pictures without a picture, and for a
+    file that is read or written twice. Raises `MhaError` for files that cannot be written.
+    """
+    _ = output.format
+    figure = output.figure or options.figure
+    has_figure = output.svg is not None or output.png is not None
+    pictures, html = bool(output.pictures), output.html is not None
+    drawn = pictures or has_maps or options.view == "heatmap"
+    for name, is_used, needed in (
+        ("full", html or not output.full, "--html FILE"),
+        ("figure", has_figure or not output.figure, "--svg or --png FILE"),
+        ("hide-sinks", pictures or not output.hide_sinks, "--html, --svg or --png FILE"),
+        ("map-scale", drawn or not output.map_scale, "--html, --svg or --png FILE"),
+    ):
+        if not is_used:
+            raise UsageError(f"--{name} changes nothing without {needed}")
+    needs_pattern = has_figure and figure not in ("walk", "effects")
+    if needs_pattern and keep is not None and "pattern" not in keep.replace(" ", "").split(","):
+        raise UsageError(
+            f"--keep {keep} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{keep}"
+        )
+    require_writable(output.files, force=output.force, read=read)
+    if output.png is not None:
+        from mhacli.render.figures.document import require_png
+
+        require_png()
+    return replace(options, map_scale=output.map_scale, figure=figure, hide_sinks=output.hide_sinks, full=output.full)
+
+
+def require_writable(files: Iterable[tuple[str, str]], *, force: bool, read: str | None = None) -> None:
+    """Raises `UsageError` for two options that name the same file, also by different paths, or the file that is read. Raises
+    `MhaError` for a file that cannot be written."""
+    options_by_path = {} if read is None else {_resolved(read): "record"}
+    for name, path in files:
+        other = options_by_path.setdefault(_resolved(path), name)
+        if other != name:
+            raise UsageError(f"--{other} and --{name} name the same file, {path}")
+        check_target(path, force=force)
+
+
+def _resolved(path: str) -> str:
+    """The resolved path. In a deleted working folder it cannot be resolved, and writing the file raises the error."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return path
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, output: Output) -> None:
+    """Writes the pictures of a computed record, prints it, checks it, and prints the notes and the names of the files."""
+    write_pictures(record, options, output)
+    print_record(record, options, output)
+    require_self_check(record)
+    print_notes(record, notes)
+    note_written(output)
+
+
+def print_record(record: Record, options: ViewOptions, output: Output) -> None:
+    """Prints a record in the chosen format, or the view of the terminal. Raises `UsageError` for a table of a record without
+    patterns."""
+    if output.format is not None:
+        if record.module is not None and output.format != "json":
+            raise UsageError(
+                f"--{output.format} needs attention weights, which the trace of a module does not have",
+                hint="try --json",
+            )
+        write_pieces(FORMATS[output.format](record))
+        return
+    from mhacli.render.display.terminal import record_views
+
+    on = output.screen
+    for view in record_views(record, options, on):
+        draw(view, on)
+
+
+def print_report(
+    output: Output, *, view: Callable[[Screen], RenderableType], **formats: Callable[[], Iterable[str]]
+) -> None:
+    """Prints a report that is no record, in one of the `formats` or as the view of the terminal."""
+    if output.format is not None:
+        write_pieces(formats[output.format]())
+        return
+    draw(view(output.screen), output.screen)
+
+
+def json_document(value: Any) -> list[str]:
+    """The pieces of a JSON document."""
+    import json
+
+    return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
+
+
+def save_record(record: Record, output: Output) -> None:
+    """Saves the record if a file is given. Raises `MhaError` if it cannot be written."""
+    if output.save is not None:
+        record.save(output.save, force=output.force)
+
+
+def write_pictures(record: Record, options: ViewOptions, output: Output) -> None:
+    """Writes the requested pictures. Raises `MhaError` if the record lacks the data, or a file cannot be written."""
+    if not output.pictures:
+        return
+    contents: dict[str, bytes] = {}
+    with show_activity("drawing"):
+        if output.html is not None:
+            from mhacli.render.page.document import page
+
+            contents[output.html] = page(record, options).encode()
+        if output.svg is not None or output.png is not None:
+            from mhacli.render.figures.document import figure, png
+
+            svg = figure(record, options)
+            if output.svg is not None:
+                contents[output.svg] = svg.encode()
+            if output.png is not None:
+                contents[output.png] = png(svg)
+    for path, content in contents.items():
+        write_whole(path, content, force=output.force)
+
+
+def note_written(output: Output, *also: str | None) -> None:
+    """Prints the names and sizes of the written files on stderr, unless stdout is a format for programs."""
+    if output.format is None:
+        for path in filter(None, (*also, *(path for _, path in output.files))):
+            with suppress(OSError):
+                note(f"saved {path}, {format_size(os.path.getsize(path))}")
+
+
+def print_notes(record: Record, notes: Sequence[str]) -> None:
+    """Prints the notes of a successful run on stderr. It follows the checks, so that an error is printed alone."""
+    from mhacli.record.record import NOT_SEEN
+    from mhacli.render.json import nonfinite
+
+    for text in notes:
+        note(text)
+    for name, n_bad in nonfinite(record).items():
+        note(f"{n_bad} numbers of {name} are NaN or Inf; the self-check compares the others")
+    unseen = [name.removesuffix(NOT_SEEN) for name in record.not_kept if name.endswith(NOT_SEEN)]
+    beyond = [name for name in record.not_kept if not name.endswith(NOT_SEEN)]
+    if beyond:
+        note(f"not kept, beyond --keep-limit: {', '.join(beyond)}")
+    if unseen:
+        note(f"not kept, because the model does not expose it: {', '.join(unseen)}")
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def require_self_check(record: Record) -> None:
+    """Raises `MhaError` with exit code 3 if a check of the record failed."""
+    for is_ok, message, error, tolerance, hint in _checks(record):
+        if not is_ok:
+            excess = (
+                "it has numbers that are not finite"
+                if error is None
+                else f"a difference of {error:.3g} is above the tolerance of {tolerance:.3g}"
+            )
+            raise MhaError(
+                f"{message}: {excess}" if tolerance else message, hint=hint, code="self-check", exit_code=EXIT_CHECK
+            )
+
+
+def _checks(record: Record) -> Iterator[tuple[bool, str, float | None, float, str | None]]:
+    """Of each check of a record: whether it holds, the message if it does not, its error and tolerance, and a hint."""
+    for check in () if record.survey is None else record.survey.checks:
+        yield check.ok, f"the check '{check.name}' fails", check.error, check.tolerance, None
+    if record.model is not None:
+        hint = "a model whose outputs change from pass to pass cannot be compared"
+        is_same = record.model.identical_outputs is not False
+        yield is_same, "the model's outputs with inspection differ from those without", None, 0.0, hint
+    if record.effect is not None:
+        verified = record.effect.verified
+        message = "a second computation of the removals disagrees with the first"
+        is_short = record.config.dtype in ("bfloat16", "float16")
+        rounding = "in 16 bits rounding can hide such changes; --dtype float32 shows whether it does"
+        yield verified.ok, message, verified.max_abs_error, verified.tolerance, rounding if is_short else None
+    own = record.self_check
+    also = "" if record.decoding is None else ", or is not that of a full recomputation"
+    yield own.ok, f"the output does not follow from the pattern shown{also}", own.max_abs_error, own.tolerance, None
+    for route in record.routes:
+        message = f"the route {route.route} disagrees with the separate one"
+        yield route.ok, message, route.max_abs_difference, route.tolerance, None
