@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhacli.errors import MhaError, first_names, installing
 from mhacli.io import memory
-from mhacli.io.files import format_size, lasting_temporary_folder
+from mhacli.io.files import format_size, temporary_folder
 from mhacli.models.folder import Checkpoint
 from mhacli.requests.device_map import DeviceMap
 
@@ -42,13 +42,13 @@ def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap
     Raises `MhaError` for modules that the model does not have or that have no device.
     """
     if device_map == "auto":
-        return {"device_map": "auto", "max_memory": _free_memory(), "offload_folder": lasting_temporary_folder()}
+        return {"device_map": "auto", "max_memory": _free_memory(), "offload_folder": temporary_folder()}
     assert not isinstance(device_map, str)
     with torch.device("meta"):
         model = kind.from_config(config)
     devices = _of_model(model, device_map, checkpoint)
     uses_disk = "disk" in devices.values()
-    return {"device_map": devices} | ({"offload_folder": lasting_temporary_folder()} if uses_disk else {})
+    return {"device_map": devices} | ({"offload_folder": temporary_folder()} if uses_disk else {})
 
 
 def _free_memory() -> dict[int | str, int]:

@@ -127,13 +127,12 @@ def measure(
 def _from_scratch() -> Iterator[None]:
     """Hides earlier compilation results from torch within the context, and silences its profiler."""
     before = dict(os.environ)
-    with temporary_folder() as folder:
-        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "KINETO_LOG_LEVEL": "99"}
-        try:
-            yield
-        finally:
-            os.environ.clear()  # torch adds variables that refer to the folder
-            os.environ |= before
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": temporary_folder(), "KINETO_LOG_LEVEL": "99"}
+    try:
+        yield
+    finally:
+        os.environ.clear()  # torch adds variables that refer to the folder
+        os.environ |= before
 
 
 def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
