@@ -300,17 +300,10 @@ def _require(value: object, name: str, example: str) -> None:
 
 
 _WITHOUT_EFFECT = (
-    "--out",
-    "--workers",
-    "--ray",
-    "--cpus-per-worker",
-    "--device",
-    "--device-map",
-    "--reducer",
-    "--color",
-    "--width",
-)
+    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--reducer", "--color", "--colour", "--width",
+)  # fmt: skip
 _FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
+"""Options with a value, and flags, that do not decide the numbers."""
 
 
 def _command() -> tuple[str, ...]:

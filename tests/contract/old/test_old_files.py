@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors import safe_open
+from support import checkpoints
 from support.mha import Ended
+from support.scans import corpus_file, digests
 
 import mhacli
 
@@ -158,6 +162,19 @@ def test_a_scan_is_shown_with_the_numbers_of_its_summary(mha: Mha, tmp_path: Pat
     assert mha("show", FILES / "scan.mha").stdout
     mha("show", FILES / "scan.mha", "--html", "p.html")
     assert "<html" in (tmp_path / "p.html").read_text()
+
+
+def test_a_scan_goes_on_where_the_libraries_are_the_same_and_is_refused_elsewhere(mha: Mha, tmp_path: Path) -> None:
+    shutil.copytree(FILES / "scan.mha", tmp_path / "scan.mha")
+    (tmp_path / "gpt2").symlink_to(checkpoints.folder("gpt2"))
+    corpus_file(tmp_path / "corpus.jsonl", ["the cat sat on the mat", "a dog ran", "the cat ran"])
+    words = ("--model", "gpt2", "--layer", "0,1", "--effect", "--where", "k < q", "--out", "scan.mha", "--json")
+    ended = mha("scan", "corpus.jsonl", *words, code=(0, 2))
+    if ended.code:
+        assert {name for name in ("device", "torch", "transformers", "mha", "rows") if f"{name} was" in ended.said}
+        assert not re.search("(digest|layers|conditions|unit_size|effect|pack) was", ended.said)
+    for part in ("rows", "units"):
+        assert digests(tmp_path / "scan.mha" / part) == digests(FILES / "scan.mha" / part)
 
 
 def test_a_benchmark_is_read_to_compare_with(mha: Mha) -> None:
