@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from typing import Any, TypeVar
@@ -26,6 +27,11 @@ def plain(value: Any) -> Any:
 def _builtin(value: object) -> object:
     """A string or number of torch's or numpy's subclasses as Python's own."""
     return float(value) if isinstance(value, float) else str.__str__(value)
+
+
+def json_checksum(values: Any) -> str:
+    """The sha256 of JSON values."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any:

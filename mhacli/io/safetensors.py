@@ -126,7 +126,7 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
             with safe_open(path, "numpy"):
                 pass
         entries = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
-    except (SafetensorError, ValueError, OSError) as fault:
+    except (SafetensorError, ValueError, OSError, MemoryError) as fault:
         raise _bad(path, f"{fault!s:.400}") from None
     metadata = entries.pop("__metadata__", {}).get(METADATA_KEY)
     tensors = {

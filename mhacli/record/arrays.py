@@ -1,10 +1,11 @@
-"""Mappings of a record's arrays: by layer, and with delayed reading."""
+"""The arrays of a record: in memory, or in a file until they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # numpy is loaded with numbers, not for a help text
     import numpy.typing as npt
@@ -13,66 +14,58 @@ if TYPE_CHECKING:  # numpy is loaded with numbers, not for a help text
 else:
     Array = Any
 
-T = TypeVar("T")
 
+class StoredArray:
+    """An array in a file. `read` gives it on first use."""
 
-class Prefixed(Mapping[str, T]):
-    """The items whose names begin with a prefix, by the rest of their names."""
-
-    def __init__(self, every: Mapping[str, T], prefix: str) -> None:
-        self._every, self._prefix = every, prefix
-
-    def __getitem__(self, name: str) -> T:
-        """The item with this name."""
-        return self._every[self._prefix + name]
-
-    def __contains__(self, name: object) -> bool:
-        """Whether the item exists. Reads no array."""
-        return isinstance(name, str) and self._prefix + name in self._every
-
-    def __iter__(self) -> Iterator[str]:
-        """The names."""
-        return (name.removeprefix(self._prefix) for name in self._every if name.startswith(self._prefix))
-
-    def __len__(self) -> int:
-        """The number of items."""
-        return sum(1 for _ in self)
-
-
-class LateArrays(Mapping[str, Array]):
-    """Arrays with known names. `read` loads them all on first access."""
-
-    def __init__(self, names: Iterable[str], read: Callable[[], Mapping[str, Array]]) -> None:
-        self._names, self._read = dict.fromkeys(names), read
-
-    def __getitem__(self, name: str) -> Array:
-        """The array with this name. Raises the errors of reading."""
-        if name not in self._names:  # without reading
-            raise KeyError(name)
-        return self._arrays[name]
-
-    def __contains__(self, name: object) -> bool:
-        """Whether the array exists. Reads no array."""
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        """The names."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """The number of arrays."""
-        return len(self._names)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the arrays have been read."""
-        return "_arrays" in self.__dict__
+    def __init__(self, read: Callable[[], Array]) -> None:
+        self._read = read
 
     @cached_property
-    def _arrays(self) -> Mapping[str, Array]:
+    def value(self) -> Array:
+        """The array. Raises the errors of reading."""
         return self._read()
 
 
-def are_read(arrays: Mapping[str, Array]) -> bool:
-    """Whether the arrays are in memory, rather than still in the file."""
-    return not isinstance(arrays, LateArrays) or arrays.is_read
+class StoredArrays(Mapping[str, Array]):
+    """Arrays in a file by name, each read on first use."""
+
+    def __init__(self, arrays: Mapping[str, StoredArray]) -> None:
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Array:
+        """The array with this name. Raises the errors of reading."""
+        return self.arrays[name].value
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the array exists. Reads nothing."""
+        return name in self.arrays
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        """The number of arrays."""
+        return len(self.arrays)
+
+
+def under(arrays: Mapping[str, Array], prefix: str) -> Mapping[str, Array]:
+    """The arrays whose names begin with the prefix, by the rest of their names. Reads nothing."""
+    if isinstance(arrays, StoredArrays):
+        return StoredArrays({n.removeprefix(prefix): a for n, a in arrays.arrays.items() if n.startswith(prefix)})
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def read_arrays(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The arrays that are in memory."""
+    if isinstance(arrays, StoredArrays):
+        return {name: array.value for name, array in arrays.arrays.items() if "value" in vars(array)}
+    return arrays
+
+
+def checksum(array: Array) -> str:
+    """The sha256 of an array's numbers, dtype and shape."""
+    digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes() if array.nbytes < 1 << 20 or not array.flags.c_contiguous else array.reshape(-1).data)
+    return digest.hexdigest()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io import safetensors as tensorfile
-from mhacli.io.data import plain
+from mhacli.io.data import json_checksum, plain
 from mhacli.io.files import write_whole
-from mhacli.record.arrays import Array, Prefixed
+from mhacli.record.arrays import Array, checksum, under
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.display import Page, Shown, page_of
 from mhacli.record.effect import Effect, EffectSummary
@@ -133,7 +133,7 @@ class Record(Shown):
             self_check=layer.self_check,
             survey=layer.survey,
             layers=(),
-            arrays=Prefixed(self.arrays, layer_prefix(index)),
+            arrays=under(self.arrays, layer_prefix(index)),
         )
 
     def pattern(
@@ -200,8 +200,10 @@ class Record(Shown):
         import numpy as np
         from safetensors.numpy import save
 
-        header = json.dumps(self.document(), separators=(",", ":"), allow_nan=False)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        sums = {name: checksum(array) for name, array in arrays.items()}
+        document = self.document() | {"array_checksums": sums}
+        header = json.dumps(document | {"checksum": json_checksum(document)}, separators=(",", ":"))
         return save(arrays, metadata={tensorfile.METADATA_KEY: header})
 
 

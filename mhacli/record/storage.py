@@ -1,299 +1,158 @@
-"""Reads a record from its file: checks the header's description, and reads arrays on demand."""
+"""Reads a record from its file. A changed or damaged file is refused: its JSON and every array have a checksum.
+
+Files of earlier versions have none. What they say of their texts, heads and arrays must fit together, so that nothing is
+drawn under a wrong name.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.data import decode
-from mhacli.io.memory import uncollected
-from mhacli.io.safetensors import (
-    TensorFile,
-    TensorInfo,
-    read_tensor_file,
-    read_tensor_header,
-    read_tensors_of,
-    shown_name,
-    tensors_of,
-)
+from mhacli.io import memory
+from mhacli.io.data import decode, json_checksum
+from mhacli.io.safetensors import TensorFile, read_tensor_header
 from mhacli.io.scan_folder import summary_of
-from mhacli.record.arrays import Array, LateArrays, Prefixed
-from mhacli.record.consistency import impossible
+from mhacli.record.arrays import Array, StoredArray, StoredArrays, checksum
+from mhacli.record.consistency import misfit
+from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
-from mhacli.settings import with_earlier_config
+from mhacli.settings import about_file, with_earlier_config
 from mhacli.sites import SITES
 
-if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.record.heads import HeadsSummary
-    from mhacli.record.record import Cell, Step
-    from mhacli.settings import Config
-    from mhacli.sites import Facts
+_REQUIRED = ("entropy", "strongest_key", "allowed")
+_KINDS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
+"""The kinds of arrays that hold no floating point numbers."""
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
-MAX_FILE_BYTES = 64 << 30
-_PER_QUERY = ("entropy", "strongest_key", "allowed")
-_ROUNDING = 1e-3
-_NO_FLOATS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
-_KINDS = {"int": "whole numbers", "bool": "true or false", "float": "floating point numbers"}
-_READABLE = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
+
+@dataclass(frozen=True)
+class _Header:
+    schema: str | None = None
+    format: str | None = None
+    checksum: str | None = None
+    array_checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(path: str) -> Record:
-    """The record in a file or in the folder of a scan. Raises `MhaError` for a file that is no record or is
-    inconsistent."""
-    file = read_tensor_file(summary_of(path), MAX_FILE_BYTES)
-    record = _described(file, lambda: file)
-    return dataclasses.replace(record, arrays=dict(record.arrays))
+    """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
+    no record, or was changed."""
+    record = load_late(path)
+    return replace(record, arrays=dict(record.arrays))
 
 
 def load_late(path: str) -> Record:
-    """The record in a file or in the folder of a scan. Arrays are read, and numpy imported, on first access.
+    """The record in a file or in the folder of a scan. An array is read, and numpy imported, when it is used.
 
-    Raises `MhaError` for a file that is no record or is inconsistent. Reading an array raises it for numbers out of
-    range, and if the file was replaced.
+    Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
-    header = read_tensor_header(summary_of(path))
-    return _described(header, lambda: read_tensors_of(header, MAX_FILE_BYTES))
-
-
-def _described(file: TensorFile, read: Callable[[], TensorFile]) -> Record:
-    """The record that a header describes; `read` gives the file with its numbers."""
-    path, document = file.path, file.metadata
-    schema = document.get("schema", document.get("format")) if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise MhaError(
-            f"{path} is not a record of schema {SCHEMA}: it has {'no schema' if schema is None else repr(schema)}",
-            hint="mha run TEXT --save FILE writes a record" if schema is None else None,
-            code="bad-file",
-            path=path,
-        )
-    record = decode(Record, with_earlier_config(document), path)
-    _require_whole(record, path)
-    record = dataclasses.replace(record, config=_resolved(record.config, path))
-    views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
-    return dataclasses.replace(record, arrays=_stored(file, {} if record.module else views, read))
-
-
-def _resolved(config: Config, path: str) -> Config:
+    file = read_tensor_header(summary_of(path))
+    sums = _require_unchanged(file)
+    record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
-        return config.resolved()
+        record = replace(record, config=record.config.resolved())
     except UsageError as fault:
-        from mhacli.settings import about_file
-
-        raise MhaError(f"{path}: {about_file(fault.message)}", code="bad-file", path=path) from None
-
-
-def _require_whole(record: Record, path: str) -> None:
-    if not record.sequences or len(record.keys) != len(record.sequences):
-        raise MhaError(f"{path} must have sequences, and either no contexts or as many", code="bad-file", path=path)
-    for sequence in (*record.sequences, *record.keys):
-        if not len(sequence.tokens) == len(sequence.ids) == len(sequence.offsets) > 0:
-            raise MhaError(f"{path} must give every token its id and offsets", code="bad-file", path=path)
-        if not {len(sequence.documents), len(sequence.pieces)} <= {0, len(sequence.tokens)}:
-            raise MhaError(f"{path} must give every token its document and piece, or none", code="bad-file", path=path)
-    fault = impossible(record)
-    if fault is not None:
-        raise MhaError(f"{path}: {fault}", code="bad-file", path=path)
-    if record.decoding is not None and not all(_is_step(step, record) for step in record.trace):
-        raise MhaError(f"{path}: every step of a decoding must have tokens and a shape", code="bad-file", path=path)
-    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
-    if record.cell is not None and not _is_inside(record.cell, views[0]):  # only records of one layer follow a cell
-        raise MhaError(f"{path}: cell must lie within the record", code="bad-file", path=path)
-    if any(view.survey is not None and not _is_survey(view.survey, view) for view in views):
-        raise MhaError(f"{path}: heads and survey must lie within the record", code="bad-file", path=path)
-    if bool(record.layers) != (record.model is not None) or sum(len(view.heads) for view in views) != len(record.heads):
-        raise MhaError(
-            f"{path} must have layers for its model, and every head in one of them", code="bad-file", path=path
-        )
-    generated = None if record.model is None else record.model.generated
-    if generated is not None and not _are_prompts(generated.prompt_lens, record):
-        raise MhaError(
-            f"{path}: generated.prompt_lens must have a number from 1 to its length for every sequence",
-            code="bad-file",
-            path=path,
-        )
-    for span in record.spans:
-        if len(span.tokens) != len(record.sequences) or not all(
-            0 <= i < len(s.tokens) for s, tokens in zip(record.sequences, span.tokens, strict=True) for i in tokens
-        ):
-            raise MhaError(f"{path}: spans must lie within their sequences", code="bad-file", path=path)
-
-
-def _are_prompts(prompt_lens: Sequence[int], record: Record) -> bool:
-    lengths = [len(sequence.tokens) for sequence in record.sequences]
-    return len(prompt_lens) == len(lengths) and all(1 <= p <= n for p, n in zip(prompt_lens, lengths, strict=True))
-
-
-def _is_step(step: Step, record: Record) -> bool:
-    if step.cache is None or len(step.shape) != 3 or step.shape[1] < 1:
-        return False
-    is_placed = 0 <= step.cache.start <= record.facts.q_len - step.shape[1]
-    return is_placed and len(step.cache.tokens) == len(record.sequences)
-
-
-def _is_inside(cell: Cell, record: Record) -> bool:
-    if not 0 <= cell.sequence < len(record.sequences):
-        return False
-    n_queries, n_keys = (len(family[cell.sequence].tokens) for family in (record.sequences, record.keys))
-    is_placed = 0 <= cell.head < record.config.n_heads and 0 <= cell.query < n_queries and 0 <= cell.key < n_keys
-    return is_placed and len(cell.scores_row) == len(cell.pattern_row) == n_keys
-
-
-def _is_survey(survey: HeadsSummary, record: Record) -> bool:
-    from mhacli.record.heads import Corner
-
-    facts, heads = record.facts, [head.head for head in record.heads]
-    are_heads = heads and len(set(heads)) == len(heads) and all(0 <= head < record.config.n_heads for head in heads)
-    are_steps = survey.steps and survey.steps[0] == 0 and all(a < b for a, b in pairwise(survey.steps))
-    is_block = 1 <= survey.block <= 1 << 31 and not survey.block & (survey.block - 1)
-    is_top = is_block and bool(survey.checks) and survey.kept.top >= bool(survey.kept.queries)
-    c = survey.kept.corner or Corner(0, 1, 0, 1)
-    is_corner = c.n_queries >= 1 <= c.n_keys and c.first_query >= 0 <= c.first_key
-    is_within = c.first_query + c.n_queries <= facts.q_len and c.first_key + c.n_keys <= facts.k_len
-    places = [(sink.sequence, sink.key) for head in record.heads for sink in head.sinks]
-    places += [(cell.sequence, cell.key) for head in record.heads for cell in head.largest]
-    places += [(head.max_score_at[0], head.max_score_at[2]) for head in record.heads if head.max_score_at]
-    queries = [(0, query) for query in survey.kept.queries]
-    queries += [(cell.sequence, cell.query) for head in record.heads for cell in head.largest]
-    queries += [head.max_score_at[:2] for head in record.heads if head.max_score_at]
-    return bool(
-        are_heads and are_steps and is_top and is_corner and is_within
-        and all(0 <= b < facts.batch and 0 <= key < facts.k_len for b, key in places)
-        and all(0 <= b < facts.batch and 0 <= query < facts.q_len for b, query in queries)
-        and all(len(head.patterns) == len(survey.patterns) for head in record.heads)
-        and all(head.uniform is None or len(head.uniform.patterns) == len(survey.patterns) for head in record.heads)
-    )  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------------------- arrays
-
-
-def _stored(file: TensorFile, views: Mapping[str, Record], read: Callable[[], TensorFile]) -> LateArrays:
-    """The arrays of a file that belong to the record.
-
-    `views` are the record or its layers, by the prefix of their array names; `read` gives the file with its numbers.
-    Raises `MhaError` for shapes that do not fit, and on access for numbers out of range.
-    """
-    _require_readable(file)
+        raise _bad(file.path, about_file(fault.message)) from None
+    part = misfit(record)
+    if part is not None:
+        raise _bad(file.path, f"{part} do not fit the rest of the record")
+    views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
+    views = {} if record.module is not None else views  # the trace of user code has no arrays
     names = [prefix + name for prefix, view in views.items() for name in _fitting(view, file, prefix)]
-
-    def arrays() -> Mapping[str, Array]:
-        loaded = read()
-        every = _loaded(loaded)
-        stored = {name: every[name] for name in names}
-        for prefix, view in views.items():
-            _require_meaning(Prefixed(stored, prefix), view.facts, loaded.path)
-        return stored
-
-    return LateArrays(names, arrays)
+    arrays = {name: StoredArray(partial(_read, file, name, sums.get(name))) for name in names}
+    return replace(record, arrays=StoredArrays(arrays))
 
 
-def _require_readable(file: TensorFile) -> None:
-    for name, info in file.tensors.items():
-        if info.dtype not in _READABLE:
-            raise MhaError(
-                f"{file.path}: array {shown_name(name)} has dtype {info.dtype}, which is not one of {', '.join(_READABLE)}",
-                code="bad-file",
-                path=file.path,
-            )
+def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
+    """The checksums of the arrays, empty in files of earlier versions. Raises `MhaError` if the JSON of the file is not
+    that of a record, or not what was written."""
+    document = file.metadata if isinstance(file.metadata, dict) else {}
+    header = decode(_Header, document, file.path)
+    if header.schema != SCHEMA:
+        found = header.schema or header.format
+        raise MhaError(
+            f"{file.path} is not a record of schema {SCHEMA}: it has {repr(found) if found else 'no schema'}",
+            hint=None if found else "mha run TEXT --save FILE writes a record",
+            code="bad-file",
+            path=file.path,
+        )
+    written = {name: value for name, value in document.items() if name != "checksum"}
+    if header.checksum not in (None, json_checksum(written)):
+        raise _changed(file.path, "its JSON")
+    for name in header.array_checksums:
+        if name not in file.tensors:
+            raise _bad(file.path, f"it lacks the array {name}")
+    return header.array_checksums
 
 
-def _loaded(file: TensorFile) -> Mapping[str, Array]:
-    with uncollected():
-        from safetensors.numpy import load
-    return tensors_of(file, load)
+def _read(file: TensorFile, name: str, expected: str | None) -> Array:
+    """An array of the file, which is read and not mapped: a mapped file that is cut ends the process."""
+    with memory.uncollected():
+        import numpy as np
+    info = file.tensors[name]
+    if not memory.fits(info.n_bytes, memory.available_bytes()):
+        raise MhaError(f"{file.path} is too large to read: array {name}", code="too-large", path=file.path)
+    data = bytearray(info.n_bytes)
+    try:
+        with open(file.path, "rb") as source:
+            size = os.fstat(source.fileno()).st_size
+            source.seek(info.start)
+            n_read = source.readinto(data)
+    except OSError as fault:
+        raise _bad(file.path, f"array {name} cannot be read: {fault.strerror}") from None
+    if n_read < len(data) or size != file.n_bytes:
+        raise _bad(file.path, "the file was replaced while it was in use")
+    dtype = _DTYPES[info.dtype]
+    array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
+    array = array.view(bool) if dtype == "bool" else array
+    if expected not in (None, checksum(array)):
+        raise _changed(file.path, f"its array {name}")
+    return array
 
 
 def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
-    """The names of the arrays in a file that belong to a record or layer. Raises `MhaError` for shapes that do not fit.
-    `prefix` is that of their names in the file."""
-    path, shapes = file.path, _shapes(view)
-    arrays = {name: info for name, info in Prefixed(file.tensors, prefix).items() if name in shapes}
-    for name, info in arrays.items():
-        _require_fitting(name, info, shapes[name], path)
-    required = _PER_QUERY if view.survey is None else _required_of_survey(shapes, arrays)
-    for name in required:
-        if name not in arrays:
-            raise MhaError(f"{path} lacks the array {prefix}{name}", code="bad-file", path=path)
-    yield from arrays
+    """The names of the arrays in a file that belong to a record or layer. Raises `MhaError` for one that is missing or
+    whose shape or dtype does not fit, because it would be drawn under wrong names."""
+    shapes = _shapes(view)
+    for name, allowed in shapes.items():
+        info = file.tensors.get(prefix + name)
+        if info is None:
+            continue
+        dtype = _DTYPES.get(info.dtype, "")
+        if info.shape not in allowed or not dtype.startswith(_KINDS.get(name, "float")):
+            raise _bad(
+                file.path,
+                f"{prefix}{name} has the shape {list(info.shape)} and the dtype {info.dtype}, but its tokens and heads need "
+                f"{list(allowed[0])} of {_KINDS.get(name, 'float')}",
+            )
+        yield name
+    for name in _REQUIRED if view.survey is None else (n for n in shapes if n not in OPTIONAL):
+        if prefix + name not in file.tensors:
+            raise _bad(file.path, f"it lacks the array {prefix}{name}")
 
 
-_Shapes = Mapping[str, tuple[tuple[int, ...], ...]]
-
-
-def _shapes(record: Record) -> _Shapes:
-    """The arrays that a record may hold, with their allowed shapes, the usual one first."""
+def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
+    """The arrays that a record may hold, with their allowed shapes, the usual one first: a mask may be the same for all
+    heads."""
     facts = record.facts
     if record.survey is not None:
-        return _shapes_of_survey(record.survey, record)
-    whole = SITES["pattern"].shape_for(facts)
-    expected = {name: (site.shape_for(facts),) for name, site in SITES.items()}
-    for_all_heads = (whole[0], 1, *whole[2:])
-    per_query = {"entropy": (whole[:3],), "strongest_key": (whole[:3],)}
-    return {**expected, **per_query, "allowed": (for_all_heads, whole)}  # masks may differ between heads
+        shapes = summary_shapes(
+            record.survey, batch=facts.batch, n_heads=len(record.heads), q_len=facts.q_len, k_len=facts.k_len,
+            d_v=record.config.d_v or 0, n_spans=len(record.spans),
+        )  # fmt: skip
+    else:
+        whole = SITES["pattern"].shape_for(facts)
+        shapes = {name: site.shape_for(facts) for name, site in SITES.items()}
+        shapes |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": whole}
+    return {n: ((s[0], 1, *s[2:]), s) if n in FOR_ALL_HEADS else (s,) for n, s in shapes.items()}
 
 
-def _shapes_of_survey(survey: HeadsSummary, record: Record) -> _Shapes:
-    from mhacli.record.heads import FOR_ALL_HEADS, summary_shapes
-
-    facts = record.facts
-    shapes = summary_shapes(
-        survey,
-        batch=facts.batch,
-        n_heads=len(record.heads),
-        q_len=facts.q_len,
-        k_len=facts.k_len,
-        d_v=record.config.d_v or 0,
-        n_spans=len(record.spans),
-    )
-    return {
-        name: ((shape[0], 1, *shape[2:]), shape) if name in FOR_ALL_HEADS else (shape,)
-        for name, shape in shapes.items()
-    }
+def _changed(path: str, what: str) -> MhaError:
+    return _bad(path, f"{what} was changed or damaged after it was saved")
 
 
-def _required_of_survey(shapes: Iterable[str], stored: Container[str]) -> Iterable[str]:
-    from mhacli.record.heads import MATRICES, OPTIONAL
-
-    yield from (name for name in shapes if name not in OPTIONAL)
-    if any(name in stored for name in MATRICES):  # matrices need their mask
-        yield "allowed"
-
-
-def _require_fitting(name: str, info: TensorInfo, shapes: tuple[tuple[int, ...], ...], path: str) -> None:
-    """Raises `MhaError` if an array contradicts the tokens, because it would be drawn under the wrong labels."""
-    if info.shape not in shapes:
-        raise MhaError(
-            f"{path}: {name} has the shape {list(info.shape)}, but its tokens and heads need {list(shapes[0])}",
-            code="bad-file",
-            path=path,
-        )
-    dtype, kind = _READABLE[info.dtype], _NO_FLOATS.get(name, "float")
-    if not dtype.startswith(kind):
-        raise MhaError(f"{path}: {name} must hold {_KINDS[kind]}, got {dtype}", code="bad-file", path=path)
-
-
-def _require_meaning(arrays: Mapping[str, Array], facts: Facts, path: str) -> None:
-    """Raises `MhaError` for numbers out of range that views use as indices or scales. NaN is allowed, and shown."""
-    import numpy as np
-
-    last_key, most = facts.k_len - 1, facts.q_len * (1 + _ROUNDING)
-    keys, weights = (-1, last_key, f"key positions from -1 to {last_key}"), (0, 1 + _ROUNDING, "weights from 0 to 1")
-    limits: dict[str, tuple[float, float, str]] = {"strongest_key": keys, "top_keys": keys}
-    limits |= dict.fromkeys(
-        ("pattern", "map", "corner", "top_shares", "sink", "profile", "uniform_profile", "span_mass"), weights
-    )
-    limits |= dict.fromkeys(("uniform_map", "uniform_span_mass"), weights)
-    limits |= dict.fromkeys(("received", "uniform_received"), (0, most, f"sums of weights of {facts.q_len} queries"))
-    limits["visible"] = (0, facts.k_len, f"counts of keys from 0 to {facts.k_len}")
-    limits["entropy"] = (-_ROUNDING, 1e3, "nats that are finite and not negative")
-    limits["distance"] = (-_ROUNDING, 1.01 * max(facts.q_len, facts.k_len), "distances within the text")
-    for name, (low, high, meaning) in limits.items():
-        if name in arrays and (
-            np.fmin.reduce(arrays[name], axis=None) < low or np.fmax.reduce(arrays[name], axis=None) > high
-        ):
-            raise MhaError(f"{path}: {name} must hold {meaning}", code="bad-file", path=path)
-    if "allowed" in arrays and arrays["allowed"].view(np.uint8).max() > 1:
-        raise MhaError(f"{path}: allowed must hold bytes of 0 and 1", code="bad-file", path=path)
+def _bad(path: str, fault: str) -> MhaError:
+    return MhaError(f"{path}: {fault}", code="bad-file", path=path)

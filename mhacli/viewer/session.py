@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from mhacli.record.arrays import are_read
+from mhacli.record.arrays import read_arrays
 from mhacli.record.consistency import contradictions
 from mhacli.record.record import Record
 from mhacli.render.base.options import Scale, ViewOptions
@@ -50,14 +50,14 @@ class Session:
         self.hides_sinks = options.hides_sinks and self.has_sinks
         self.place = options.place or next(iter(self.head_table.places), (0, 0))
         self._pictures: dict[tuple[object, ...], Picture] = {}
-        self._contradicts: dict[bool, bool] = {}
+        self._contradicts: dict[int, bool] = {}
 
     def contradicts_itself(self) -> bool:
         """Whether the record, as far as it is read, contains contradictions."""
-        are_arrays_read = are_read(self.record.arrays)
-        if are_arrays_read not in self._contradicts:
-            self._contradicts[are_arrays_read] = bool(contradictions(self.record))
-        return self._contradicts[are_arrays_read]
+        n_read = len(read_arrays(self.record.arrays))
+        if n_read not in self._contradicts:
+            self._contradicts[n_read] = bool(contradictions(self.record))
+        return self._contradicts[n_read]
 
     def head(self) -> TableHead:
         """The head under the cursor."""
