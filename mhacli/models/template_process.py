@@ -1,7 +1,7 @@
 """Renders a chat template in a child process, run by its path, which the system ends if it takes too long.
 
-It reads a line of JSON, `{"template", "messages", "tokens", "limit_s", "more_bytes", "most"}`, and answers with one:
-`{"text"}`, or `{"fault"}`. It imports neither mha nor torch.
+It reads a line of JSON, `{"template", "chats", "tokens", "limit_s", "more_bytes", "most"}`, and answers with one:
+`{"texts"}`, or `{"fault"}`. It imports neither mha nor torch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 from typing import Any
 
 
-def rendered(request: dict[str, Any]) -> dict[str, str]:
-    """The answer to a request: the text, or the error."""
+def rendered(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request: the text of each chat, or the error."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     limit_to(request["limit_s"], request["more_bytes"])
     try:
         made: Any = render_jinja_template(
-            conversations=[request["messages"]], chat_template=request["template"], **request["tokens"]
+            conversations=request["chats"], chat_template=request["template"], **request["tokens"]
         )
     except MemoryError:
         return {"fault": "it takes too much memory"}
@@ -30,10 +30,10 @@ def rendered(request: dict[str, Any]) -> dict[str, str]:
     except Exception as fault:  # a template can raise anything
         said = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         return {"fault": said}
-    text = str(made[0][0])
-    if len(text) > request["most"]:
-        return {"fault": f"a text of {len(text)} characters, more than {request['most']}"}
-    return {"text": text}
+    texts = list(map(str, made[0]))
+    if len(texts[0]) > request["most"]:
+        return {"fault": f"a text of {len(texts[0])} characters, more than {request['most']}"}
+    return {"texts": texts}
 
 
 def limit_to(seconds: float, more_bytes: int) -> None:

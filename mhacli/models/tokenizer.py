@@ -17,7 +17,7 @@ from mhacli.errors import MhaError
 from mhacli.models.folder import Checkpoint
 from mhacli.models.load import guarded, offline, transformers
 from mhacli.settings import PaddingSide
-from mhacli.text.spans import Message
+from mhacli.text.spans import Message, Turn, marked, turns_of
 from mhacli.text.tokenizer_file import BYTES, FileTokenizer, LibraryTokenizer
 from mhacli.text.tokens import TokenSequence
 
@@ -50,8 +50,11 @@ class ModelTokenizer(LibraryTokenizer):
         again = (self.sequence(text, special=special) for special in (True, False))
         return next((sequence for sequence in again if sequence.ids == tuple(ids)), None) or self.of_ids(ids)
 
-    def chat(self, messages: Sequence[Message]) -> str:
-        """The text of a chat by the checkpoint's template. Raises `MhaError` if there is none or it refuses the messages."""
+    def chat(self, messages: Sequence[Message]) -> tuple[str, tuple[Turn, ...]]:
+        """The text of a chat by the checkpoint's template, and where its messages are in it.
+
+        Raises `MhaError` if there is no template, or it refuses the messages or leaves one out.
+        """
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
                 f"--chat needs a chat template, which {self.path} does not have",
@@ -60,7 +63,9 @@ class ModelTokenizer(LibraryTokenizer):
                 path=self.path,
             )
         template = guarded("the chat template", self.path, self.template.get_chat_template)
-        return render(template, messages, self.template.special_tokens_map, self.path)
+        chats = [messages, marked(messages)]
+        text, marks = render(template, chats, self.template.special_tokens_map, self.path)
+        return text, turns_of(messages, text, marks)
 
 
 def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
@@ -214,26 +219,27 @@ _WAITING_S: Final = 120.0
 _PROCESS = Path(__file__).with_name("template_process.py")
 
 
-def render(template: str, messages: Sequence[Message], tokens: Mapping[str, str], path: str) -> str:
-    """The text of a chat by the template of the checkpoint at `path`; `tokens` are the special tokens by name.
+def render(template: str, chats: Sequence[Sequence[Message]], tokens: Mapping[str, str], path: str) -> list[str]:
+    """The text of each chat by the template of the checkpoint at `path`; `tokens` are the special tokens by name.
 
     Raises `MhaError` for a template that is invalid, refuses the chat, or takes too much time or memory.
     """
     asked = {
         "template": template,
-        "messages": [{"role": message.role, "content": message.content} for message in messages],
+        "chats": [[{"role": message.role, "content": message.content} for message in chat] for chat in chats],
         "tokens": dict(tokens),
         "limit_s": LIMIT_S,
         "more_bytes": MORE_BYTES,
         "most": MAX_CHARACTERS,
     }
     answer = _answer(json.dumps(asked).encode() + b"\n", path)
-    if "text" not in answer:
+    if "texts" not in answer:
         raise _refused(path, answer["fault"])
-    return answer["text"]
+    texts: list[str] = answer["texts"]
+    return texts
 
 
-def _answer(message: bytes, path: str) -> Mapping[str, str]:
+def _answer(message: bytes, path: str) -> Mapping[str, Any]:
     """The answer of the process, or the reason why there is none."""
     words = [sys.executable, "-P", str(_PROCESS)]
     try:

@@ -19,9 +19,9 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from mhacli.errors import UsageError
 
@@ -38,21 +38,13 @@ NUMBERS_BELOW: Final = 2**63
 """The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
 
 Axis = Literal["q", "k"]
-OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-}
-RELATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+Operation = Callable[[Any, Any], Any]
+OPERATIONS: Final[dict[str, Operation]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod
+}  # fmt: skip
+RELATIONS: Final[dict[str, Operation]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
+}  # fmt: skip
 
 
 class Cells(Protocol):
@@ -150,23 +142,13 @@ _HINT = (
     "== != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
 )
 _SHOWN = 80
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-}
-_RELATIONS: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.In: "in",
-    ast.NotIn: "not in",
-}
+_OPERATORS: dict[type[ast.operator], str] = dict(
+    zip((ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod), OPERATIONS, strict=True)
+)
+_RELATIONS: dict[type[ast.cmpop], str] = dict(
+    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE), RELATIONS, strict=True)
+)
+_LISTED: dict[type[ast.cmpop], str] = {ast.In: "in", ast.NotIn: "not in"}
 
 
 class _RefusedError(Exception):
@@ -194,7 +176,8 @@ def _depth(node: ast.expr) -> int:
     return depth
 
 
-class _Number(NamedTuple):
+@dataclass(frozen=True)
+class _Number:
     """A number in a condition.
 
     `largest(position)` bounds its magnitude if no position exceeds `position`. `axes` are the axes whose positions it
@@ -207,7 +190,8 @@ class _Number(NamedTuple):
     value: int | None = None
 
 
-class _Tokens(NamedTuple):
+@dataclass(frozen=True)
+class _Tokens:
     """Tokens to compare: those at positions of a text, or one word."""
 
     evaluate: Evaluation
@@ -244,17 +228,15 @@ class _Parser:
     def comparison(self, node: ast.Compare) -> Evaluation:
         nodes = (node.left, *node.comparators)
         operands = [self.operand(part) for part in nodes]
-        relations = [_RELATIONS.get(type(op), "") for op in node.ops]
+        relations = [(_RELATIONS | _LISTED).get(type(op), "") for op in node.ops]
         for n, relation in enumerate(relations):
             _require_comparable(node, relation, operands[n : n + 2], nodes[n : n + 2])
 
-        is_number = isinstance(operands[0], _Number)
-
         def planes(cells: Cells) -> Iterator[Any]:
-            values = [part.evaluate(cells) if isinstance(part, _Number | _Tokens) else part for part in operands]
+            compare = cells.compare_numbers if isinstance(operands[0], _Number) else cells.compare_tokens
+            values = [part if isinstance(part, tuple) else part.evaluate(cells) for part in operands]
             for relation, (left, right) in zip(relations, pairwise(values), strict=True):
-                of_tokens = cells.is_listed if relation in ("in", "not in") else cells.compare_tokens
-                yield (cells.compare_numbers if is_number else of_tokens)(relation, left, right)
+                yield (cells.is_listed if relation in _LISTED.values() else compare)(relation, left, right)
 
         return lambda cells: cells.all_of(planes(cells))
 
@@ -318,14 +300,14 @@ class _Parser:
         number = self.number(node.args[0])
         if number.value is not None:
             return _constant(abs(number.value))
-        return number._replace(evaluate=lambda cells: cells.absolute(number.evaluate(cells)))
+        return replace(number, evaluate=lambda cells: cells.absolute(number.evaluate(cells)))
 
 
 def _require_comparable(node: ast.Compare, relation: str, operands: Sequence[Any], nodes: Sequence[ast.expr]) -> None:
     left, right = operands
     if not relation:
         raise _RefusedError("uses another comparison than == != < <= > >= in and not in", node)
-    if relation in ("in", "not in"):
+    if relation in _LISTED.values():
         if not isinstance(left, _Tokens):
             raise _RefusedError("is not a token: in and not in are for tokens", nodes[0])
         if isinstance(right, _Tokens | _Number):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import process_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
 
 from mhacli.errors import EXIT_USAGE, MhaError, UsageError
-from mhacli.io.data import load_json
 from mhacli.io.files import read_whole
 from mhacli.text.tokens import TokenSequence
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES: Final = 16 << 20
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
-_MAX_CANDIDATES: Final = 64
-_MAX_HEADER: Final = 200
-"""Characters before a content that are searched for the name of its role. Templates put a few words there."""
-_OTHER_NAMES: Final = {"assistant": "model"}
-"""Names of roles in templates that differ from the role. Source: the chat template of Gemma."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +34,22 @@ class Message:
 
     role: str
     content: str
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | tuple[_Part, ...]
+
+
+_Entries = Annotated[tuple[_Entry, ...], msgspec.Meta(min_length=1)]
+
+
+class _Chat(msgspec.Struct, forbid_unknown_fields=True):
+    messages: _Entries
 
 
 @dataclass(frozen=True)
@@ -56,113 +67,62 @@ class Turn:
 
 def read_chat(path: str) -> tuple[Message, ...]:
     """The messages of a JSON file: a list of `{"role", "content"}`, or an object with such a list as its only field
-    `messages`.
+    `messages`. A content may be a list of parts `{"type": "text", "text"}`, whose texts are joined.
 
     Raises `MhaError` for any other content: a field left out silently could have mattered to the template.
     """
-    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
-    place = path + ": messages"
-    if isinstance(document, dict):
-        others = sorted(set(document) - {"messages"})
-        if "messages" not in document or others:
-            raise _bad_chat(f"{path} holds an object with {_fields(document)}, not with messages only", path)
-        document = document["messages"]
-    if not isinstance(document, list):
-        raise _bad_chat(f"{path} holds {_kind(document)}, not a list of messages", path)
-    if not document:
-        raise _bad_chat(f"{path} has no message", path)
-    return tuple(_message(entry, f"{place}[{i}]", path) for i, entry in enumerate(document))
+    data = read_whole(path, MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf")
+    try:
+        chat = msgspec.json.decode(data, type=_Entries | _Chat)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
+        raise MhaError(f"{path} is no chat: {fault}", code="bad-file", path=path) from None
+    entries = chat.messages if isinstance(chat, _Chat) else chat
+    for entry in entries:
+        if not _ROLE.fullmatch(entry.role):
+            rule = "not a name of at most 40 letters, _ and - such as user"
+            raise MhaError(f"{path} is no chat: the role {entry.role!r:.80} is {rule}", code="bad-file", path=path)
+    return tuple(Message(entry.role, _joined(entry.content)) for entry in entries)
 
 
-def _message(entry: Any, place: str, path: str) -> Message:
-    if not isinstance(entry, dict):
-        raise _bad_chat(f"{place} is {_kind(entry)}, not an object with role and content", path)
-    if set(entry) != {"role", "content"}:
-        raise _bad_chat(f"{place} has {_fields(entry)} instead of role and content", path)
-    role, content = entry["role"], entry["content"]
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        got = repr(role)[:80] if isinstance(role, str) else _kind(role)
-        raise _bad_chat(f"{place}.role is {got}, not a name of at most 40 letters, _ and - such as user", path)
-    if not isinstance(content, str):
-        raise _bad_chat(f"{place}.content is {_kind(content)}, not text", path)
-    lone = re.search(r"[\ud800-\udfff]", content)
-    if lone:
-        shown = f"the lone surrogate {lone[0]!r} at character {lone.start()}"
-        raise _bad_chat(f"{place}.content has {shown}, which no tokenizer reads", path)
-    return Message(role, content)
+def _joined(content: str | tuple[_Part, ...]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _bad_chat(fault: str, path: str) -> MhaError:
-    return MhaError(fault, code="bad-file", path=path)
+def marked(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with marks in place of their contents, for `turns_of`. Blank ones stay blank, because templates ask for it."""
+    return tuple(
+        Message(message.role, _mark(i) if message.content.strip() else message.content)
+        for i, message in enumerate(messages)
+    )
 
 
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
+def _mark(i: int) -> str:
+    return f"\ue000{i}\ue001"
 
 
-def _fields(value: dict[str, Any]) -> str:
-    names = ", ".join(repr(name)[:40] for name in sorted(value)[:8])
-    return f"the fields {names}" if names else "no fields"
+def turns_of(messages: Sequence[Message], text: str, marks: str) -> tuple[Turn, ...]:
+    """The positions of the messages, in order, in the text that a chat template made of them.
 
-
-# -------------------------------------------------------------------------------------------------------------- turns
-
-
-def turns_of(messages: Sequence[Message], rendered: str) -> tuple[Turn, ...]:
-    """The positions of the messages, in order, in the text that a chat template rendered.
-
-    A content may also occur by chance in the template's own text, as `user` does in `<|im_start|>user`. So candidates
-    must leave room for the later messages, and the best one has the role's name before it and marks or white space
-    around it; the first of equals wins. Raises `MhaError` with the first message that is missing.
+    `marks` is what the template makes of the marked messages: what stands before a mark there stands before the content
+    in the text. Raises `MhaError` with the first message that is missing.
     """
-    contents = [message.content.strip() for message in messages]
-    latest = _latest_places(messages, contents, rendered)
-    names = _names([message.role for message in messages])
     turns: list[Turn] = []
-    cursor = 0
-    for message, content, last, name in zip(messages, contents, latest, names, strict=True):
-        places = islice(_places(content, rendered, cursor, last), _MAX_CANDIDATES)
-        start = min(places, key=lambda place: _faults(message.role, rendered, cursor, place, place + len(content)))
-        cursor = start + len(content)
-        turns.append(Turn(name, message.role, start, cursor))
-    return tuple(turns)
-
-
-def _latest_places(messages: Sequence[Message], contents: Sequence[str], rendered: str) -> list[int]:
-    """For each content, the last position that leaves room for all later contents. Raises `MhaError` for a missing one."""
-    cursor = 0
-    for i, content in enumerate(contents):  # forwards first, so that the error names the first missing message
-        place = rendered.find(content, cursor)
-        if place < 0:
+    at = end = 0
+    for i, (message, name) in enumerate(zip(messages, _names([message.role for message in messages]), strict=True)):
+        content, start = message.content.strip(), end
+        if content:
+            mark = marks.find(_mark(i), at)
+            start = text.find(content, end + mark - at) if mark >= 0 else -1
+            at = mark + len(_mark(i))
+        if start < 0:
             raise MhaError(
-                f"messages[{i}] ({messages[i].role}) is missing from the text that the chat template makes: {content[:60]!r}",
+                f"messages[{i}] ({message.role}) is missing from the text that the chat template makes: {content[:60]!r}",
                 hint="the template changes or leaves out this message; --span NAME=START:END marks it by characters",
                 code="no-turn",
             )
-        cursor = place + len(content)
-    latest: list[int] = []
-    end = len(rendered)
-    for content in reversed(contents):
-        end = rendered.rfind(content, 0, end)
-        latest.append(end)
-    return latest[::-1]
-
-
-def _places(content: str, rendered: str, start: int, last: int) -> Iterator[int]:
-    place = rendered.find(content, start, last + len(content))
-    while 0 <= place <= last:
-        yield place
-        place = rendered.find(content, place + 1, last + len(content))
-
-
-def _faults(role: str, rendered: str, cursor: int, start: int, end: int) -> int:
-    """The number of signs against a position: no role name before the content, or other text right beside it."""
-    header = rendered[max(cursor, start - _MAX_HEADER) : start].casefold()
-    is_named = role.casefold() in header or _OTHER_NAMES.get(role, role) in header
-    before, after = rendered[start - 1 : start] if start else "", rendered[end : end + 1]
-    is_loose = (not before or before.isspace() or before in ">]}:") and (not after or after.isspace() or after in "<[{")
-    return (not is_named) + (not is_loose)
+        end = start + len(content)
+        turns.append(Turn(name, message.role, start, end))
+    return tuple(turns)
 
 
 def _names(roles: Sequence[str]) -> list[str]:
@@ -182,8 +142,8 @@ _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
 _RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
 _MAX_LISTED = 20
 LIMIT_S: Final = 5.0
-"""Seconds for all expressions of a command together: half of the ten seconds within which a command must refuse bad
-input."""
+"""Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
+refuse bad input."""
 MAX_MATCHES: Final = 100_000
 MAX_CHARACTERS: Final = 500
 Ranges = tuple[tuple[int, int], ...]
@@ -200,51 +160,46 @@ class Span:
 def find_spans(words: Sequence[str], text: str, turns: Sequence[Turn]) -> tuple[Span, ...]:
     """The spans of the arguments of `--span`, in order. `turns` are those of a chat, else empty.
 
-    Regular expressions are searched in bounded time (`search`). Raises `UsageError` for unknown names, ranges outside
-    of the text and duplicates, and `MhaError` for an expression without a match or a turn without text.
+    Regular expressions are searched in bounded time. Raises `UsageError` for unknown names, ranges outside of the text
+    and duplicates, and `MhaError` for an expression without a match or a turn without text.
     """
-    chat = _chat(turns)
-    ranges_of: dict[str, Ranges] = {}
-    expressions: list[Expression] = []
-    for name, value in (pair for word in words for pair in _pairs(word)):
-        if name in ranges_of:
-            raise UsageError(f"--span {name} is given twice")
-        if value is None:
-            ranges_of[name] = _of_chat(name, chat)
-        elif len(value) > 1 and value.startswith("/") and value.endswith("/"):
-            expressions.append(Expression(name, value[1:-1]))
-            ranges_of[name] = ()  # searched below, when all other arguments have been checked
-        else:
-            ranges_of[name] = (_range(name, value, len(text)),)
-    searched = dict(zip((name for name, _ in expressions), search(expressions, text), strict=True))
-    return tuple(Span(name, ranges or searched[name]) for name, ranges in ranges_of.items())
+    named, chat = _named(words), _chat(turns)
+    expressions = {name: _compiled(name, value[1:-1]) for name, value in named.items() if value and _is_regex(value)}
+    fixed = {
+        name: _of_chat(name, chat) if value is None else (_range(name, value, len(text)),)
+        for name, value in named.items()
+        if name not in expressions
+    }
+    ends = process_time() + LIMIT_S
+    searched = {name: _matches(name, pattern, text, ends) for name, pattern in expressions.items()}
+    return tuple(Span(name, (fixed | searched)[name]) for name in named)
 
 
 def require_expressions(words: Sequence[str]) -> None:
     """Raises `UsageError` unless the arguments are regular expressions with different names, the only spans for any
     text."""
-    names = []
-    for name, value in (pair for word in words for pair in _pairs(word)):
-        if value is None or len(value) < 3 or not (value.startswith("/") and value.endswith("/")):
+    for name, value in _named(words).items():
+        if value is None or not _is_regex(value):
             raise UsageError(
                 f"--span {name}: a corpus has spans by regular expressions only", hint=f"try --span {name}=/REGEX/"
             )
-        if name in names:
-            raise UsageError(f"--span {name} is given twice")
-        _compiled(Expression(name, value[1:-1]))
-        names.append(name)
+        _compiled(name, value[1:-1])
 
 
-def _pairs(word: str) -> list[tuple[str, str | None]]:
-    """The names in an argument, each with its value, or with None in a list of roles and turns."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        return [(part.strip(), None) for part in word.split(",")]
-    if not _NAME.fullmatch(name.strip()):
-        raise UsageError(
-            f"--span: {name[:60]!r} is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
-        )
-    return [(name.strip(), value.strip())]
+def _named(words: Sequence[str]) -> dict[str, str | None]:
+    """The value of each name, None for a role or turn."""
+    named: dict[str, str | None] = {}
+    for word in words:
+        first, equals, value = word.partition("=")
+        if equals and not _NAME.fullmatch(first.strip()):
+            raise UsageError(
+                f"--span: {first[:60]!r} is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
+            )
+        for name in [first] if equals else word.split(","):
+            if name.strip() in named:
+                raise UsageError(f"--span {name.strip()} is given twice")
+            named[name.strip()] = value.strip() if equals else None
+    return named
 
 
 def _range(name: str, value: str, length: int) -> tuple[int, int]:
@@ -289,65 +244,45 @@ def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
     return ranges
 
 
-# ----------------------------------------------------------------------------------------------- regular expressions
+def _is_regex(value: str) -> bool:
+    return len(value) > 2 and value[0] == value[-1] == "/"
 
 
-class Expression(NamedTuple):
-    """A named regular expression of Python's `re`."""
-
-    name: str
-    pattern: str
-
-
-def search(expressions: Sequence[Expression], text: str, limit_s: float = LIMIT_S) -> list[Ranges]:
-    """The ranges of all non-empty matches of each expression.
-
-    The library `regex` searches, because Python's `re` has no time limit. Raises `UsageError` for an invalid
-    expression, and `MhaError` for one without a match, with too many matches, or unfinished after `limit_s` seconds of
-    CPU time.
-    """
-    ends = process_time() + limit_s
-    return [_matches(expression, text, ends, limit_s) for expression in expressions]
-
-
-def _matches(expression: Expression, text: str, ends: float, limit_s: float) -> Ranges:
-    shown = f"--span {expression.name}=/{expression.pattern}/"
-    pattern = _compiled(expression)
-    ranges: list[tuple[int, int]] = []
-    try:
-        for match in pattern.finditer(text, timeout=max(1e-3, ends - process_time())):
-            if match.end() > match.start():
-                ranges.append(match.span())
-            if len(ranges) > MAX_MATCHES:
-                raise MhaError(f"{shown} matches more than {MAX_MATCHES} times", code="too-large")
-    except TimeoutError:
-        raise MhaError(
-            f"{shown} takes longer than {limit_s:g} seconds to search",
-            hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
-            code="too-slow",
-        ) from None
-    if not ranges:
-        raise MhaError(f"{shown} matches no characters of the text", code="no-span", exit_code=EXIT_USAGE)
-    return tuple(ranges)
-
-
-def _compiled(expression: Expression) -> regex.Pattern[str]:
+def _compiled(name: str, expression: str) -> regex.Pattern[str]:
     """The expression compiled by `regex` after a check by Python's `re`, whose reading both share."""
     import regex
 
-    name, pattern = expression
-    if len(pattern) > MAX_CHARACTERS:
-        raise UsageError(f"--span {name}: the expression has {len(pattern)} characters, more than {MAX_CHARACTERS}")
+    if len(expression) > MAX_CHARACTERS:
+        raise UsageError(f"--span {name}: the expression has {len(expression)} characters, more than {MAX_CHARACTERS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about later versions of Python are no fault of the text
-            re.compile(pattern)
-            return regex.compile(pattern, regex.VERSION0)
+            re.compile(expression)
+            return regex.compile(expression, regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError, MemoryError) as fault:
-        raise UsageError(f"--span {name}=/{pattern}/ is not a regular expression of Python's re: {fault}") from None
+        raise UsageError(f"--span {name}=/{expression}/ is not a regular expression of Python's re: {fault}") from None
 
 
-# ------------------------------------------------------------------------------------------------------------ tokens
+def _matches(name: str, pattern: regex.Pattern[str], text: str, ends: float) -> Ranges:
+    """The ranges of all non-empty matches. The library `regex` searches, because Python's `re` has no time limit.
+
+    Raises `MhaError` if there are none or too many, or if processor time passes `ends`.
+    """
+    shown = f"--span {name}=/{pattern.pattern}/"
+    found = pattern.finditer(text, timeout=max(1e-3, ends - process_time()))
+    try:
+        ranges = tuple(islice((match.span() for match in found if match.end() > match.start()), MAX_MATCHES + 1))
+    except TimeoutError:
+        raise MhaError(
+            f"{shown} takes longer than {LIMIT_S:g} seconds to search",
+            hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
+            code="too-slow",
+        ) from None
+    if len(ranges) > MAX_MATCHES:
+        raise MhaError(f"{shown} matches more than {MAX_MATCHES} times", code="too-large")
+    if not ranges:
+        raise MhaError(f"{shown} matches no characters of the text", code="no-span", exit_code=EXIT_USAGE)
+    return ranges
 
 
 def tokens_of(span: Span, sequence: TokenSequence) -> tuple[int, ...]:
@@ -356,16 +291,7 @@ def tokens_of(span: Span, sequence: TokenSequence) -> tuple[int, ...]:
     All tokens of a cut character count. Special tokens that the tokenizer added never count; special tokens in the
     text, such as the markers of a chat, count like any other text.
     """
-    merged: list[list[int]] = []
-    for start, end in sorted(span.ranges):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(end, merged[-1][1])
-        else:
-            merged.append([start, end])
-    starts = [start for start, _ in merged]
-
-    def overlaps(begin: int, end: int) -> bool:
-        last = bisect_right(starts, end - 1) - 1  # the last range that begins before the token ends
-        return begin < end and last >= 0 and merged[last][1] > begin
-
-    return tuple(i for i, (begin, end) in enumerate(sequence.offsets) if overlaps(begin, end))
+    is_inside = bytearray(len(sequence.text))
+    for start, end in span.ranges:
+        is_inside[start:end] = b"\1" * (end - start)
+    return tuple(i for i, (begin, end) in enumerate(sequence.offsets) if 1 in is_inside[begin:end])

@@ -10,7 +10,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
 from mhacli.errors import MhaError
@@ -18,7 +18,6 @@ from mhacli.settings import Punctuation
 from mhacli.text.vocabulary import Vocabulary
 
 BUILT_IN = ("word", "char", "byte")
-_WHITE_SPACE = re.compile(r"\s")
 
 
 class Token(NamedTuple):
@@ -108,10 +107,9 @@ class WordTokenizer:
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts, of the same words as `tokens` gives for the whole text."""
         counts: Counter[str] = Counter()
-        for piece in _cut_at_white_space(pieces, self._max_token_len):
-            for chunk, count in Counter(piece.split()).items():
-                for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
-                    counts[word] += count
+        for chunk, count in _chunks(pieces, self._max_token_len).items():
+            for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
+                counts[word] += count
         cased: Counter[str] = Counter()
         for word, count in counts.items():  # word by word, because the lower case of a sigma depends on its word
             cased[self._cased(word)] += count
@@ -173,36 +171,16 @@ def _byte_name(byte: int) -> str:
     return chr(byte) if byte < 0x80 else f"<0x{byte:02X}>"
 
 
-def _cut_at_white_space(pieces: Iterable[str], max_token_len: int | None) -> Iterator[str]:
-    """The text in pieces that end at white space, so that no word is cut. Raises `MhaError` for words above the limit."""
-    rest: list[str] = []
-    rest_len = 0
-    for piece in pieces:
-        cut = len(piece) - len(_last_word(piece))
-        if cut:
-            whole = "".join([*rest, piece[:cut]])
-            _require_short_words(whole, max_token_len)
-            yield whole
-            rest, rest_len = [], 0
-        rest.append(piece[cut:])
-        rest_len += len(rest[-1])
-        require_token_len(rest_len, max_token_len)
-    yield "".join(rest)
-
-
-def _last_word(text: str) -> str:
-    return text.rsplit(maxsplit=1)[-1] if text and not text[-1].isspace() else ""
-
-
-def _require_short_words(text: str, limit: int | None) -> None:
-    """Raises `MhaError` for a word longer than `limit`. Every such word covers a multiple of `limit`, so only those are
-    checked."""
-    if limit is None:
-        return
-    for place in range(0, len(text), limit):
-        space = _WHITE_SPACE.search(text, place, place + limit + 1)
-        end = space.start() if space else min(len(text), place + limit + 1)
-        require_token_len(len(_last_word(text[max(0, place - limit) : place])) + end - place, limit)
+def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:
+    """The count of each run without white space in a text given in pieces. Raises `MhaError` for one above the limit."""
+    counts: Counter[str] = Counter()
+    rest = ""
+    for piece in chain(pieces, " "):
+        chunks = (rest + piece).split()
+        rest = chunks.pop() if chunks and not piece[-1].isspace() else ""
+        counts.update(chunks)
+        require_token_len(max(map(len, [*chunks, rest])), max_len)
+    return counts
 
 
 def require_token_len(length: int, limit: int | None) -> None:

@@ -539,6 +539,6 @@ def _begin_id(tokenizer: ModelTokenizer) -> int | None:
 def _chat(tokenizer: ModelTokenizer) -> str | None:
     """A message in the checkpoint's chat template; None if there is no template, or it refuses the message."""
     try:
-        return tokenizer.chat(_CHAT)
+        return tokenizer.chat(_CHAT)[0]
     except MhaError:
         return None

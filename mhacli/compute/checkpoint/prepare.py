@@ -22,7 +22,7 @@ from mhacli.models.tokenizer import ModelTokenizer, begin_warnings, joined, load
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.settings import DEFAULT_MAX_TOKENS
-from mhacli.text.spans import Turn, find_spans, tokens_of, turns_of
+from mhacli.text.spans import Turn, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
 
@@ -134,8 +134,8 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     given, special = list(request.texts), True
     turns: tuple[Turn, ...] = ()
     if request.chat:
-        rendered = tokenizer.chat(request.chat)
-        given, turns, special = [rendered], turns_of(request.chat, rendered), False
+        rendered, turns = tokenizer.chat(request.chat)
+        given, special = [rendered], False
     limit = request.max_tokens
     is_answer = is_pair and bool(
         request.context

@@ -20,7 +20,6 @@ TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% 
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="contents that are lists of texts are refused")
 def test_a_chat_whose_contents_are_lists_of_texts_has_the_tokens_of_the_texts(mha: Any, tmp_path: Path) -> None:
     byte_tokenizer(llama_folder(tmp_path / "model"), template=TEMPLATE)
     plain = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "past the mill"}]
