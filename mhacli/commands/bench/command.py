@@ -1,9 +1,11 @@
-"""`mha bench`: time, error, memory and utilisation of attention backends, timed in turns."""
+"""`mha bench`: time, error and memory of attention backends, timed in turns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, get_args
+from functools import partial
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -40,128 +42,82 @@ from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import write_whole
 from mhacli.settings import Config, Dtype
 
-_COMPUTED, _SIZES, _TIMING, _BASELINE = "Computation", "Sizes", "Timing", "Baseline"
+_COMPUTED, _TIMING, _BASELINE = "Computation", "Timing", "Baseline"
+
+
+def _counts(example: str, text: str, *names: str) -> Any:
+    """An option that takes a list of numbers."""
+    parse = partial(counts, name=names[0].removeprefix("--"), example=example)
+    return option("Sizes", text, *names, parser=parse, metavar="LIST", common=True)
+
+
+def _words(panel: str, choices: Sequence[str], text: str, name: str) -> Any:
+    """An option that takes a list of words."""
+    parse = partial(words_of, name=name.removeprefix("--"), choices=choices)
+    return option(panel, text, name, parser=parse, metavar="LIST", common=True, autocompletion=lambda: list(choices))
+
+
+_BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)"
+_LENGTHS = "Numbers of tokens, such as 512,1k or 512..16k, which doubles."
+_LENGTHS += " (default: on a CPU 256..2k, with --decode 512..8k; longer on a GPU)"
+_BATCH = "Numbers of sequences. (default: chosen so that every length has the same number of tokens)"
+_HEADS = f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)"
+_DTYPES = f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)"
+_PASSES = "Pass to time: forward, backward, or both. (default: forward)"
 
 
 @option_group
 class SweepOptions:
-    """The backends, sizes and directions to measure; lists are combined in all ways."""
+    """The fields of a `Sweep`; lists are combined in all ways. None: not given."""
 
-    backends: Annotated[
-        str | None,
-        option(
-            _COMPUTED,
-            f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)",
-            metavar="LIST",
-            common=True,
-            autocompletion=lambda: [*BACKENDS, ALL],
-        ),
-    ] = None
-    direction: Annotated[
-        str | None,
-        option(_COMPUTED, "Pass to time: forward, backward, or both. (default: forward)", metavar="LIST", common=True),
-    ] = None
+    backends: Annotated[Any, _words(_COMPUTED, (*BACKENDS, ALL), _BACKENDS, "--backends")] = None
+    directions: Annotated[Any, _words(_COMPUTED, get_args(Direction), _PASSES, "--direction")] = None
     causal: Annotated[bool | None, option(_COMPUTED, MASKED_LATER, *CAUSAL, common=True)] = None
     decode: Annotated[
         bool, option(_COMPUTED, "Time one decoding step: one query against all keys.", "--decode", common=True)
     ] = False
-    lengths: Annotated[
-        str | None,
-        option(
-            _SIZES,
-            "Numbers of tokens, such as 512,1k or 512..16k, which doubles. (default: on a CPU 256..2k, with --decode 512..8k; "
-            "longer on a GPU)",
-            "--lengths",
-            "--seq-len",
-            metavar="LIST",
-            common=True,
-        ),
-    ] = None
-    batch: Annotated[
-        str | None,
-        option(
-            _SIZES,
-            "Numbers of sequences. (default: chosen so that every length has the same number of tokens)",
-            "--batch",
-            "--batch-size",
-            metavar="LIST",
-            common=True,
-        ),
-    ] = None
-    heads: Annotated[
-        str | None,
-        option(
-            _SIZES, f"{QUERY_HEADS} (default: 512 ÷ d_head, on CUDA 2048 ÷ d_head)", *HEADS, metavar="LIST", common=True
-        ),
-    ] = None
-    kv_heads: Annotated[
-        str | None,
-        option(_SIZES, f"{GROUPS} (default: heads)", *KV_HEADS, metavar="LIST", common=True),
-    ] = None
-    d_head: Annotated[
-        str | None, option(_SIZES, f"{HEAD_WIDTH} (default: 64)", *D_HEAD, metavar="LIST", common=True)
-    ] = None
-    dtype: Annotated[
-        str | None,
-        option(_SIZES, f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)", metavar="LIST", common=True),
-    ] = None
+    lengths: Annotated[Any, _counts("512,1k", _LENGTHS, "--lengths", "--seq-len")] = None
+    batch: Annotated[Any, _counts("1,4", _BATCH, "--batch", "--batch-size")] = None
+    n_heads: Annotated[Any, _counts("8,16", _HEADS, *HEADS)] = None
+    n_kv_heads: Annotated[Any, _counts("1,2,8", f"{GROUPS} (default: heads)", *KV_HEADS)] = None
+    d_head: Annotated[Any, _counts("64,128", f"{HEAD_WIDTH} (default: 64)", *D_HEAD)] = None
+    dtypes: Annotated[Any, _words("Sizes", get_args(Dtype), _DTYPES, "--dtype")] = None
+
+
+_SECONDS = Real(high=MAX_SECONDS, above=0)
 
 
 @option_group
 class MeasureOptions:
     """Device, threads, seed and duration of the measurement."""
 
-    device: Annotated[
-        str,
-        device_option(_TIMING, common=True),
-    ] = "auto"
+    device: Annotated[str, device_option(_TIMING, common=True)] = "auto"
     threads: Annotated[int | None, threads_option(_TIMING)] = None
     repeat: Annotated[
         int | None, repeat_option(_TIMING, "until each median is accurate to 1 %, or --budget is spent")
     ] = None
-    budget: Annotated[
-        float, number(_TIMING, Real(high=MAX_SECONDS, above=0), "Seconds of timing for each size.", metavar="SECONDS")
-    ] = 3.0
+    budget: Annotated[float, number(_TIMING, _SECONDS, "Seconds of timing for each size.", metavar="SECONDS")] = 3.0
     call_limit: Annotated[
         float,
-        number(
-            _TIMING,
-            Real(high=MAX_SECONDS, above=0),
-            "Skip a backend whose single call is predicted to take longer.",
-            metavar="SECONDS",
-        ),
+        number(_TIMING, _SECONDS, "Skip a backend whose single call is predicted to take longer.", metavar="SECONDS"),
     ] = 5.0
     seed: Annotated[int, seed_option(_TIMING)] = 0
+
+
+_COMPARE = "Compare with a saved run, measured at the same sizes by default."
+_FAIL_IF = "slower:1.10: exit with code 3 if a time certainly exceeds 1.10 × the baseline's."
+_STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
+_SAVE = "Save this run, for --compare."
 
 
 @option_group
 class BaselineOptions:
     """The baseline to compare with, and the file to save one in."""
 
-    compare: Annotated[
-        str | None,
-        option(
-            _BASELINE,
-            "Compare with a saved run, measured at the same sizes by default.",
-            metavar="FILE",
-            common=True,
-        ),
-    ] = None
-    fail_if: Annotated[
-        str | None,
-        option(
-            _BASELINE,
-            "slower:1.10: exit with code 3 if a time exceeds 1.10 × the baseline's, beyond the measured noise.",
-            metavar="RULE",
-            common=True,
-        ),
-    ] = None
-    strict: Annotated[
-        bool, option(_BASELINE, "With --fail-if: exit with code 3 if the result is inconclusive, too.", "--strict")
-    ] = False
-    save_baseline: Annotated[
-        str | None, option(_BASELINE, "Save this run, for --compare.", metavar="FILE", common=True)
-    ] = None
+    compare: Annotated[str | None, option(_BASELINE, _COMPARE, metavar="FILE", common=True)] = None
+    fail_if: Annotated[float | None, option(_BASELINE, _FAIL_IF, parser=parse_rule, metavar="RULE", common=True)] = None
+    strict: Annotated[bool, option(_BASELINE, _STRICT, "--strict")] = False
+    save_baseline: Annotated[str | None, option(_BASELINE, _SAVE, metavar="FILE", common=True)] = None
 
 
 BenchOutput = Annotated[
@@ -189,14 +145,16 @@ def bench(
 ) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
     _ = output.format  # raises if two are given
-    limit = _limit(against)
+    if against.strict and against.fail_if is None:
+        raise UsageError("--strict works only with --fail-if", hint="add --fail-if slower:1.10")
+    if against.fail_if is not None and against.compare is None:
+        raise UsageError("--fail-if needs a baseline to compare with", hint="add --compare FILE")
     Config(d_model=1, n_heads=1, device=measuring.device, seed=measuring.seed, threads=measuring.threads).resolved()
     saved = [] if against.save_baseline is None else [("save-baseline", against.save_baseline)]
     require_writable([*saved, *output.files], force=output.force)
-    baseline = None if against.compare is None else _baseline(against.compare)
+    lengths = None if against.fail_if is None else sweep_options.lengths
+    baseline = None if against.compare is None else _baseline(against.compare, lengths)
     sweep = _sweep(sweep_options, baseline)
-    if baseline is not None and limit is not None:
-        _require_common_length(sweep, baseline, against.compare or "")
     if output.svg or output.html:
         from mhacli.commands.bench.view import require_plots
 
@@ -213,90 +171,50 @@ def bench(
     )
     with progress() as report_progress:
         benchmark = measure(sweep, measuring.device, options, report_progress)
-    comparison = None if baseline is None else compare(benchmark, baseline, against.compare or "", limit=limit)
     if against.save_baseline is not None:
         write_whole(against.save_baseline, benchmark.to_json().encode(), force=output.force)
-    if limit is not None and comparison is not None and comparison.rule is None:
-        _require_times(benchmark)
-        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
+    comparison = None
+    if baseline is not None:
+        comparison = compare(benchmark, baseline, against.compare or "", limit=against.fail_if)
     _print(benchmark, comparison, output)
-    _draw(benchmark, output)
-    _require_times(benchmark)
+    if not any(row.status == "ok" for row in benchmark.rows):
+        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
+        raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
     note_written(output, against.save_baseline)
     if comparison is not None:
-        _end_by(comparison, output, strict=against.strict)
+        _judge(comparison, output.format, against)
 
 
 _ANNOUNCED_S = 15.0
 
 
-def _baseline(path: str) -> Benchmark:
-    """The run to compare with. Raises `MhaError` if it has no times."""
+def _baseline(path: str, lengths: Sequence[int] | None) -> Benchmark:
+    """The run to compare with. Raises `MhaError` if it has no times, or none at these lengths."""
     benchmark = read_benchmark(path)
-    if not any(row.interval for row in benchmark.rows):
+    measured = sorted({row.k_len for row in benchmark.rows if row.interval})
+    if not measured:
         raise MhaError(f"{path} has no times to compare with", code="nothing-compared", path=path)
+    if lengths and not {*lengths} & {*measured}:
+        message = f"{path} has no row for the lengths of this run"
+        raise MhaError(message, hint=f"its lengths: {', '.join(map(str, measured))}", code="nothing-compared")
     return benchmark
-
-
-def _require_common_length(sweep: Sweep, baseline: Benchmark, path: str) -> None:
-    """Raises `MhaError`, before anything is measured, if no length is in the baseline."""
-    lengths = sorted({row.k_len for row in baseline.rows if row.interval})
-    if sweep.lengths and not set(lengths) & set(sweep.lengths):
-        then, now = (", ".join(map(str, some)) for some in (lengths, sorted(sweep.lengths)))
-        raise MhaError(
-            f"{path} has no row for the lengths of this run",
-            hint=f"lengths of {path}: {then}; of this run: {now}",
-            code="nothing-compared",
-        )
-
-
-def _limit(against: BaselineOptions) -> float | None:
-    """The largest permitted ratio of times, from `--fail-if`."""
-    if against.fail_if is None:
-        if against.strict:
-            raise UsageError("--strict works only with --fail-if", hint="add --fail-if slower:1.10")
-        return None
-    limit = parse_rule(against.fail_if)
-    if against.compare is None:
-        raise UsageError("--fail-if needs a baseline to compare with", hint="add --compare FILE")
-    return limit
 
 
 def _sweep(options: SweepOptions, baseline: Benchmark | None) -> Sweep:
     """The sweep of the options; options left out take the value of the baseline, if there is one."""
-    backends = words_of(options.backends, "backends", [*BACKENDS, ALL])
-    chosen = {
-        "backends": tuple(BACKENDS) if ALL in backends else backends,
-        "batch": counts(options.batch, "batch", "1,4"),
-        "n_heads": counts(options.heads, "heads", "8,16"),
-        "n_kv_heads": counts(options.kv_heads, "kv-heads", "1,2,8"),
-        "d_head": counts(options.d_head, "d-head", "64,128"),
-        "lengths": counts(options.lengths, "lengths", "512,1k"),
-        "dtypes": words_of(options.dtype, "dtype", get_args(Dtype)),
-        "directions": words_of(options.direction, "direction", get_args(Direction)),
-        "causal": options.causal,
-        "decode": options.decode or None,
-    }
     defaults = Sweep() if baseline is None else baseline.sweep
-    defaults = replace(defaults, backends=tuple(name for name in defaults.backends if name in BACKENDS))
-    return replace(defaults, **{name: value for name, value in chosen.items() if value not in ((), None)}).checked()  # type: ignore[arg-type]
-
-
-def _draw(benchmark: Benchmark, output: Output) -> None:
-    """Writes the plots and the page that were requested."""
-    if output.svg is None and output.html is None:
-        return
-    from mhacli.commands.bench.view import page, svg
-
-    picture = svg(benchmark)
-    if output.svg is not None:
-        write_whole(output.svg, picture.encode(), force=output.force)
-    if output.html is not None:
-        write_whole(output.html, page(benchmark, picture).encode(), force=output.force)
+    known = tuple(name for name in defaults.backends if name in BACKENDS)
+    given = {name: value for name, value in vars(options).items() if value not in (None, False)}
+    if options.causal is not None:
+        given["causal"] = options.causal
+    if ALL in (options.backends or ()):
+        given["backends"] = tuple(BACKENDS)
+    return replace(defaults, **{"backends": known} | given).checked()
 
 
 def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: Output) -> None:
-    from mhacli.commands.bench.view import bench_view, csv_pieces
+    """Prints the report, and writes the plots and the page that were requested."""
+    from mhacli.commands.bench.view import bench_view, csv_pieces, page, svg
 
     compared = {} if comparison is None else {"comparison": comparison.to_dict()}
     print_report(
@@ -305,25 +223,22 @@ def _print(benchmark: Benchmark, comparison: BaselineComparison | None, output: 
         json=lambda: [benchmark.to_json(**compared)],
         csv=lambda: csv_pieces(benchmark),
     )
+    picture = svg(benchmark) if output.svg or output.html else ""
+    if output.svg is not None:
+        write_whole(output.svg, picture.encode(), force=output.force)
+    if output.html is not None:
+        write_whole(output.html, page(benchmark, picture).encode(), force=output.force)
 
 
-def _require_times(benchmark: Benchmark) -> None:
-    """Raises `MhaError` if no backend was timed."""
-    if not any(row.status == "ok" for row in benchmark.rows):
-        reasons = dict.fromkeys(f"{row.backend} {row.status}: {row.reason}" for row in benchmark.rows)
-        raise MhaError(f"no backend could run: {'; '.join(reasons)}", code="nothing-ran")
-
-
-def _end_by(comparison: BaselineComparison, output: Output, *, strict: bool) -> None:
-    """Exits with 3 if the rule is broken, with `strict` also if it is inconclusive. With CSV, and with JSON if the rule holds,
-    the warnings and the result are printed on stderr as well."""
+def _judge(comparison: BaselineComparison, name: str | None, against: BaselineOptions) -> None:
+    """Exits with 3 if the rule is broken, with `--strict` also if it is inconclusive. With CSV, and with JSON if the rule holds,
+    the warnings and the result are printed on stderr as well. Raises `MhaError` if the rule has nothing to judge."""
+    if against.fail_if is not None and comparison.rule is None:
+        raise MhaError(f"no row of {comparison.baseline} was measured in this run", code="nothing-compared")
     outcome = None if comparison.rule is None else comparison.rule.outcome
-    is_broken = outcome == "slower" or (strict and outcome == "inconclusive")
-    name = output.format
+    is_broken = outcome == "slower" or (against.strict and outcome == "inconclusive")
     if name == "csv" or (name == "json" and not is_broken):
-        for warning in comparison.warnings:
-            note(warning)
-        if outcome is not None:
-            note(comparison.summary)
+        for text in (*comparison.warnings, *([] if outcome is None else [comparison.summary])):
+            note(text)
     if is_broken:
         raise typer.Exit(EXIT_CHECK)

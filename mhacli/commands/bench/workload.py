@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -17,8 +17,6 @@ _TIMES_FORWARD_FLOPS = {"forward": 2, "backward": 5, "both": 7}
 
 Source: Dao 2023, "FlashAttention-2", section 4.1.
 """
-_TIMES_FORWARD_BYTES = {"forward": 1, "backward": 2, "both": 3}
-"""Backward reads forward's inputs and outputs and the output's gradient, and writes three gradients."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,7 @@ class Workload:
     @property
     def name(self) -> str:
         """The size as text."""
-        heads = f"{self.n_heads}" + ("" if self.n_heads == self.n_kv_heads else f"/{self.n_kv_heads}")
-        mask = "causal" if self.causal else "full"
-        return (
-            f"batch {self.batch}, {self.q_len} × {self.k_len} tokens, {heads} heads × {self.d_head}, {self.dtype}, {mask}, "
-            f"{self.direction}"
-        )
+        return f"{self.length_text} · {self.family}"
 
     @property
     def family(self) -> str:
@@ -82,14 +75,6 @@ class Workload:
     def attention_flops(self) -> int:
         """The operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times as many."""
         return 2 * self.batch * self.n_heads * self.pairs * self.d_head * _TIMES_FORWARD_FLOPS[self.direction]
-
-    @property
-    def attention_bytes(self) -> int:
-        """The bytes to move: q and z for every head, k and v for every kv head; for backward twice as many."""
-        of_queries = self.n_heads * self.q_len
-        of_keys = self.n_kv_heads * self.k_len
-        forward = 2 * self.batch * (of_queries + of_keys) * self.d_head * ITEM_BYTES[self.dtype]
-        return forward * _TIMES_FORWARD_BYTES[self.direction]
 
     @property
     def input_bytes(self) -> int:
@@ -184,12 +169,6 @@ class Sweep:
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"there is no backend {name!r}: choose from {', '.join([*BACKENDS, ALL])}")
-        for name in ("batch", "lengths"):
-            low = min(getattr(self, name), default=1)
-            if low < 1:
-                raise UsageError(f"--{name} {low} is too small: the least is 1")
-        if not self.directions:
-            raise UsageError("--direction names none: choose from forward, backward, both")
         if self.decode and self.directions != ("forward",):
             directions = ",".join(self.directions)
             raise UsageError(
@@ -197,9 +176,11 @@ class Sweep:
             )
         for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
             _require_sizes(n_heads, n_kv_heads, d_head)
-        for length in self.lengths:
-            if length > MAX_LENGTH:
-                raise UsageError(f"--lengths {length} is too long: the most is {MAX_LENGTH}")
+        for name, values in (("batch", self.batch), ("lengths", self.lengths)):
+            if not all(1 <= value <= MAX_LENGTH for value in values):
+                raise UsageError(f"--{name} {','.join(map(str, values))}: each is a number from 1 to {MAX_LENGTH}")
+        if not self.directions:
+            raise UsageError("--direction names none: choose from forward, backward, both")
         return self
 
     def on(self, kind: str) -> Sweep:
@@ -216,16 +197,19 @@ class Sweep:
     def workloads(self, kind: str) -> tuple[Workload, ...]:
         """Every size, family by family. Raises `UsageError` for too many of them, or for a broken rule."""
         full, scale = self.on(kind), SCALES[kind]
+        batches = full.batch or ((1,) if full.decode else (None,))
         sizes: list[Workload] = []
         for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
             for n_heads in full.n_heads or (max(1, scale.width // d_head),):
                 for n_kv_heads in full.n_kv_heads or (n_heads,):
                     _require_sizes(n_heads, n_kv_heads, d_head)
-                    for batch, length in _batches(full, scale):
-                        q_len = 1 if full.decode else length
-                        sizes.append(
-                            Workload(batch, n_heads, n_kv_heads, d_head, q_len, length, dtype, full.causal, direction)
+                    sizes += [
+                        Workload(
+                            batch or max(1, scale.tokens // length), n_heads, n_kv_heads, d_head,
+                            1 if full.decode else length, length, dtype, full.causal, direction,
                         )
+                        for batch, length in product(batches, full.lengths)
+                    ]  # fmt: skip
         if len(sizes) > MAX_WORKLOADS:
             raise UsageError(
                 f"these options combine to {len(sizes)} sizes: the most for a run is {MAX_WORKLOADS}",
@@ -237,14 +221,6 @@ class Sweep:
 def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
     """Raises `UsageError` for heads and widths that contradict each other."""
     Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
-
-
-def _batches(full: Sweep, scale: DeviceDefaults) -> Sequence[tuple[int, int]]:
-    """(batch, length) pairs: every requested batch, or as many sequences as make up the default number of tokens; 1 for
-    decoding."""
-    if full.batch:
-        return list(product(full.batch, full.lengths))
-    return [(1 if full.decode else max(1, scale.tokens // length), length) for length in full.lengths]
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost
@@ -264,18 +240,19 @@ def expected_flops(backend: str, workload: Workload) -> int:
 
 
 def expected_moved_bytes(backend: str, workload: Workload) -> int:
-    """The least bytes to move: those of attention; with projections those of input, output and weights.
-
-    A returned pattern is also written, and read for its gradient.
-    """
-    kind, passes, item = BACKENDS[backend], _PASSES[workload.direction], ITEM_BYTES[workload.dtype]
+    """The least bytes to move. Attention: q and z for every head, k and v for every kv head. A layer: input, output, and
+    weights of the projections, and a returned pattern, which is also read for its gradient."""
+    w, kind, passes = workload, BACKENDS[backend], _PASSES[workload.direction]
     if not kind.projects:
-        return workload.attention_bytes
-    width = workload.n_heads * workload.d_head
-    numbers = 2 * workload.batch * workload.q_len * width + 4 * width * width
-    if kind.returns_pattern:
-        numbers += workload.batch * workload.n_heads * workload.q_len * workload.k_len
-    return numbers * item * passes
+        numbers = 2 * w.batch * (w.n_heads * w.q_len + w.n_kv_heads * w.k_len) * w.d_head
+        passes = {"forward": 1, "backward": 2, "both": 3}[
+            w.direction
+        ]  # backward reads forward's inputs and outputs too
+    else:
+        width = w.n_heads * w.d_head
+        numbers = 2 * w.batch * w.q_len * width + 4 * width * width
+        numbers += w.batch * w.n_heads * w.q_len * w.k_len * kind.returns_pattern
+    return numbers * ITEM_BYTES[w.dtype] * passes
 
 
 def least_bytes(backend: str, workload: Workload) -> int:
