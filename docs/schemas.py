@@ -19,14 +19,7 @@ import msgspec
 from mhacli.commands.bench.comparison import BaselineComparison
 from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.check.result import Examination
-from mhacli.commands.diff.result import (
-    EffectDifference,
-    HeadChange,
-    Setting,
-    SiteDifference,
-    TextDifference,
-    TokenChange,
-)
+from mhacli.commands.diff.result import Difference, EffectDifference, HeadChange, Setting
 from mhacli.commands.doctor.result import CheckStatus, HealthVerdict, Report
 from mhacli.commands.explain import Term
 from mhacli.commands.weights import Contents
@@ -34,6 +27,7 @@ from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.mask import MaskSummary
 from mhacli.record.record import Record
 from mhacli.sites import SITES
+from mhacli.text.align import Match
 
 FOLDER = Path(__file__).parent / "schemas"
 PAGE = Path(__file__).parent / "RECORDS.md"
@@ -79,13 +73,41 @@ class LayerPair(TypedDict):
     """The differences of a layer."""
 
     layer: str
-    sites: list[SiteDifference]
+    sites: list[Difference]
     heads: list[HeadChange]
     only_a: list[str]
     only_b: list[str]
 
 
-class Difference(TypedDict):
+class TokenChange(TypedDict):
+    """Consecutive tokens without a match in the other text."""
+
+    change: Literal["replaced", "only A", "only B"]
+    a_begin: int
+    a_end: int
+    b_begin: int
+    b_end: int
+    a: list[str]
+    b: list[str]
+
+
+class TextDifference(TypedDict):
+    """The matching tokens of one sequence."""
+
+    family: Literal["texts", "context"]
+    sequence: int
+    n_a: int
+    n_b: int
+    matches: list[Match]
+    n_other_ids: int
+    exact: bool
+    n_aligned: int
+    is_same: bool
+    n_replaced: int
+    changes: list[TokenChange]
+
+
+class Comparison(TypedDict):
     """What `diff` prints."""
 
     command: list[str]
@@ -244,11 +266,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         },
     ),
     "mha.diff/1": (
-        "What mha diff --json prints.", Difference,
-        {
-            "TextDifference": {"n_aligned": int, "is_same": bool, "n_replaced": int, "changes": list[TokenChange]},
-            "TokenChange": {"a": list[str], "b": list[str]}, "SiteDifference": {"relative": float | None},
-        },
+        "What mha diff --json prints.", Comparison, {"Difference": {"relative": float | None}},
     ),
     "mha.bench/1": (
         "What mha bench prints with --json, and saves with --save-baseline.", Benchmark,

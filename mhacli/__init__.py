@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from mhacli.attention.layer import MultiHeadAttention
     from mhacli.commands.bench.run import bench
     from mhacli.commands.check.run import check
-    from mhacli.commands.diff.records import diff
+    from mhacli.commands.diff.compare import diff
     from mhacli.commands.doctor.run import doctor
     from mhacli.commands.effect.in_memory.effects import effects
     from mhacli.commands.effect.in_memory.removed import removed
@@ -30,7 +30,7 @@ _MODULES = {
     "Record": "mhacli.record.record",
     "bench": "mhacli.commands.bench.run",
     "check": "mhacli.commands.check.run",
-    "diff": "mhacli.commands.diff.records",
+    "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.in_memory.effects",
     "inspect": "mhacli.compute.layer.run",

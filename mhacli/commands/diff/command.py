@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,21 +21,13 @@ from mhacli.cli.options import (
     option_group,
     sequence_list,
 )
-from mhacli.cli.output import COLOUR, Output, print_report
+from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.request import record_command
 from mhacli.cli.values import index_list, require_record, saved_here
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import RenderableType
-
-    from mhacli.commands.diff.result import Differences
-    from mhacli.render.base.options import Screen
 
 _COMPARISON, _VIEW = "Comparison", "View"
 
@@ -98,34 +90,21 @@ def diff(
     if not pair.a or not pair.b:
         raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2, given=pair.a or pair.b))
     from mhacli.commands.diff.compare import compare
-    from mhacli.commands.diff.views.maps import require_drawable
+    from mhacli.commands.diff.view import diff_view, require_drawable
     from mhacli.record import storage
 
     for path in (pair.a, pair.b):
         require_record(path)
     with show_activity("comparing"):
-        records = (storage.load(pair.a), storage.load(pair.b))
-        require_drawable(records, options)
-        differences = compare(*records, tolerance=pair.tolerance)
-    names = (pair.a, pair.b)
-
-    def pieces() -> Iterable[str]:
-        from mhacli.commands.diff.views.json import json_pieces
-
-        return json_pieces(differences, records, names, record_command())
-
-    def view(on: Screen) -> RenderableType:
-        from mhacli.commands.diff.views.view import diff_view
-
-        return diff_view(differences, records, names, options=options, screen=on)
-
-    print_report(output, view=view, json=pieces)
-    require_agreement(*records, names=names)
-    _end_unless_equal(differences)
-
-
-def _end_unless_equal(differences: Differences) -> None:
-    """Exits with 3 if the records differ. Raises `MhaError` if they have nothing in common to compare."""
+        a, b = storage.load(pair.a), storage.load(pair.b)
+        require_drawable((a, b), options)
+        differences = compare(a, b, (pair.a, pair.b), tolerance=pair.tolerance)
+    print_report(
+        output,
+        view=lambda on: diff_view(differences, options, on),
+        json=lambda: json_document(differences.document(record_command())),
+    )
+    require_agreement(a, b, names=(pair.a, pair.b))
     if differences.verdict == "nothing":
         raise MhaError(
             "the two records have nothing in common that could be compared",

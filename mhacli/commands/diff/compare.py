@@ -1,183 +1,220 @@
-"""Compares two whole records: settings, texts, layers, steps and heads."""
+"""Compares two records: texts, sites, steps, heads, effects, settings. `diff` is the Python function."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from mhacli.commands.diff.arrays import (
-    ORDER,
-    NotComparable,
-    Pair,
-    RecordAxes,
-    aligned,
-    aligned_texts,
-    compared_site,
-    judged_indices,
-    sizes_text,
-    unlike_axes,
-)
-from mhacli.commands.diff.effects import compared_effects
+import numpy as np
+
 from mhacli.commands.diff.result import (
+    AFTER_SCORES,
+    MASK,
+    OF_PATTERN,
     PATTERN_SITES,
-    Differences,
-    DiffLocation,
+    Difference,
+    EffectChange,
+    EffectDifference,
     HeadChange,
+    HeadLargest,
     LayerDifference,
+    Place,
+    RecordDiff,
     Setting,
-    SiteDifference,
-    SiteStatus,
     StatisticChange,
+    Status,
     TextDifference,
+    TokenFamily,
 )
-from mhacli.record.heads import STATISTICS, HeadStatistics
+from mhacli.errors import UsageError
+from mhacli.record.arrays import Array
+from mhacli.record.effect import Effect
+from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step, TensorSummary
+from mhacli.record.storage import load
 from mhacli.record.tolerances import TOLERANCES
+from mhacli.sites import SITES
+from mhacli.text.align import MOST_STEPS, align
+from mhacli.text.tokens import TokenSequence
+
+Texts = tuple[TokenSequence, ...]
+_FOLLOWED_BY = {"qk": MASK, "scores": AFTER_SCORES, "pattern": OF_PATTERN}
+ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
+"""Every array by name in the order of execution: the mask before the scores, and statistics after the pattern."""
+_AXES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*PER_QUERY, "visible", "strongest_key"), ("batch", "head", "query")),
+    **dict.fromkeys(("received", "uniform_received"), ("batch", "head", "key")),
+    **dict.fromkeys(("map", "uniform_map"), ("batch", "head", "query block", "key block")),
+    **dict.fromkeys(("profile", "uniform_profile"), ("batch", "head", "step")),
+    **dict.fromkeys(("span_mass", "uniform_span_mass"), ("batch", "head", "span", "spans")),
+    **dict.fromkeys(("top_keys", "top_shares"), ("batch", "head", "asked query", "rank")),
+    "corner": ("batch", "head", "corner query", "corner key"),
+    "allowed": ("batch", "head", "query", "key"),
+}
+_BY_TOKENS = ("query", "key", "query block", "key block")
+_COUNTED = {"batch": "sequences", "head": "heads", "kv_head": "kv heads", "query": "queries", "key": "keys"}
+"""Axes whose length is a count, with the noun to count."""
+_PIECE = 1 << 16
+"""The most cells compared at a time, so that the arrays involved stay in a processor's cache."""
+_ONLY_WHERE_ALLOWED = ("qk", "scores")
+_EXACT = ("ids", "visible", "allowed")
+_INDICES = ("strongest_key", "top_keys")
+"""Arrays of key indices. Rounding decides between keys of nearly equal weight, so these differ only if weights do."""
+_WEIGHTS = ("pattern", "map", "entropy", "top_shares")
+"""The arrays that show whether the weights behind the indices differ by more than rounding."""
+
+
+def diff(a: Record | str, b: Record | str, *, tolerance: float | None = None) -> RecordDiff:
+    """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one.
+
+    `tolerance` is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
+    coarser dtype. Raises `MhaError` for a file that is no record.
+    """
+    if tolerance is not None and tolerance < 0:
+        raise UsageError(f"tolerance {tolerance:g} is negative: the least is 0")
+    names = a if isinstance(a, str) else "the first record", b if isinstance(b, str) else "the second record"
+    first, second = (load(record) if isinstance(record, str) else record for record in (a, b))
+    return compare(first, second, names, tolerance=tolerance)
+
+
+def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | None = None) -> RecordDiff:
+    """The differences of B from A. For `tolerance` see `diff`."""
+    dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
+    coarser = next((name for name in TOLERANCES if name in dtypes), "float32")
+    allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
+    texts = (*_texts("texts", a.sequences, b.sequences),)
+    texts += (*_texts("context", a.keys, b.keys),) if a.context is not None or b.context is not None else ()
+    has_same_tokens = len(a.sequences) == len(b.sequences) and all(text.is_same for text in texts)
+    pairs = [*_pairs(a, b, texts)]
+    has_trace = len(pairs) == 1 and a.decoding is None and b.decoding is None  # steps of decoding are not sites
+    scales = {row.field: _scale(pairs, row.field) for row in CHANGES}
+    return RecordDiff(
+        a=a,
+        b=b,
+        names=names,
+        tolerance=allowed,
+        dtype=coarser if tolerance is None else None,
+        settings=(*_different_settings(a, b), *_settings_of_layers(pairs)),
+        alike=_same_settings(a, b),
+        texts=texts,
+        layers=tuple(
+            _compared_layer(pair, allowed, scales, has_trace=has_trace, has_same_tokens=has_same_tokens)
+            for pair in pairs
+        ),
+        only_a=_labels_alone(a, b),
+        only_b=_labels_alone(b, a),
+        effects=_compared_effects(a, b, texts, allowed),
+    )
+
+
+def _texts(family: TokenFamily, a: Texts, b: Texts) -> Iterator[TextDifference]:
+    """The aligned texts that both have, paired by number."""
+    for number, (x, y) in enumerate(zip(a, b, strict=False)):
+        alignment = align(x.tokens, y.tokens, most_steps=MOST_STEPS // min(len(a), len(b)))
+        runs = [(m.a + n, m.b + n) for m in alignment.matches for n in range(m.length)]
+        yield TextDifference(family, number, x, y, alignment, sum(x.ids[i] != y.ids[j] for i, j in runs))
+
+
+# ------------------------------------------------------------------------------------------------------------- layers
 
 
 @dataclass(frozen=True)
-class _LayerPair:
-    """A layer of both records with its index in each; None if the records have no layers."""
+class _Pair:
+    """A layer of both records (`a` and `b`), with the texts of its queries and keys, sequence by sequence."""
 
     label: str
-    cells: Pair
-    index_a: int | None = None
-    index_b: int | None = None
+    a: Record
+    b: Record
+    queries: tuple[TextDifference, ...]
+    keys: tuple[TextDifference, ...]
+    inspected: tuple[InspectedLayer, InspectedLayer] | None = None
 
     @property
-    def records(self) -> tuple[Record, Record]:
-        """The layer of either record as a record."""
-        return self.cells.a.record, self.cells.b.record
+    def heads(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
+        """The heads with statistics in both records; none if the numbers of heads differ."""
+        heads_b = {head.head: head for head in self.b.heads}
+        is_alike = self.a.config.n_heads == self.b.config.n_heads
+        return [(head, heads_b[head.head]) for head in self.a.heads if is_alike and head.head in heads_b]
+
+    def arrays(self, name: str) -> tuple[Array, Array]:
+        """An array of both."""
+        return self.a.arrays[name], self.b.arrays[name]
 
 
-def compare(a: Record, b: Record, *, tolerance: float | None = None) -> Differences:
-    """The differences of B from A.
-
-    The tolerance is relative to the largest number of each site. 0 demands equal bits; None takes the tolerance of the
-    coarser dtype.
-    """
-    coarser = _coarser_dtype(a, b)
-    allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
-    texts = aligned_texts("texts", a.sequences, b.sequences)
-    if a.context is not None or b.context is not None:
-        texts += aligned_texts("context", a.keys, b.keys)
-    pairs = tuple(_layer_pairs(a, b, texts))
-    layers = [
-        (a.layers[p.index_a], b.layers[p.index_b]) for p in pairs if p.index_a is not None and p.index_b is not None
-    ]
-    differences = Differences(
-        tolerance=allowed,
-        dtype=coarser if tolerance is None else None,
-        settings=different_settings(a, b, layers),
-        alike=same_settings(a, b),
-        n_sequences=(len(a.sequences), len(b.sequences)),
-        texts=texts,
-        layers=(),
-        only_a=_labels_alone(a, {pair.index_a for pair in pairs}),
-        only_b=_labels_alone(b, {pair.index_b for pair in pairs}),
-    )
-    heads = [_head_pairs(pair) for pair in pairs]
-    changes = changed_heads([(pair.label, both) for pair, both in zip(pairs, heads, strict=True)], allowed)
-    compared = [_compared_layer(pair, differences, with_trace=len(pairs) == 1) for pair in pairs]
-    layers_with_heads = (
-        replace(layer, heads=changed, n_heads=max([len(both), *_head_counts(layer)]))
-        for layer, changed, both in zip(compared, changes, heads, strict=True)
-    )
-    return replace(differences, layers=tuple(layers_with_heads), effects=compared_effects(a, b, texts, allowed))
-
-
-def _coarser_dtype(a: Record, b: Record) -> str:
-    dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
-    return next((name for name in TOLERANCES if name in dtypes), "float32")
-
-
-def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Iterator[_LayerPair]:
+def _pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Iterator[_Pair]:
     """The layers of A that B has too, in A's order; for records without layers the whole records."""
-    if (a.model is None) != (b.model is None):
-        return
 
-    def pair(layer_a: Record, layer_b: Record) -> Pair:
-        """The pair of two layers with the texts that this kind of layer reads."""
-        families = [
-            "texts" if (texts_a is a.sequences and texts_b is b.sequences) else "context"
-            for texts_a, texts_b in ((layer_a.sequences, layer_b.sequences), (layer_a.keys, layer_b.keys))
+    def pair(label: str, x: Record, y: Record, *inspected: InspectedLayer) -> _Pair:
+        is_of_texts = [
+            of_a == a.sequences and of_b == b.sequences for of_a, of_b in ((x.sequences, y.sequences), (x.keys, y.keys))
         ]
-        queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
-        return Pair(RecordAxes.of(layer_a), RecordAxes.of(layer_b), queries, keys)
+        queries, keys = (tuple(t for t in texts if (t.family == "texts") is is_text) for is_text in is_of_texts)
+        return _Pair(label, x, y, queries, keys, (inspected[0], inspected[1]) if inspected else None)
 
-    if a.model is None:
-        yield _LayerPair("", pair(a, b))
-        return
-    indices_b = {key: index for index, key in enumerate(_layer_keys(b))}
-    for index_a, key in enumerate(_layer_keys(a)):
-        if key in indices_b:
-            index_b = indices_b[key]
-            cells = pair(a.of_layer(index_a), b.of_layer(index_b))
-            yield _LayerPair(_labels(a)[index_a], cells, index_a, index_b)
+    if a.model is None and b.model is None:
+        yield pair("", a, b)
+    layers_b = _layers(b)
+    for key, (label, index) in _layers(a).items():
+        if key in layers_b:
+            other = layers_b[key][1]
+            yield pair(label, a.of_layer(index), b.of_layer(other), a.layers[index], b.layers[other])
 
 
-def _layer_keys(record: Record) -> Sequence[tuple[str, int, int]]:
-    """The kind, number and call of each layer. A layer may have several attentions of a kind."""
-    seen: Counter[tuple[str, int]] = Counter()
-    keys: list[tuple[str, int, int]] = []
-    for layer in record.layers:
-        kind_and_number = (layer.kind, layer.layer)
-        keys.append((*kind_and_number, seen[kind_and_number]))
-        seen[kind_and_number] += 1
-    return keys
+def _layers(record: Record) -> dict[tuple[str, int, int], tuple[str, int]]:
+    """The unique label and the index of each layer by kind, number and count. A layer may have several attentions of a
+    kind."""
+    counts, counted = Counter((layer.kind, layer.layer) for layer in record.layers), Counter[tuple[str, int]]()
+    layers: dict[tuple[str, int, int], tuple[str, int]] = {}
+    for index, layer in enumerate(record.layers):
+        place = layer.kind, layer.layer
+        label = f"{layer.label}, attention {counted[place] + 1}" if counts[place] > 1 else layer.label
+        layers[*place, counted[place]] = label, index
+        counted[place] += 1
+    return layers
 
 
-def _labels(record: Record) -> Sequence[str]:
-    """A unique label for each layer: `layer 0, attention 2` if a layer has several attentions of a kind."""
-    keys = _layer_keys(record)
-    counts = Counter(key[:2] for key in keys)
-    return [
-        f"{layer.label}, attention {key[2] + 1}" if counts[key[:2]] > 1 else layer.label
-        for layer, key in zip(record.layers, keys, strict=True)
-    ]
+def _labels_alone(a: Record, b: Record) -> tuple[str, ...]:
+    layers_b = _layers(b)
+    return tuple(label for key, (label, _) in _layers(a).items() if key not in layers_b)
 
 
-def _labels_alone(record: Record, paired: set[int | None]) -> tuple[str, ...]:
-    return tuple(label for index, label in enumerate(_labels(record)) if index not in paired)
-
-
-def _head_pairs(pair: _LayerPair) -> tuple[tuple[HeadStatistics, HeadStatistics], ...]:
-    """The heads with statistics in both records; none if the numbers of heads differ."""
-    a, b = pair.records
-    if a.config.n_heads != b.config.n_heads:
-        return ()
-    heads_b = {head.head: head for head in b.heads}
-    return tuple((head, heads_b[head.head]) for head in a.heads if head.head in heads_b)
-
-
-def _compared_layer(pair: _LayerPair, differences: Differences, *, with_trace: bool) -> LayerDifference:
-    """The comparison of a layer's sites in the order of execution. The trace stands in for missing arrays."""
-    a, b = pair.records
+def _compared_layer(
+    pair: _Pair, tolerance: float, scales: Mapping[str, float], *, has_trace: bool, has_same_tokens: bool
+) -> LayerDifference:
+    """The comparison of a layer's sites in the order of execution. Steps of a trace stand in for missing arrays."""
+    a, b = pair.a, pair.b
     names = [name for name in ORDER if name in a.arrays and name in b.arrays]
-    alone = [tuple(name for name in ORDER if name in x.arrays and name not in y.arrays) for x, y in ((a, b), (b, a))]
-    sites = judged_indices([compared_site(name, pair.cells, differences.tolerance) for name in names])
-    if with_trace:
-        steps = compared_steps(a, b, differences.tolerance, compared=names, has_same_tokens=differences.has_same_tokens)
-        sites = tuple(_in_order(sites, steps))
-        more = names_alone(a, b)
-        alone = [tuple(dict.fromkeys((*arrays, *steps_alone))) for arrays, steps_alone in zip(alone, more, strict=True)]
-    only_a, only_b = alone
-    return LayerDifference(pair.label, pair.index_a, pair.index_b, sites, heads=(), only_a=only_a, only_b=only_b)
+    sites = [_compared_array(name, pair, tolerance) for name in names]
+    if any(site.departs for site in sites if site.site in _WEIGHTS):  # other keys are then more than rounding
+        sites = [
+            replace(site, status="beyond", why="") if site.site in _INDICES and site.n_different else site
+            for site in sites
+        ]
+    patterns = [site for site in sites if site.site in PATTERN_SITES]
+    if has_trace:
+        steps = _compared_steps(pair, tolerance, arrays=names, has_same_tokens=has_same_tokens)
+        sites = [*_in_order(sites, steps)]
+    return LayerDifference(
+        label=pair.label,
+        a=a,
+        b=b,
+        inspected=None if pair.inspected is None else pair.inspected[0],
+        queries=pair.queries,
+        keys=pair.keys,
+        sites=tuple(sites),
+        heads=tuple(_changed_heads(pair, scales, tolerance)),
+        only_a=_names_alone(a, b, has_trace=has_trace),
+        only_b=_names_alone(b, a, has_trace=has_trace),
+        n_heads=max([len(pair.heads), *(len(site.heads) for site in patterns)]),
+    )
 
 
-def _head_counts(layer: LayerDifference) -> list[int]:
-    return [len(site.heads) for site in layer.sites if site.site in PATTERN_SITES]
-
-
-def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) -> Iterator[SiteDifference]:
-    """The sites in the order of a walkthrough. Arrays without a step follow the site before them.
-
-    The step of a site whose array is compared is listed only if it differs in shape or description.
-    """
+def _in_order(sites: Sequence[Difference], steps: Iterable[Difference]) -> Iterator[Difference]:
+    """The sites in the order of a trace. Arrays without a step follow the site before them."""
     waiting = {site.site: site for site in sites}
     for step in steps:
         rank = ORDER.index(step.site) if step.site in ORDER else -1
@@ -186,6 +223,412 @@ def _in_order(sites: Sequence[SiteDifference], steps: Sequence[SiteDifference]) 
         with_array = waiting.pop(step.site, None)
         yield step if with_array is None else replace(with_array, told=step.told)
     yield from waiting.values()
+
+
+# ------------------------------------------------------------------------------------------------------------- arrays
+
+
+class _Cells(NamedTuple):
+    """What a comparison of two arrays of one shape finds. `counts` are those of `Difference`, from `n_cells` on.
+
+    `at` is the index of the largest gap, or of the first number that is finite in only one (`rank` is then infinite).
+    """
+
+    counts: tuple[int, ...]
+    largest: float
+    magnitude: float
+    rank: float
+    at: tuple[int, ...]
+    is_identical: bool
+
+
+def _measured(a: Array, b: Array, counted: Array | bool = True) -> _Cells:
+    """The comparison of the `counted` cells."""
+    x, y, where = a.astype(np.float64), b.astype(np.float64), np.broadcast_to(counted, a.shape)
+    differs = where & ~((x == y) | (np.isnan(x) & np.isnan(y)))
+    other_bits = differs | (where & (x == 0) & (np.signbit(x) != np.signbit(y)))
+    finite = where & np.isfinite(x) & np.isfinite(y)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gaps = np.where(finite, np.abs(y - x), np.where(differs, np.inf, 0.0))
+    masks = (differs & (x > y), differs & (x < y)) if a.dtype.kind == "b" else ()
+    counts = [int(cells.sum()) for cells in (where, differs, differs & ~finite, *masks)]
+    index = tuple(int(i) for i in np.unravel_index(gaps.argmax(), gaps.shape))
+    magnitude = float(np.maximum(np.abs(x), np.abs(y)).max(initial=0.0, where=finite))
+    largest = float(gaps.max(initial=0.0, where=finite))
+    return _Cells((*counts, 0, 0)[:5], largest, magnitude, float(gaps.max()), index, not other_bits.any())
+
+
+class _Piece(NamedTuple):
+    """Some cells of one sequence, of one head if the array has heads: what was found, and the place of the largest gap."""
+
+    cells: _Cells
+    sequence: int
+    head: int | None
+    at: Place
+
+
+def _compared_array(name: str, pair: _Pair, tolerance: float) -> Difference:
+    """The comparison of an array that both records have."""
+    a, b = pair.arrays(name)
+    row = Difference(name, "array", "skipped", _axes(name, pair.a), a.shape, b.shape)
+    unlike = _unlike_arrays(name, pair)
+    if unlike is not None:
+        return replace(row, status=unlike[0], why=unlike[1])
+    pieces = [*_pieces(name, pair)]
+    n_cells, n_different, n_nonfinite, n_only_a, n_only_b = (
+        sum(piece.cells.counts[i] for piece in pieces) for i in range(5)
+    )
+    if not n_cells:
+        return replace(row, why="no cells have tokens in common")
+    is_measured = name not in (*_EXACT, *_INDICES)
+    largest, magnitude = (max(getattr(piece.cells, of) for piece in pieces) for of in ("largest", "magnitude"))
+    worst = max(pieces, key=lambda piece: piece.cells.rank)
+    status = _status(name, largest <= tolerance * magnitude and math.isfinite(worst.cells.rank), tolerance)
+    return replace(
+        row,
+        status="identical" if all(piece.cells.is_identical for piece in pieces) else status,
+        n_cells=n_cells,
+        n_different=n_different,
+        n_nonfinite=n_nonfinite,
+        n_only_a=n_only_a,
+        n_only_b=n_only_b,
+        largest=largest if is_measured and math.isfinite(largest) else None,
+        magnitude=magnitude if is_measured else None,
+        at=worst.at if worst.cells.rank else None,
+        why="rounding exchanges keys of like weight" if name in _INDICES and n_different else "",
+        heads=tuple(_largest_by_head(pieces)),
+    )
+
+
+def _status(name: str, is_within: bool, tolerance: float) -> Status:
+    """The status of a site that is not identical."""
+    if tolerance == 0 or name in _EXACT:
+        return "beyond"
+    return "skipped" if name in _INDICES else "within" if is_within else "beyond"
+
+
+def _largest_by_head(pieces: Sequence[_Piece]) -> Iterator[HeadLargest]:
+    for head in sorted({piece.head for piece in pieces if piece.head is not None}):
+        worst = max((piece for piece in pieces if piece.head == head), key=lambda piece: piece.cells.rank)
+        yield HeadLargest(head, worst.cells.rank if math.isfinite(worst.cells.rank) else None, worst.sequence)
+
+
+def _pieces(name: str, pair: _Pair) -> Iterator[_Piece]:
+    """The corresponding cells of both records, by sequence, head and rows, so that few are held at a time."""
+    axes = _axes(name, pair.a)
+    words = [axis for axis in axes if axis not in ("batch", "head")]
+    for sequence in range(len(pair.queries) if "batch" in axes else 1):
+        whole_a, whole_b = (array[sequence] if "batch" in axes else array for array in pair.arrays(name))
+        matched = [_matched(axis, name, pair, sequence) for axis in words]
+        firsts = [[_first(axis, record, sequence, axes) for axis in words] for record in (pair.a, pair.b)]
+        for head, i, j in _heads(name, pair) if "head" in axes else [(None, slice(None), slice(None))]:
+            named = () if head is None else (head,)
+            for cut_a, cut_b in _chunks(matched):
+                x, y = whole_a[i][np.ix_(*cut_a)], whole_b[j][np.ix_(*cut_b)]
+                if name in _INDICES:
+                    x, y = _as_tokens_of_a(x, y, pair, sequence)
+                counted = _both_allowed(pair, (sequence, i, j), cut_a, cut_b) if name in _ONLY_WHERE_ALLOWED else True
+                cells = _measured(x, y, counted)
+                at = [
+                    (
+                        sequence,
+                        *named,
+                        *(int(rows[n]) - first for rows, n, first in zip(cut, cells.at, of, strict=True)),
+                    )
+                    for cut, of in zip((cut_a, cut_b), firsts, strict=True)
+                ]
+                yield _Piece(cells, sequence, head, Place(("sequence", *("head" for _ in named), *words), *at))
+
+
+def _both_allowed(pair: _Pair, place: tuple[int, Any, Any], cut_a: list[Array], cut_b: list[Array]) -> Array | bool:
+    """The cells that both records allow. Scores of others have no meaning."""
+    if "allowed" not in pair.a.arrays or "allowed" not in pair.b.arrays:
+        return True
+    sequence, *heads = place
+    masks = [mask[sequence] for mask in pair.arrays("allowed")]
+    a, b = (mask[min(head, len(mask) - 1)] for mask, head in zip(masks, heads, strict=True))
+    allowed: Array = a[np.ix_(*cut_a)] & b[np.ix_(*cut_b)]
+    return allowed
+
+
+def _chunks(axes: Sequence[tuple[Array, Array]]) -> Iterator[tuple[list[Array], list[Array]]]:
+    """The indices of all axes in A and in B, cut along the first axis into few cells."""
+    (a, b), *rest = axes
+    n_rows = max(1, _PIECE // max(1, math.prod(len(axis) for axis, _ in rest)))
+    for start in range(0, len(a) * all(len(axis) for axis, _ in rest), n_rows):
+        rows = slice(start, start + n_rows)
+        yield [a[rows], *(axis for axis, _ in rest)], [b[rows], *(axis for _, axis in rest)]
+
+
+def _as_tokens_of_a(a: Array, b: Array, pair: _Pair, sequence: int) -> tuple[Array, Array]:
+    """Key indices as tokens of A, so that a token equals itself and its replacement. Tokens that A lacks have no index."""
+    text, first_b = pair.keys[sequence].alignment, pair.b.first_key(sequence)
+    place_in_a = np.full(text.n_b, -2)
+    for i, j in text.pairs:
+        place_in_a[j] = i
+    inside = (b >= first_b) & (b < first_b + text.n_b)
+    moved = np.where(inside, place_in_a[np.clip(b - first_b, 0, text.n_b - 1)], np.where(b < 0, -1, -2))
+    return np.where(a < 0, -1, a - pair.a.first_key(sequence)), moved
+
+
+# --------------------------------------------------------------------------------------------------------------- axes
+
+
+def _axes(name: str, record: Record) -> tuple[str, ...]:
+    return _AXES[name] if name in _AXES else SITES[name].axes_for(record.facts)
+
+
+def heads_of(record: Record) -> list[int]:
+    """The numbers of the heads on the head axis of a layer's arrays."""
+    return [head.head for head in record.heads] if record.survey else [*range(record.config.n_heads)]
+
+
+def _unlike_arrays(name: str, pair: _Pair) -> tuple[Status, str] | None:
+    """Why an array that both have cannot be compared, and whether that is a difference; None if it can."""
+    axes, shapes = _axes(name, pair.a), [array.shape for array in pair.arrays(name)]
+    unlike = _unlike_axes(axes, _axes(name, pair.b)) or (_unlike_summaries(axes, pair) if name in _AXES else None)
+    if unlike is not None:
+        return unlike
+    sizes = [size for size in zip(axes, *shapes, strict=True) if size[0] not in (*_BY_TOKENS, "batch", "head")]
+    is_for_all = name in FOR_ALL_HEADS and all(shape[axes.index("head")] == 1 for shape in shapes)
+    has_heads = "head" in axes and not is_for_all
+    sizes += [("head", pair.a.config.n_heads, pair.b.config.n_heads)] if has_heads else []
+    for axis, n_a, n_b in sizes:
+        if n_a != n_b:
+            return "shape", _sizes_text(axis, n_a, n_b)
+    has_common = not has_heads or {*heads_of(pair.a)} & {*heads_of(pair.b)}
+    return None if has_common else ("skipped", "the records hold different heads")
+
+
+def _unlike_axes(a: Sequence[str], b: Sequence[str]) -> tuple[Status, str] | None:
+    """Why arrays with these axes cannot be compared. Padding and documents decide whether sequences share positions, so
+    a missing batch is no difference."""
+    is_same = [axis for axis in a if axis != "batch"] == [axis for axis in b if axis != "batch"]
+    why = f"axes {' '.join(a)} against {' '.join(b)}"
+    return None if tuple(a) == tuple(b) else ("skipped" if is_same else "shape", why)
+
+
+def _unlike_summaries(axes: Sequence[str], pair: _Pair) -> tuple[Status, str] | None:
+    """Why summaries cannot be compared: blocks, distances, spans and chosen cells must be the same."""
+    a, b = pair.a.survey, pair.b.survey
+    if a is None or b is None:
+        return None
+    spans = [[span.name for span in record.spans] for record in (pair.a, pair.b)]
+    has_same_tokens = all(text.is_same for text in (*pair.queries, *pair.keys))
+    moved = "" if has_same_tokens else "its positions hold other tokens"
+    is_kept = (a.kept.queries, a.kept.top) == (b.kept.queries, b.kept.top)
+    reasons = {
+        "query block": f"blocks of {a.block} against {b.block} tokens" if a.block != b.block else "",
+        "step": "the records hold different distances" if a.steps != b.steps else "",
+        "span": "the records hold different spans" if spans[0] != spans[1] else "",
+        "asked query": moved if is_kept else "the records hold rows of different queries",
+        "corner query": moved if a.kept.corner == b.kept.corner else "the records hold different parts of the pattern",
+    }
+    return next((("skipped", reasons[axis]) for axis in axes if reasons.get(axis)), None)
+
+
+def _sizes_text(axis: str, a: int, b: int) -> str:
+    """Two lengths of an axis: `4 kv heads against 2`, `d_head 16 against 32`."""
+    return f"{a} {_COUNTED[axis]} against {b}" if axis in _COUNTED else f"{axis} {a} against {b}"
+
+
+def _matched(axis: str, name: str, pair: _Pair, sequence: int) -> tuple[Array, Array]:
+    """The matching indices of both along an axis: of tokens, of blocks with the same tokens, else the same indices."""
+    axes = _axes(name, pair.a)
+    if axis in ("query", "key") and "batch" in axes:
+        return _of_tokens(axis, pair, sequence)
+    if axis in ("query block", "key block") and pair.a.survey is not None:
+        token = axis.partition(" ")[0]
+        a, b = _of_tokens(token, pair, sequence)
+        kept = np.zeros(max(record.facts.sizes[token] for record in (pair.a, pair.b)), bool)
+        kept[a[a == b]] = True
+        index = np.flatnonzero(np.logical_and.reduceat(kept, np.arange(0, len(kept), pair.a.survey.block)))
+    else:  # sequences may share positions, of which one record has more
+        index = np.arange(min(array.shape[axes.index(axis)] for array in pair.arrays(name)))
+    return index, index
+
+
+def _first(axis: str, record: Record, sequence: int, axes: Sequence[str]) -> int:
+    """The index of a sequence's first token on an axis; 0 on axes without tokens, or if all sequences share positions."""
+    if axis not in ("query", "key") or "batch" not in axes:
+        return 0
+    return record.first_query(sequence) if axis == "query" else record.first_key(sequence)
+
+
+def _of_tokens(axis: str, pair: _Pair, sequence: int) -> tuple[Array, Array]:
+    """The indices of corresponding tokens; with the same text and padding, of the padding too."""
+    text = (pair.queries if axis == "query" else pair.keys)[sequence]
+    first_a, first_b = (_first(axis, record, sequence, ("batch",)) for record in (pair.a, pair.b))
+    n_a, n_b = (record.facts.sizes[axis] for record in (pair.a, pair.b))
+    if text.is_same and (n_a, first_a) == (n_b, first_b):
+        return np.arange(n_a), np.arange(n_a)
+    a, b = np.array(text.alignment.pairs, dtype=int).reshape(-1, 2).T
+    return a + first_a, b + first_b
+
+
+def _heads(name: str, pair: _Pair) -> list[tuple[int | None, int, int]]:
+    """The number of each common head, and its indices. An array of length 1 holds for all heads, unless there is one."""
+    heads_a, heads_b = heads_of(pair.a), heads_of(pair.b)
+    n_a, n_b = (array.shape[_axes(name, pair.a).index("head")] for array in pair.arrays(name))
+    if n_a == n_b == 1:
+        return [(heads_a[0] if len(heads_a) == len(heads_b) == 1 else None, 0, 0)]
+    return [(h, heads_a.index(h) * (n_a > 1), heads_b.index(h) * (n_b > 1)) for h in heads_a if h in heads_b]
+
+
+# ---------------------------------------------------------------------------------------------------- heads and effects
+
+
+_BY_UNIT = {"weight": 0, "fraction": 1}
+CHANGES = (
+    *sorted((row for row in STATISTICS if row.is_change), key=lambda row: _BY_UNIT[row.unit]),
+    *(row for row in STATISTICS if not row.is_change),
+)
+"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
+_SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
+"""Statistics from 0 to 1, by which changes are sorted."""
+
+
+def _scale(pairs: Sequence[_Pair], name: str) -> float:
+    """The largest value of a statistic among all heads of both records, to which the tolerance is relative."""
+    values = (getattr(head, name) for pair in pairs for both in pair.heads for head in both)
+    return max((abs(value) for value in values if value is not None), default=0.0)
+
+
+def _changed_heads(pair: _Pair, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
+    """The heads of another type, or with a statistic that changed by more than the tolerance."""
+    for a, b in pair.heads:
+        both = (StatisticChange(row.field, getattr(a, row.field), getattr(b, row.field)) for row in CHANGES)
+        changes = tuple(change for change in both if change.size > tolerance * scales[change.name])
+        if changes or a.kind != b.kind:
+            size = max((c.size for c in changes if c.name in _SIZES or math.isinf(c.size)), default=0.0)
+            yield HeadChange(pair.label, a.head, a.kind, b.kind, size if math.isfinite(size) else None, changes)
+
+
+def _compared_effects(
+    a: Record, b: Record, texts: Sequence[TextDifference], tolerance: float
+) -> EffectDifference | None:
+    """The effects of B against those of A; None if either has none, or none that are proven.
+
+    Heads match by number, edges by tokens. The tolerance is relative to the largest effect. Effects within the noise of
+    either record are no difference.
+    """
+    if a.effect is None or b.effect is None or not (a.effect.verified.ok and b.effect.verified.ok):
+        return None
+    metric = a.effect.metric if a.effect.metric == b.effect.metric else "d_output"
+    places = {text.family: {j: i for i, j in text.alignment.pairs} for text in texts if text.sequence == 0}
+    effects_a = {_removed(effect): effect for effect in a.effects}
+    effects_b = {_removed(_in_a(effect, places)): effect for effect in b.effects}
+    pairs = [(effect, effects_b[key]) for key, effect in effects_a.items() if key in effects_b]
+    changes = [EffectChange(x, y, getattr(y, metric) - getattr(x, metric)) for x, y in pairs]
+    largest = max((abs(getattr(effect, metric)) for pair in pairs for effect in pair), default=0.0)
+    least = max(tolerance * largest, a.effect.floor + b.effect.floor) if tolerance else 0.0
+    changed = (change for change in changes if abs(change.change) > least)
+    return EffectDifference(
+        metric=metric,
+        tolerance=least,
+        n_compared=len(pairs),
+        changes=tuple(sorted(changed, key=lambda change: -abs(change.change))),
+        only_a=tuple(effect for key, effect in effects_a.items() if key not in effects_b),
+        only_b=tuple(effect for key, effect in effects_b.items() if key not in effects_a),
+    )
+
+
+def _in_a(effect: Effect, places: Mapping[TokenFamily, Mapping[int, int]]) -> Effect:
+    """An effect of B with the positions of its edge in A; negative for tokens that A lacks."""
+    if effect.query is None or effect.key is None:
+        return effect
+    context = places.get("context", places["texts"])
+    queries = context if effect.kind == "encoder" else places["texts"]
+    keys = context if effect.kind in ("encoder", "cross") else places["texts"]
+    return replace(effect, query=queries.get(effect.query, -1), key=keys.get(effect.key, -1 - effect.key))
+
+
+def _removed(effect: Effect) -> tuple[object, ...]:
+    """The removed parts, whatever replaces them."""
+    e = effect
+    return e.removed, e.kind, e.layer, e.head, e.query, e.key, e.heads, e.kinds, e.spans
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+_DESCRIBED = ("layout", "formula", "operation")
+_EXTREMES = ("min", "max", "mean", "std")
+
+
+def _compared_steps(
+    pair: _Pair, tolerance: float, *, arrays: Collection[str], has_same_tokens: bool
+) -> Iterator[Difference]:
+    """The steps of both traces in order. Their numbers are compared unless both records have the `arrays`.
+
+    Two traces of user code also differ in steps of one alone, and in formulas.
+    """
+    a, b = pair.a.trace, pair.b.trace
+    is_code = pair.a.module is not None and pair.b.module is not None
+    for steps_a, steps_b, is_same in align([step.site for step in a], [step.site for step in b]).parts:
+        for x, y in (
+            zip(a[steps_a.start : steps_a.stop], b[steps_b.start : steps_b.stop], strict=False) if is_same else ()
+        ):
+            row = _compared_step(x, y, has_same_tokens=has_same_tokens)
+            has_other_formula = is_code and any(setting.name == "formula" for setting in row.told)
+            if row.status == "identical" and has_same_tokens:
+                if x.values is not None and y.values is not None and x.site not in arrays:
+                    row = _compared_values(row, x.values, y.values, tolerance)
+                elif has_other_formula:
+                    row = replace(row, status="beyond")
+            yield row
+        if is_code and not is_same:
+            for step in a[steps_a.start : steps_a.stop]:
+                yield Difference(step.site, "shape", "shape", step.axes, step.shape, None, why="only A has it")
+            for step in b[steps_b.start : steps_b.stop]:
+                yield Difference(step.site, "shape", "shape", step.axes, None, step.shape, why="only B has it")
+
+
+def _compared_step(a: Step, b: Step, *, has_same_tokens: bool) -> Difference:
+    """The comparison of shapes and descriptions. Different tokens excuse different lengths."""
+    words = ((name, str(getattr(a, name)), str(getattr(b, name))) for name in _DESCRIBED if a.operation and b.operation)
+    told = tuple(Setting(*word) for word in words if word[1] != word[2])
+    row = Difference(a.site, "shape", "identical", a.axes, a.shape, b.shape, told=told)
+    unlike = _unlike_axes(a.axes, b.axes)
+    if unlike is not None:
+        return replace(row, status=unlike[0], why=unlike[1])
+    if len(a.shape) != len(b.shape):
+        return replace(row, status="shape", why=f"{len(a.shape)} axes against {len(b.shape)}")
+    sizes = [size for size in zip(a.axes, a.shape, b.shape, strict=False) if size[1] != size[2]]
+    excused = () if has_same_tokens else ("batch", "query", "key")
+    why = ", ".join(_sizes_text(*size) for size in sizes if size[0] not in excused)
+    return replace(row, status="shape", why=why) if why else row
+
+
+def _compared_values(row: Difference, a: TensorSummary, b: TensorSummary, tolerance: float) -> Difference:
+    """The comparison of all numbers if the trace has them, else of extremes and moments."""
+    is_whole = a.numbers is not None and b.numbers is not None and len(a.numbers) == len(b.numbers)
+    x, y = (np.array(v.numbers if is_whole else [getattr(v, name) for name in _EXTREMES], dtype=float) for v in (a, b))
+    cells = _measured(x, y)
+    n_nonfinite = max(cells.counts[2], abs(a.n_nan - b.n_nan), abs(a.n_inf - b.n_inf))
+    is_within = tolerance > 0 and cells.largest <= tolerance * cells.magnitude
+    place = tuple(int(i) for i in np.unravel_index(cells.at[0], row.shape_a or ())) if is_whole else ()
+    axes = tuple("sequence" if axis == "batch" else axis for axis in row.axes)
+    return replace(
+        row,
+        seen="numbers" if is_whole else "extremes",
+        status="beyond" if n_nonfinite else "identical" if cells.is_identical else "within" if is_within else "beyond",
+        n_cells=cells.counts[0] if is_whole else math.prod(row.shape_a or ()),
+        n_different=cells.counts[1] if is_whole else 0,
+        n_nonfinite=n_nonfinite,
+        largest=cells.largest,
+        magnitude=cells.magnitude,
+        at=Place(axes, place, place) if is_whole and cells.largest else None,
+        why="" if is_whole else f"by {', '.join(_EXTREMES)}",
+    )
+
+
+def _names_alone(a: Record, b: Record, *, has_trace: bool) -> tuple[str, ...]:
+    """The sites of A that B lacks: arrays, and steps if both have a trace."""
+    arrays = [name for name in ORDER if name in a.arrays and name not in b.arrays]
+    steps_b = {step.site for step in b.trace}
+    steps = [step.site for step in a.trace if has_trace and steps_b and step.site not in steps_b]
+    return tuple(dict.fromkeys((*arrays, *steps)))
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -204,41 +647,33 @@ _SHARED = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "causal", "scale
 _NONE = "none"
 
 
-def different_settings(
-    a: Record, b: Record, layers: Sequence[tuple[InspectedLayer, InspectedLayer]]
-) -> tuple[Setting, ...]:
+def _different_settings(a: Record, b: Record) -> Iterator[Setting]:
     """All settings that differ, the command first."""
-    settings_a, settings_b = _settings_of(a), _settings_of(b)
-    names = [*settings_a, *(name for name in settings_b if name not in settings_a)]
+    of_a, of_b = _settings_of(a), _settings_of(b)
+    names = [*of_a, *(name for name in of_b if name not in of_a)]
     if (a.model is None) != (b.model is None):  # a checkpoint and mha's own layer have different settings
-        settings_a, settings_b = (
-            {**settings, **_shared(record)} for settings, record in ((settings_a, a), (settings_b, b))
-        )
-        names = [name for name in names if name in settings_a and name in settings_b]
-    differing = [Setting(name, settings_a.get(name, _NONE), settings_b.get(name, _NONE)) for name in names]
-    return (*(setting for setting in differing if setting.a != setting.b), *_of_layers(layers))
+        for settings, record in ((of_a, a), (of_b, b)):
+            settings |= {name: _word(getattr(record.config, name)) for name in _SHARED}
+        names = [name for name in names if name in of_a and name in of_b]
+    values = ((name, of_a.get(name, _NONE), of_b.get(name, _NONE)) for name in names)
+    return (Setting(*value) for value in values if value[1] != value[2])
 
 
-def same_settings(a: Record, b: Record) -> tuple[tuple[str, str], ...]:
+def _same_settings(a: Record, b: Record) -> tuple[tuple[str, str], ...]:
     """The equal settings worth showing, as pairs of name and value."""
-    settings_a, settings_b = _settings_of(a), _settings_of(b)
-    return tuple(
-        (name, settings_a[name])
-        for name in _ALIKE
-        if settings_a.get(name) == settings_b.get(name) and settings_a.get(name, _NONE) != _NONE
-    )
+    of_a, of_b = _settings_of(a), _settings_of(b)
+    return tuple((name, of_a[name]) for name in _ALIKE if of_a.get(name, _NONE) == of_b.get(name) != _NONE)
 
 
-def _settings_of(record: Record) -> Mapping[str, str]:
+def _settings_of(record: Record) -> dict[str, str]:
     settings: dict[str, object] = {"command": shlex.join(record.command), "kind of record": _kind(record)}
     if record.model is not None:
-        model, names = record.model, (f.name for f in dataclasses.fields(record.model))
-        settings |= {"model": model.path} | {name: getattr(model, name) for name in names if name not in _MODEL_PLACES}
-        settings |= {"dtype": model.dtype, "padding": record.config.padding}
+        settings |= {"model": record.model.path}
+        settings |= {name: value for name, value in vars(record.model).items() if name not in _MODEL_PLACES}
+        settings |= {"dtype": record.model.dtype, "padding": record.config.padding}
     else:
         settings["weights"] = record.weights
-        c, names = record.config, (f.name for f in dataclasses.fields(record.config))
-        settings |= {name: getattr(c, name) for name in names if name not in _OF_OTHERS}
+        settings |= {name: value for name, value in vars(record.config).items() if name not in _OF_OTHERS}
     if record.module is not None:
         settings |= {"module": record.module.target, "called": record.module.called}
         settings |= {f"argument {argument.name}": argument.value for argument in record.module.arguments}
@@ -246,32 +681,24 @@ def _settings_of(record: Record) -> Mapping[str, str]:
         settings |= {"cache": record.decoding.cache, "prompt length": record.decoding.prompt_len}
     if record.survey is not None:
         settings["kernel"] = record.survey.kernel
-    settings |= _of_effects(record)
+    if record.effect is not None:
+        summary, effects = record.effect, record.effects
+        settings |= {
+            "measured": "the logit" if summary.metric == "d_logit" else "the output vector",
+            "position": f"{summary.position} {record.sequences[0].tokens[summary.position]}",
+            "target": summary.target,
+            "versus": summary.versus,
+            "removed": tuple(dict.fromkeys(effect.removed for effect in effects)),
+            "replaced by": tuple(dict.fromkeys(effect.replace for effect in effects)),
+            "removed at": tuple(
+                dict.fromkeys("all positions" if effect.at is None else effect.at for effect in effects)
+            ),
+        }
     e = record.environment
     settings |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
     settings |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
     settings["self-check"] = "ok" if record.self_check.ok else "FAILED"
     return {name: _word(value) for name, value in settings.items()}
-
-
-def _of_effects(record: Record) -> Mapping[str, object]:
-    """The settings of effects: what was removed and measured."""
-    if record.effect is None:
-        return {}
-    summary, effects = record.effect, record.effects
-    token = record.sequences[0].tokens[summary.position]
-    settings = {"measured": "the logit" if summary.metric == "d_logit" else "the output vector"}
-    settings |= {"position": f"{summary.position} {token}", "target": summary.target, "versus": summary.versus}  # type: ignore[dict-item]
-    kinds: Mapping[str, Sequence[object]] = {
-        "removed": [effect.removed for effect in effects],
-        "replaced by": [effect.replace for effect in effects],
-        "removed at": ["all positions" if effect.at is None else effect.at for effect in effects],
-    }
-    return settings | {name: tuple(dict.fromkeys(values)) for name, values in kinds.items()}
-
-
-def _shared(record: Record) -> Mapping[str, str]:
-    return {name: _word(getattr(record.config, name)) for name in _SHARED}
 
 
 def _kind(record: Record) -> str:
@@ -283,10 +710,10 @@ def _kind(record: Record) -> str:
     return layer if record.survey is None else f"head statistics of {layer}"
 
 
-def _of_layers(layers: Sequence[tuple[InspectedLayer, InspectedLayer]]) -> tuple[Setting, ...]:
+def _settings_of_layers(pairs: Sequence[_Pair]) -> tuple[Setting, ...]:
     """The settings of layers that differ, each once with its layers."""
     labels_of: dict[tuple[str, str, str], list[str]] = {}
-    for a, b in layers:
+    for a, b in (pair.inspected for pair in pairs if pair.inspected):
         for name in _LAYER_FIELDS:
             words = _word(getattr(a, name)), _word(getattr(b, name))
             if words[0] != words[1]:
@@ -302,204 +729,3 @@ def _word(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_word, value)) or _NONE
     return str(value)
-
-
-# ----------------------------------------------------------------------------------------------------- head statistics
-
-
-_ORDER = {"weight": 0, "fraction": 1}
-CHANGES = (
-    *sorted((row for row in STATISTICS if row.is_change), key=lambda row: _ORDER[row.unit]),
-    *(row for row in STATISTICS if not row.is_change),
-)
-"""The statistics in the order of listing changes: those that measure how far a head changed come first."""
-UNIT_OF = {row.field: row.unit for row in STATISTICS}
-SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
-"""Statistics from 0 to 1, by which changes are sorted."""
-
-_Heads = Sequence[tuple[HeadStatistics, HeadStatistics]]
-"""Matching heads of one layer."""
-
-
-def changed_heads(layers: Sequence[tuple[str, _Heads]], tolerance: float) -> tuple[tuple[HeadChange, ...], ...]:
-    """For each layer, given by label and heads, the heads with a statistic that changed by more than the tolerance.
-
-    The tolerance is relative to the largest value of the statistic among all heads of both records.
-    """
-    scales = {
-        name: _scale([pair for _, heads in layers for pair in heads], name) for name in (row.field for row in CHANGES)
-    }
-    return tuple(tuple(_changed(label, heads, scales, tolerance)) for label, heads in layers)
-
-
-def _changed(label: str, heads: _Heads, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
-    for a, b in heads:
-        changes = tuple(_changes(a, b, scales, tolerance))
-        if changes or a.kind != b.kind:
-            yield HeadChange(label, a.head, a.kind, b.kind, _size(changes), changes)
-
-
-def by_size(changes: Sequence[HeadChange]) -> tuple[HeadChange, ...]:
-    """The largest changes first: new and missing numbers, then by attention weight."""
-    return tuple(sorted(changes, key=lambda change: -math.inf if change.size is None else -change.size))
-
-
-def _changes(
-    a: HeadStatistics, b: HeadStatistics, scales: Mapping[str, float], tolerance: float
-) -> Iterator[StatisticChange]:
-    for name in (row.field for row in CHANGES):
-        value_a, value_b = getattr(a, name), getattr(b, name)
-        if value_a is None and value_b is None:
-            continue
-        if value_a is None or value_b is None or abs(value_b - value_a) > tolerance * scales[name]:
-            yield StatisticChange(name, value_a, value_b)
-
-
-def _scale(heads: _Heads, name: str) -> float:
-    values = (getattr(head, name) for both in heads for head in both)
-    return max((abs(value) for value in values if value is not None), default=0.0)
-
-
-def _size(changes: Sequence[StatisticChange]) -> float | None:
-    """The largest change of an attention weight."""
-    if any((change.a is None) != (change.b is None) for change in changes):
-        return None
-    return max((abs((c.b or 0.0) - (c.a or 0.0)) for c in changes if c.name in SIZES), default=0.0)
-
-
-# --------------------------------------------------------------------------------------------------------------- steps
-
-
-_TOKEN_AXES = ("batch", "query", "key")
-_DESCRIBED = ("layout", "formula", "operation")
-_EXTREMES = ("min", "max", "mean", "std")
-
-
-def compared_steps(
-    a: Record, b: Record, tolerance: float, *, compared: Collection[str], has_same_tokens: bool
-) -> tuple[SiteDifference, ...]:
-    """The steps of both traces in order, those of B inserted between those of A.
-
-    For sites whose arrays were compared (`compared`), only shapes are compared. A step in one trace alone counts as a
-    difference only between records without arrays.
-    """
-    if a.decoding is not None or b.decoding is not None:  # decoding steps are not sites
-        return ()
-    is_all = a.module is not None and b.module is not None
-    rows = []
-    for step_a, step_b in _pairs(a.trace, b.trace):
-        if step_a is not None and step_b is not None:
-            is_counted = has_same_tokens and step_a.site not in compared
-            row = _compared_step(step_a, step_b, tolerance, has_same_tokens=has_same_tokens, is_counted=is_counted)
-            rows.append(_by_formula(row) if is_all and has_same_tokens else row)
-        elif is_all and (step := step_a or step_b) is not None:
-            rows.append(_alone(step, is_of_a=step_b is None))
-    return tuple(rows)
-
-
-def names_alone(a: Record, b: Record) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The sites that occur in only one of the traces, each once."""
-    if a.decoding is not None or b.decoding is not None or not a.trace or not b.trace:
-        return (), ()
-    names = [{step.site: None for step in record.trace} for record in (a, b)]
-    return tuple(n for n in names[0] if n not in names[1]), tuple(n for n in names[1] if n not in names[0])
-
-
-def _pairs(a: Sequence[Step], b: Sequence[Step]) -> Iterator[tuple[Step | None, Step | None]]:
-    """Steps of the same name paired, in the order of both."""
-    matches, _ = aligned([step.site for step in a], [step.site for step in b])
-    i = j = 0
-    for match in matches:
-        yield from ((step, None) for step in a[i : match.a])
-        yield from ((None, step) for step in b[j : match.b])
-        i, j = match.a + match.length, match.b + match.length
-        yield from zip(a[match.a : i], b[match.b : j], strict=True)
-    yield from ((step, None) for step in a[i:])
-    yield from ((None, step) for step in b[j:])
-
-
-def _by_formula(row: SiteDifference) -> SiteDifference:
-    """A step of user code without comparable numbers, which counts as another step if its formula differs."""
-    has_other_formula = (
-        row.seen == "shape" and row.status == "identical" and any(setting.name == "formula" for setting in row.told)
-    )
-    return replace(row, status="beyond") if has_other_formula else row
-
-
-def _alone(step: Step, *, is_of_a: bool) -> SiteDifference:
-    a, b = (step.shape, None) if is_of_a else (None, step.shape)
-    return SiteDifference(step.site, "shape", "shape", step.axes, a, b, why=f"only {'A' if is_of_a else 'B'} has it")
-
-
-def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool, is_counted: bool) -> SiteDifference:
-    words = ((name, str(getattr(a, name)), str(getattr(b, name))) for name in _DESCRIBED)
-    settings = tuple(Setting(name, of_a, of_b) for name, of_a, of_b in words if of_a != of_b)
-    unlike = _unlike(a, b, has_same_tokens)
-    row = SiteDifference(
-        site=a.site,
-        seen="shape",
-        status="identical" if unlike is None else "shape" if unlike.departs else "skipped",
-        axes=a.axes,
-        shape_a=a.shape,
-        shape_b=b.shape,
-        why="" if unlike is None else unlike.why,
-        told=settings if a.operation and b.operation else (),
-    )
-    if unlike is not None or not is_counted or a.values is None or b.values is None:
-        return row
-    return _compared_values(row, a.values, b.values, tolerance)
-
-
-def _unlike(a: Step, b: Step, has_same_tokens: bool) -> NotComparable | None:
-    """The difference in axes and sizes of a step, or None. Different tokens excuse different lengths."""
-    if a.axes != b.axes:
-        return unlike_axes(a.axes, b.axes)
-    if len(a.shape) != len(b.shape):
-        return NotComparable(f"{len(a.shape)} axes against {len(b.shape)}")
-    sizes = zip(a.axes, a.shape, b.shape, strict=False)
-    parts = [
-        sizes_text(axis, n_a, n_b)
-        for axis, n_a, n_b in sizes
-        if n_a != n_b and (has_same_tokens or axis not in _TOKEN_AXES)
-    ]
-    return NotComparable(", ".join(parts)) if parts else None
-
-
-def _compared_values(row: SiteDifference, a: TensorSummary, b: TensorSummary, tolerance: float) -> SiteDifference:
-    """The comparison of all numbers if the trace has them, else of extremes and moments."""
-    is_whole = a.numbers is not None and b.numbers is not None and len(a.numbers) == len(b.numbers)
-    pairs = [*zip(*(_numbers(v, is_whole) for v in (a, b)), strict=True)]
-    differences = [(n, abs(y - x)) for n, (x, y) in enumerate(pairs) if x is not None and y is not None]
-    n_gone = sum((x is None) != (y is None) for x, y in pairs)
-    n_broken = max(n_gone, abs(a.n_nan - b.n_nan), abs(a.n_inf - b.n_inf))
-    place, largest = max(differences, key=lambda item: item[1], default=(0, 0.0))
-    magnitude = max((abs(x) for pair in pairs for x in pair if x is not None), default=0.0)
-    status: SiteStatus = "within" if tolerance > 0 and largest <= tolerance * magnitude else "beyond"
-    return replace(
-        row,
-        seen="numbers" if is_whole else "extremes",
-        status="beyond" if n_broken else "identical" if largest == 0 else status,
-        n_cells=len(pairs) if is_whole else math.prod(row.shape_a or ()),
-        n_different=sum(x != y for x, y in pairs) if is_whole else 0,
-        n_nonfinite=n_broken,
-        largest=largest,
-        magnitude=magnitude,
-        at=_place(place, row) if is_whole and largest else None,
-        why="" if is_whole else f"by {', '.join(_EXTREMES)}",
-    )
-
-
-def _numbers(values: TensorSummary, is_whole: bool) -> Sequence[float | None]:
-    if is_whole:
-        return values.numbers or ()
-    return [getattr(values, name) for name in _EXTREMES]
-
-
-def _place(flat: int, row: SiteDifference) -> DiffLocation:
-    """The location of a number of a small tensor, by its axes."""
-    indices: list[int] = []
-    for size in reversed(row.shape_a or ()):
-        flat, index = divmod(flat, size)
-        indices.insert(0, index)
-    axes = tuple("sequence" if axis == "batch" else axis for axis in row.axes)
-    return DiffLocation(axes, tuple(indices), tuple(indices))

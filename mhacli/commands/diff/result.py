@@ -1,32 +1,42 @@
-"""The result of comparing two records as plain data. A is the reference; differences are B − A.
+"""The differences of two records as plain data. A is the reference; differences are B − A.
 
 Non-finite numbers are None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from mhacli.io.data import plain
+from mhacli.record.display import Shown
 from mhacli.record.effect import Effect
 from mhacli.record.heads import Kind
+from mhacli.record.record import InspectedLayer, Record
+from mhacli.text.align import Alignment
+from mhacli.text.escape import without_surrogates
+from mhacli.text.tokens import TokenSequence
 
-SiteStatus = Literal["identical", "within", "beyond", "shape", "skipped"]
+SCHEMA = "mha.diff/1"
+Status = Literal["identical", "within", "beyond", "shape", "skipped"]
 """The comparison of a site: equal bits, within the tolerance, beyond it, different shapes, or not comparable (`why`). A
-step without numbers whose formula differs is `beyond`."""
+step of user code whose formula differs is `beyond`."""
 ComparedBy = Literal["array", "numbers", "extremes", "shape"]
 """What was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or shapes alone."""
-TokenChangeKind = Literal["replaced", "only A", "only B"]
+TokenFamily = Literal["texts", "context"]
+PATTERN_SITES = ("pattern", "map")
+"""The arrays with a head's attention weights: all of them, or the means of blocks."""
+MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
+"""Arrays that depend only on the mask."""
 AFTER_SCORES = ("max_score", "lse")
 OF_PATTERN = (
     "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
     "entropy", "strongest_key",
 )  # fmt: skip
 """Statistics of scores and patterns in records, which are not sites of the computation."""
-PATTERN_SITES = ("pattern", "map")
-"""The arrays with a head's attention weights: all of them, or the means of blocks."""
-TokenFamily = Literal["texts", "context"]
 
 
 @dataclass(frozen=True)
@@ -41,79 +51,57 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class TokenChange:
-    """Consecutive tokens without a match in the other text; `begin` … `end` are positions, end exclusive."""
-
-    change: TokenChangeKind
-    a_begin: int
-    a_end: int
-    b_begin: int
-    b_end: int
-
-
-@dataclass(frozen=True)
-class Match:
-    """`length` tokens that are equal in both, from the positions `a` and `b`."""
-
-    a: int
-    b: int
-    length: int
-
-
-@dataclass(frozen=True)
 class TextDifference:
-    """The matching tokens of one sequence. `n_other_ids` counts equal tokens with different ids.
-
-    Without `exact`, the texts were too long and too different to find the longest matches. Tokens unique in both were
-    then matched, with their neighbours.
-    """
+    """Two texts with the alignment of their tokens. `n_other_ids` counts equal tokens with different ids."""
 
     family: TokenFamily
     sequence: int
-    n_a: int
-    n_b: int
-    matches: tuple[Match, ...]
-    n_other_ids: int = 0
-    exact: bool = True
-
-    @property
-    def n_aligned(self) -> int:
-        """The number of equal tokens."""
-        return sum(match.length for match in self.matches)
-
-    @property
-    def replaced(self) -> tuple[Match, ...]:
-        """Tokens replaced one to one: equally many in A and in B between two matches."""
-        gaps = (change for change in self.changes if change.a_end - change.a_begin == change.b_end - change.b_begin)
-        return tuple(Match(gap.a_begin, gap.b_begin, gap.a_end - gap.a_begin) for gap in gaps)
-
-    @property
-    def compared(self) -> tuple[Match, ...]:
-        """The ranges whose numbers are compared, in order: equal tokens, and those replaced one to one."""
-        return tuple(sorted((*self.matches, *self.replaced), key=lambda match: match.a))
+    a: TokenSequence
+    b: TokenSequence
+    alignment: Alignment
+    n_other_ids: int
 
     @property
     def is_same(self) -> bool:
         """Whether all tokens are equal."""
-        return self.n_aligned == self.n_a == self.n_b
+        return self.alignment.n_equal == self.alignment.n_a == self.alignment.n_b
 
     @property
-    def changes(self) -> tuple[TokenChange, ...]:
-        """The ranges between the matches."""
-        return tuple(self._gaps())
+    def changes(self) -> list[tuple[range, range]]:
+        """The positions in A and in B between equal tokens."""
+        return [(a, b) for a, b, is_equal in self.alignment.parts if not is_equal]
 
-    def _gaps(self) -> Iterator[TokenChange]:
-        a = b = 0
-        for match in (*self.matches, Match(self.n_a, self.n_b, 0)):
-            if (a, b) != (match.a, match.b):
-                kind: TokenChangeKind = "only B" if a == match.a else "only A" if b == match.b else "replaced"
-                yield TokenChange(kind, a, match.a, b, match.b)
-            a, b = match.a + match.length, match.b + match.length
+    def document(self) -> dict[str, Any]:
+        """The alignment and the changed tokens as JSON values."""
+        return {
+            "family": self.family,
+            "sequence": self.sequence,
+            "n_a": self.alignment.n_a,
+            "n_b": self.alignment.n_b,
+            "matches": plain(self.alignment.matches),
+            "n_other_ids": self.n_other_ids,
+            "exact": self.alignment.exact,
+            "n_aligned": self.alignment.n_equal,
+            "is_same": self.is_same,
+            "n_replaced": sum(len(a) for a, b in self.changes if len(a) == len(b)),
+            "changes": [self._change(a, b) for a, b in self.changes],
+        }
+
+    def _change(self, a: range, b: range) -> dict[str, Any]:
+        return {
+            "change": "only B" if not a else "only A" if not b else "replaced",
+            "a_begin": a.start,
+            "a_end": a.stop,
+            "b_begin": b.start,
+            "b_end": b.stop,
+            "a": [without_surrogates(self.a.tokens[i]) for i in a],
+            "b": [without_surrogates(self.b.tokens[j]) for j in b],
+        }
 
 
 @dataclass(frozen=True)
-class DiffLocation:
-    """The location of a number: the names of its axes, and its indices in A and in B.
+class Place:
+    """The place of a number: the names of its axes, and its indices in A and in B.
 
     Queries and keys count the tokens of their text, without padding. Heads have their numbers, and blocks count from 0.
     """
@@ -133,7 +121,7 @@ class HeadLargest:
 
 
 @dataclass(frozen=True)
-class SiteDifference:
+class Difference:
     """The comparison of one site of one layer.
 
     `largest` is the largest |B − A| of numbers finite in both, at `at`. `magnitude` is the largest number of either, to
@@ -144,7 +132,7 @@ class SiteDifference:
 
     site: str
     seen: ComparedBy
-    status: SiteStatus
+    status: Status
     axes: tuple[str, ...]
     shape_a: tuple[int, ...] | None
     shape_b: tuple[int, ...] | None
@@ -155,7 +143,7 @@ class SiteDifference:
     n_only_b: int = 0
     largest: float | None = None
     magnitude: float | None = None
-    at: DiffLocation | None = None
+    at: Place | None = None
     why: str = ""
     heads: tuple[HeadLargest, ...] = ()
     told: tuple[Setting, ...] = ()
@@ -173,11 +161,6 @@ class SiteDifference:
         return self.status == "identical" and self.seen in ("array", "numbers")
 
     @property
-    def has_other_formula(self) -> bool:
-        """Whether this is a step without numbers whose formula differs."""
-        return self.seen == "shape" and self.status == "beyond"
-
-    @property
     def departs(self) -> bool:
         """Whether the records differ here."""
         return self.status in ("beyond", "shape")
@@ -190,6 +173,13 @@ class StatisticChange:
     name: str
     a: float | None
     b: float | None
+
+    @property
+    def size(self) -> float:
+        """The absolute change; infinite if only one record has a value, 0 if neither has."""
+        if self.a is None or self.b is None:
+            return 0.0 if self.a == self.b else math.inf
+        return abs(self.b - self.a)
 
 
 @dataclass(frozen=True)
@@ -207,28 +197,43 @@ class HeadChange:
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """One layer of both records, or the whole records with an empty `label` if they have no layers.
+    """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
 
-    `index_a` and `index_b` are the layer's indices in each record. `n_heads` heads were compared; `heads` are those
-    that changed. `only_a` and `only_b` are sites of one record alone.
+    `queries` and `keys` are its aligned texts, and `inspected` is the layer of A in a checkpoint.
+    `n_heads` heads were compared; `heads` are those that changed. `only_a` and `only_b` are sites of one record alone.
     """
 
     label: str
-    index_a: int | None
-    index_b: int | None
-    sites: tuple[SiteDifference, ...]
+    a: Record
+    b: Record
+    inspected: InspectedLayer | None
+    queries: tuple[TextDifference, ...]
+    keys: tuple[TextDifference, ...]
+    sites: tuple[Difference, ...]
     heads: tuple[HeadChange, ...]
-    only_a: tuple[str, ...] = ()
-    only_b: tuple[str, ...] = ()
-    n_heads: int = 0
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    n_heads: int
 
-    def changed_heads(self, tolerance: float) -> frozenset[int]:
+    def changed_heads(self, tolerance: float) -> set[int]:
         """The heads whose pattern or statistics differ by more than the tolerance."""
-        patterns = [(site, (site.magnitude or 0.0) * tolerance) for site in self.sites if site.site in PATTERN_SITES]
-        differing = {
-            head.head for site, most in patterns for head in site.heads if head.largest is None or head.largest > most
+        of_pattern = [(tolerance * (s.magnitude or 0.0), s.heads) for s in self.sites if s.site in PATTERN_SITES]
+        differing = {h.head for most, heads in of_pattern for h in heads if h.largest is None or h.largest > most}
+        return differing | {change.head for change in self.heads}
+
+    def name(self, site: Difference) -> str:
+        """A site with its layer, in a sentence: `layer 3 pattern`."""
+        return f"{self.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        return {
+            "layer": self.label,
+            "sites": [{**plain(site), "relative": plain(site.relative)} for site in self.sites],
+            "heads": plain(self.heads),
+            "only_a": [*self.only_a],
+            "only_b": [*self.only_b],
         }
-        return frozenset(differing | {change.head for change in self.heads})
 
 
 @dataclass(frozen=True)
@@ -252,8 +257,8 @@ class EffectDifference:
     tolerance: float
     n_compared: int
     changes: tuple[EffectChange, ...]
-    only_a: tuple[Effect, ...] = ()
-    only_b: tuple[Effect, ...] = ()
+    only_a: tuple[Effect, ...]
+    only_b: tuple[Effect, ...]
 
     @property
     def summary(self) -> str:
@@ -261,88 +266,65 @@ class EffectDifference:
         return f"{len(self.changes) or 'none'} of {self.n_compared} effect{'s' * (self.n_compared != 1)} changed"
 
 
-@dataclass(frozen=True)
-class Departure:
-    """The first difference of two records: at `tokens`, at `ids`, at a `site` of a layer, or in `effects` alone."""
-
-    where: Literal["tokens", "ids", "site", "effects"]
-    layer: str = ""
-    site: SiteDifference | None = None
-
-
-@dataclass(frozen=True)
-class Differences:
-    """All differences of two records.
+@dataclass(frozen=True, repr=False)
+class RecordDiff(Shown):
+    """All differences of two records, whose labels are `names`.
 
     `tolerance` is relative; `dtype` is the dtype from which it follows, None if the user set it. `alike` are equal
-    settings as pairs of name and value. `only_a` and `only_b` are the labels of layers in one record alone;
-    `n_sequences` counts those of each. `effects` is None unless both have proven effects.
+    settings as pairs of name and value. `only_a` and `only_b` are the labels of layers in one record alone. `effects` is
+    None unless both have proven effects.
     """
 
+    a: Record
+    b: Record
+    names: tuple[str, str]
     tolerance: float
     dtype: str | None
     settings: tuple[Setting, ...]
     alike: tuple[tuple[str, str], ...]
-    n_sequences: tuple[int, int]
     texts: tuple[TextDifference, ...]
     layers: tuple[LayerDifference, ...]
-    only_a: tuple[str, ...] = ()
-    only_b: tuple[str, ...] = ()
-    effects: EffectDifference | None = None
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    effects: EffectDifference | None
+
+    def __repr__(self) -> str:
+        """The verdict in a sentence."""
+        return f"<RecordDiff: {self.summary}>"
+
+    def views(self, screen: Any) -> Iterator[Any]:
+        """What `mha diff` prints on a screen."""
+        from mhacli.commands.diff.view import diff_view
+        from mhacli.render.base.options import ViewOptions
+
+        yield diff_view(self, ViewOptions(view="heatmap"), screen)
 
     @property
-    def has_same_tokens(self) -> bool:
-        """Whether both read the same tokens."""
-        return self.n_sequences[0] == self.n_sequences[1] and all(text.is_same for text in self.texts)
-
-    @property
-    def first_site(self) -> Departure | None:
-        """The first site that differs, in the order of execution; a statistic if no site of its layer differs."""
+    def first_site(self) -> tuple[LayerDifference, Difference] | None:
+        """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer
+        differs."""
         for layer in self.layers:
             departed = [site for site in layer.sites if site.departs]
-            sites = [site for site in departed if site.site not in (*AFTER_SCORES, *OF_PATTERN)]
             if departed:
-                return Departure("site", layer.label, (sites or departed)[0])
+                return layer, min(departed, key=lambda site: site.site in (*AFTER_SCORES, *OF_PATTERN))
         return None
 
     @property
-    def first(self) -> Departure | None:
-        """The first difference, with inputs before numbers; None if the records agree."""
-        if not self.has_same_tokens:
-            return Departure("tokens")
+    def first(self) -> Literal["tokens", "ids", "site", "effects"] | None:
+        """Where the records differ first, with inputs before numbers; None if they agree."""
+        if len(self.a.sequences) != len(self.b.sequences) or not all(text.is_same for text in self.texts):
+            return "tokens"
         if any(text.n_other_ids for text in self.texts):
-            return Departure("ids")
-        return self.first_site or (Departure("effects") if self.effects and self.effects.changes else None)
+            return "ids"
+        return "site" if self.first_site else "effects" if self.effects and self.effects.changes else None
 
     @property
-    def compared(self) -> tuple[tuple[str, SiteDifference], ...]:
-        """The sites with compared numbers, each with its layer's label."""
-        return tuple(
-            (layer.label, site)
-            for layer in self.layers
-            for site in layer.sites
-            if site.seen != "shape" and site.status in ("identical", "within", "beyond")
-        )
-
-    @property
-    def summary(self) -> str:
-        """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
-        if self.verdict == "nothing":
-            return "nothing can be compared: the records have no layer, site or step in common"
-        n_heads = sum(layer.n_heads for layer in self.layers)
-        n_changed = sum(len(layer.changed_heads(self.tolerance)) for layer in self.layers)
-        changed = f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"
-        parts = [changed] if n_heads else []
-        parts += [self.effects.summary] if self.effects and self.effects.n_compared else []
-        if self.first is None:
-            n_sites = len(self.compared)
-            return "; ".join(
-                [f"no difference in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else "no difference", *parts]
-            )
-        parts.append(f"the first difference is in {_place(self.first)}")
-        if self.first.site is None and self.first_site is not None:
-            parts.append(f"the first numbers that differ are in {_place(self.first_site)}")
-        return "; ".join(parts)
+    def compared(self) -> list[tuple[LayerDifference, Difference]]:
+        """The sites with compared numbers, each with its layer."""
+        sites = ((layer, site) for layer in self.layers for site in layer.sites)
+        return [
+            (layer, site) for layer, site in sites if site.seen != "shape" and site.status not in ("shape", "skipped")
+        ]
 
     @property
     def verdict(self) -> Literal["agree", "differ", "nothing"]:
@@ -352,8 +334,51 @@ class Differences:
         is_known = any(site.status in ("identical", "within") for layer in self.layers for site in layer.sites)
         return "agree" if is_known else "nothing"
 
+    @property
+    def summary(self) -> str:
+        """The result in a sentence: `2 of 12 heads changed; the first difference is in layer 3 pattern`."""
+        if self.verdict == "nothing":
+            return "nothing can be compared: the records have no layer, site or step in common"
+        n_heads, n_sites = sum(layer.n_heads for layer in self.layers), len(self.compared)
+        n_changed = sum(len(layer.changed_heads(self.tolerance)) for layer in self.layers)
+        parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
+        parts += [self.effects.summary] if self.effects and self.effects.n_compared else []
+        if self.first is None:
+            sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
+            return "; ".join([f"no difference{sites}", *parts])
+        site = self.first_site[0].name(self.first_site[1]) if self.first_site else ""
+        places = {"tokens": "the tokens", "ids": "the ids of the tokens", "site": site, "effects": "the effects"}
+        parts.append(f"the first difference is in {places[self.first]}")
+        parts += [f"the first numbers that differ are in {site}"] if site and self.first != "site" else []
+        return "; ".join(parts)
 
-def _place(departure: Departure) -> str:
-    if departure.site is None:
-        return {"tokens": "the tokens", "ids": "the ids of the tokens"}.get(departure.where, "the effects")
-    return f"{departure.layer} {'the mask' if departure.site.site == 'allowed' else departure.site.site}".strip()
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `mha diff --json` prints."""
+        values: dict[str, Any] = json.loads(json.dumps(self.document(), allow_nan=False))
+        return values
+
+    def document(self, command: Sequence[str] = ()) -> dict[str, Any]:
+        """The document of a command as JSON values."""
+        from mhacli.commands.diff.view import verdict_text
+
+        site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
+        at = site if site and self.first == "site" else {"layer": "", "site": None}
+        return {
+            "schema": SCHEMA,
+            "command": [*command],
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "said": verdict_text(self),
+            "a": without_surrogates(self.names[0]),
+            "b": without_surrogates(self.names[1]),
+            "tolerance": {"relative": self.tolerance, "of_dtype": self.dtype},
+            "first": self.first and {"where": self.first, **at},
+            "first_site": site,
+            "settings": plain(self.settings),
+            "n_sequences": [len(self.a.sequences), len(self.b.sequences)],
+            "texts": [text.document() for text in self.texts],
+            "layers": [layer.document() for layer in self.layers],
+            "only_a": [*self.only_a],
+            "only_b": [*self.only_b],
+            "effects": plain(self.effects),
+        }

@@ -10,8 +10,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from mhacli.commands.diff.arrays import aligned
-from mhacli.commands.diff.result import Match
 from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.parts import find_parts
 from mhacli.commands.effect.removal import Removal
@@ -29,6 +27,7 @@ from mhacli.record.effect import Effect, EffectSummary, Screening
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.record.tables import EffectTable
 from mhacli.requests.memory import EffectFacts
+from mhacli.text.align import align
 from mhacli.text.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
@@ -347,13 +346,8 @@ def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
     """
     if len(tokens) == len(others):
         return [*range(len(tokens))]
-    places, begin = [-1] * len(tokens), Match(0, 0, 0)
-    for same in (*aligned(tokens, others)[0], Match(len(tokens), len(others), 0)):
-        if same.a - begin.a == same.b - begin.b:
-            places[begin.a : same.a] = range(begin.b, same.b)
-        places[same.a : same.a + same.length] = range(same.b, same.b + same.length)
-        begin = Match(same.a + same.length, same.b + same.length, 0)
-    return places
+    places = dict(align(tokens, others).pairs)
+    return [places.get(token, -1) for token in range(len(tokens))]
 
 
 def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
