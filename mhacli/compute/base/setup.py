@@ -233,11 +233,11 @@ def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool)
     """The score bias of a file, in the dtype of scores. −∞ in it means masked; NaN and +∞ are refused."""
     from safetensors.torch import load
 
-    source = read_bias_file(where, facts)
-    stored = tensors_of(source.file, load)[source.name]
+    file, name = read_bias_file(where, facts)
+    stored = tensors_of(file, load)[name]
     bias = stored.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
     if not allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
-        weights.require_finite({source.name: bias.masked_fill(stored.isneginf(), 0.0)}, source.file.path)
+        weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
     return bias.to(device)
 
 
