@@ -6,6 +6,7 @@ A command that takes `output: Annotated[Output, offers("json", "save")]` has the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -135,6 +136,11 @@ class Output:
         """The files to write, each with its option."""
         saved = (("save", self.save), ("save-weights", self.save_weights))
         return (*((name, path) for name, path in saved if path is not None), *self.pictures)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether the view is printed on a terminal, where commands to type next may follow."""
+        return self.format is None and sys.stdout.isatty()
 
     @property
     def screen(self) -> Screen:

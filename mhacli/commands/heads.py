@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -159,19 +158,16 @@ def heads(
     _run_with_progress(run, len(run.heads), "heads", options, output)
     record = run.record()
     save_files(record, request, output)
-    _print(record, request.notes, compute_request, output, options)
+    _print(record, request.notes, output, options)
 
 
-def _print(
-    record: Record, notes: Sequence[str], compute_request: ComputeRequest, output: HeadsOutput, options: ViewOptions
-) -> None:
+def _print(record: Record, notes: Sequence[str], output: HeadsOutput, options: ViewOptions) -> None:
     """Prints the result, and on a terminal the commands to type next."""
     print_result(record, notes, options=options, output=output)
-    is_shown = output.format is None and not options.brief
-    if sys.stdout.isatty() and is_shown:
-        from mhacli.cli.shared.next_steps import suggest_after_heads
+    if output.on_terminal and not options.brief:
+        from mhacli.cli.next_steps import after_heads
 
-        suggest_after_heads(record, compute_request, options)
+        after_heads(record, options, output)
 
 
 def _layer_heads_request(
@@ -332,4 +328,4 @@ def _checkpoint_heads(
     _run_with_progress(run, run.n_layers, "layers", options, output)
     record = run.record()
     save_record(record, compute_request.save)
-    _print(record, notes, compute_request, output, options)
+    _print(record, notes, output, options)

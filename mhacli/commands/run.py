@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,10 +82,10 @@ def run(
     values = ("v",) if output.html is not None else ()
     record, notes = computed(compute_request, options, also=values)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty():
-        from mhacli.cli.shared.next_steps import suggest_next
+    if output.on_terminal and not options.brief:
+        from mhacli.cli.next_steps import after_run
 
-        suggest_next(record, compute_request, options, output)
+        after_run(record, options, output)
 
 
 # --------------------------------------------------------------------------------------------------------- computation

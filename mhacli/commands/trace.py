@@ -177,10 +177,11 @@ def trace(
         record = walk_target(target, user_code, layer=layer, device=device, values=walking.values)
         save_record(record, output)
         _present(record, presentation, ())
-        if sys.stdout.isatty() and not has_format:
-            from mhacli.cli.shared.next_steps import suggest_after_code
+        if output.on_terminal:
+            from mhacli.cli.next_steps import suggest
 
-            suggest_after_code(target, user_code.arg or [])
+            arguments = [word for argument in user_code.arg or () for word in ("--arg", argument)]
+            suggest(["mha", "check", target, *arguments], "whether it is right, and if not, which mistake it makes")
         return
     _trace_layer(cell, presentation, source=source, text=text, layer=layer, device=device)
 
@@ -215,11 +216,10 @@ def _trace_layer(
         record = walk.walk(request, route=walking.route, values=walking.values, place=cell_index)
         save_files(record, request, output)
     _present(record, presentation, request.notes)
-    is_alone = output.format is None and cell_index is None
-    if sys.stdout.isatty() and is_alone and "-" not in [*(source.typed or ()), *(source.file or ())]:
-        from mhacli.cli.shared.next_steps import suggest_after_trace
+    if output.on_terminal and cell_index is None:
+        from mhacli.cli.next_steps import suggest_cell
 
-        suggest_after_trace(record, (source, text, layer, device))
+        suggest_cell(record, ViewOptions())
 
 
 def _require_checkpoint_options(walking: WalkOptions, user_code: UserModuleOptions) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -234,10 +233,11 @@ def info(options: InfoOptions, output: Annotated[Output, offers("json", *COLOUR)
     )
     for text in contents.notes:
         note(text)
-    if sys.stdout.isatty() and not output.json:
-        from mhacli.cli.shared.next_steps import suggest_after_contents
+    if output.on_terminal and contents.attentions:
+        from mhacli.cli.next_steps import suggest
 
-        suggest_after_contents(contents)
+        option = "--weights" if contents.kind == "layer" else "--model"
+        suggest(["mha", "run", "the cat sat on the mat", option, contents.path])
 
 
 def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -210,10 +209,10 @@ def effect(
     record, notes = _layer_effects(effect_options) if model.model is None else _checkpoint_effects(effect_options)
     save_record(record, output)
     print_result(record, notes, options=options, output=output)
-    if sys.stdout.isatty() and output.format is None and "-" not in (source.typed or ()):
-        from mhacli.cli.shared.next_steps import suggest_after_effects
+    if output.on_terminal:
+        from mhacli.cli.next_steps import after_effect
 
-        suggest_after_effects(record, (source, text, measurement, layer, model, device), saved=output.save)
+        after_effect(record, output)
 
 
 class _EffectOptions(NamedTuple):
