@@ -152,7 +152,7 @@ def _report(admitted: _ModelToExamine, request: DoctorRequest, report_progress: 
     return Report(
         checks=tuple(_with_meaning(check_named[name]) for name in ORDER),
         libraries=libraries(),
-        environment=tuple((name, str(value)) for name, value in vars(where).items()),
+        environment={name: str(value) for name, value in vars(where).items()},
         model=model,
         notes=(*loaded.notes, *admitted.notes),
         command=request.command,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -26,16 +26,10 @@ from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
 from mhacli.cli.values import are_literal, is_checkpoint, require_words
-from mhacli.commands.doctor.result import DoctorRequest
+from mhacli.commands.doctor.result import DoctorRequest, Report
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import Config, Dtype
 from mhacli.text.reading import Decoding, argument_text
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from mhacli.commands.doctor.result import Report
-    from mhacli.render.base.options import Screen
 
 _MODEL, _DEVICE = "Checkpoint", "Device"
 
@@ -52,15 +46,11 @@ class ExaminedModelOptions:
             show_default=False,
         ),
     ] = None
-    text: Annotated[
-        list[str] | None,
-        option(_MODEL, LITERAL_TEXT, "--text"),
-    ] = None
+    text: Annotated[list[str] | None, option(_MODEL, LITERAL_TEXT, "--text")] = None
     model: ModelPath = None
     revision: Revision = None
     tokenizer: Annotated[
-        str | None,
-        option(_MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME"),
+        str | None, option(_MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME")
     ] = None
 
 
@@ -70,16 +60,11 @@ class DoctorDeviceOptions:
 
     device: Annotated[
         str,
-        device_option(
-            _DEVICE,
-            " (default: every device; with --model, the fastest)",
-            show_default=False,
-        ),
+        device_option(_DEVICE, " (default: every device; with --model, the fastest)", show_default=False),
     ] = "auto"
-    dtype: Annotated[
-        Dtype | None,
-        option(_DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)"),
-    ] = None
+    dtype: Annotated[Dtype | None, option(_DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)")] = (
+        None
+    )
     compile: Annotated[
         bool, option(_DEVICE, "Also try the backends that torch compiles, which may take minutes.", "--compile")
     ] = False
@@ -98,76 +83,46 @@ def doctor(
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device.device, seed=device.seed).resolved()
-    examined = _with_typed_folder(examined)
-    report = _installation(examined, device) if examined.model is None else _checkpoint(examined, device)
-    print_report(output, view=lambda on: _view(report, on), json=lambda: json_document(report.to_dict()))
+    if not examined.model and examined.typed and not are_literal() and is_checkpoint(examined.typed[0]):
+        folder, *typed = examined.typed
+        note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
+        examined = replace(examined, model=folder, typed=typed or None)
+    for word in examined.typed or ():
+        require_words(word, has_file=False)
+    texts = tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))
+    leave_deleted_folder()
+    report = _checkpoint(examined, texts, device) if examined.model else _installation(examined, texts, device)
+    print_report(output, view=lambda on: next(report.views(on)), json=lambda: json_document(report.to_dict()))
     if report.failed:
         raise typer.Exit(EXIT_CHECK)
 
 
-def _with_typed_folder(examined: ExaminedModelOptions) -> ExaminedModelOptions:
-    """The options with `--model` set to the first text if this is the folder of a checkpoint."""
-    if examined.model is not None or not examined.typed or are_literal() or not is_checkpoint(examined.typed[0]):
-        return examined
-    folder, *texts = examined.typed
-    note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
-    return replace(examined, model=folder, typed=texts or None)
-
-
-def _view(report: Report, on: Screen) -> RenderableType:
-    from mhacli.commands.doctor.view import doctor_view
-
-    return doctor_view(report, on)
-
-
-def _installation(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
-    texts = _texts(examined)
+def _installation(examined: ExaminedModelOptions, texts: tuple[str, ...], device: DoctorDeviceOptions) -> Report:
     if texts:
         raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
     require_without_model(revision=examined.revision, tokenizer=examined.tokenizer)
-    leave_deleted_folder()
     with loading_torch():
         from mhacli.commands.doctor.installation import examine_installation
     with progress() as report_progress:
         return examine_installation(
-            device=device.device,
-            dtype=device.dtype,
-            seed=device.seed,
-            compiles=device.compile,
-            command=record_command(),
-            report_progress=report_progress,
-        )
+            device=device.device, dtype=device.dtype, seed=device.seed, compiles=device.compile,
+            command=record_command(), report_progress=report_progress,
+        )  # fmt: skip
 
 
-def _checkpoint(examined: ExaminedModelOptions, device: DoctorDeviceOptions) -> Report:
+def _checkpoint(examined: ExaminedModelOptions, texts: tuple[str, ...], device: DoctorDeviceOptions) -> Report:
     if device.compile:
-        raise UsageError(
-            "--compile does not work with --model, which has its own attention", hint="leave out --compile"
-        )
-    texts = _texts(examined)
-    for number_of, text in enumerate(texts):
-        if not text.strip():
-            raise MhaError(f"text {number_of} is empty or white space", code="no-tokens")
+        message = "--compile does not work with --model, which has its own attention"
+        raise UsageError(message, hint="leave out --compile")
+    empty = next((place for place, text in enumerate(texts) if not text.strip()), None)
+    if empty is not None:
+        raise MhaError(f"text {empty} is empty or white space", code="no-tokens")
+    checkpoint = local_checkpoint(ModelOptions(model=examined.model, revision=examined.revision))
     request = DoctorRequest(
-        source=examined.model or "",
-        checkpoint=local_checkpoint(ModelOptions(model=examined.model, revision=examined.revision)),
-        texts=texts,
-        revision=examined.revision,
-        tokenizer=examined.tokenizer,
-        device=device.device,
-        dtype=device.dtype,
-        seed=device.seed,
-        command=record_command(),
-    )
-    leave_deleted_folder()
+        examined.model or "", checkpoint, texts, examined.revision, examined.tokenizer, device.device, device.dtype,
+        device.seed, record_command(),
+    )  # fmt: skip
     with loading_torch():
         from mhacli.commands.doctor.checkpoint import examine_checkpoint
     with progress() as report_progress:
         return examine_checkpoint(request, report_progress)
-
-
-def _texts(examined: ExaminedModelOptions) -> tuple[str, ...]:
-    """The texts for a checkpoint to read. Raises `UsageError` for a text that is an existing path."""
-    for word in examined.typed or ():
-        require_words(word, has_file=False)
-    return tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))

@@ -65,13 +65,13 @@ def examine_installation(
     )
 
 
-def _environment(device: str) -> tuple[tuple[str, str], ...]:
-    return (
-        ("mha", mhacli.__version__),
-        ("python", platform.python_version()),
-        ("platform", f"{platform.system()} {platform.machine()}"),
-        ("device_asked", device),
-    )
+def _environment(device: str) -> dict[str, str]:
+    return {
+        "mha": mhacli.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device_asked": device,
+    }
 
 
 def _not_loaded(fault: Exception) -> HealthCheck:

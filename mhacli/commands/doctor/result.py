@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from mhacli.io.data import plain
@@ -12,7 +12,6 @@ from mhacli.record.display import Shown
 from mhacli.settings import Dtype
 from mhacli.text.escape import visible
 
-SCHEMA = "mha.doctor/1"
 HealthVerdict = Literal["healthy", "unhealthy"]
 CheckStatus = Literal["pass", "fail", "n/a", "care"]
 
@@ -152,7 +151,7 @@ class Report(Shown):
 
     checks: tuple[HealthCheck, ...]
     libraries: tuple[Library, ...]
-    environment: tuple[tuple[str, str], ...]
+    environment: Mapping[str, str]
     devices: tuple[Device, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     numerics: tuple[Numerics, ...] = ()
@@ -182,13 +181,8 @@ class Report(Shown):
         """The checks that failed."""
         return self.having("fail")
 
-    @property
-    def warnings(self) -> tuple[HealthCheck, ...]:
-        """The checks with a warning."""
-        return self.having("care")
-
     def having(self, status: CheckStatus) -> tuple[HealthCheck, ...]:
-        """The checks with this status."""
+        """The checks with this status; `care` is a warning."""
         return tuple(check for check in self.checks if check.status == status)
 
     @property
@@ -197,27 +191,22 @@ class Report(Shown):
         n_passed, n_open = len(self.having("pass")), len(self.having("n/a"))
         counts = [f"{n_passed} check{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"]
         counts += [f"{n_open} do{'es' * (n_open == 1)} not apply"] if n_open else []
-        parts = [_named(self.failed, "problem{} found")] if self.failed else ["everything works"]
-        parts += [_named(self.warnings, "warning{}")] if self.warnings else []
+        parts = [] if self.failed else ["everything works"]
+        for checks, word, end in ((self.failed, "problem", " found"), (self.having("care"), "warning", "")):
+            names = ", ".join(check.name for check in checks)
+            parts += [f"{len(checks)} {word}{'s' * (len(checks) != 1)}{end}: {names}"] if checks else []
         return f"{'; '.join(parts)} ({', '.join(counts)})"
 
     @property
     def findings(self) -> tuple[HealthCheck, ...]:
         """The failures, then the warnings."""
-        return self.failed + self.warnings
+        return self.failed + self.having("care")
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints. Non-finite numbers are null."""
-        document_of_report = {"schema": SCHEMA, "verdict": self.verdict, "summary": self.summary} | asdict(self)
-        for check, document in zip(self.checks, document_of_report["checks"], strict=True):
-            document["status"] = check.status
-        for numerics, document in zip(self.numerics, document_of_report["numerics"], strict=True):
-            document["ok"] = numerics.ok
-        document_of_report["environment"] = dict(self.environment)
-        strict: dict[str, Any] = plain(document_of_report)
-        return strict
-
-
-def _named(checks: tuple[HealthCheck, ...], words: str) -> str:
-    """The number of checks and their names: `2 warnings: threads, bos`. `words` has a place for the plural's s."""
-    return f"{len(checks)} {words.format('s' * (len(checks) != 1))}: {', '.join(check.name for check in checks)}"
+        report: dict[str, Any] = plain(self)
+        for check, fields in zip(self.checks, report["checks"], strict=True):
+            fields["status"] = check.status
+        for row, fields in zip(self.numerics, report["numerics"], strict=True):
+            fields["ok"] = row.ok
+        return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report

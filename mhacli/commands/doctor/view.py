@@ -42,7 +42,7 @@ def doctor_view(report: Report, on: Screen) -> RenderableType:
 
 
 def _machine(report: Report, on: Screen) -> list[RenderableType]:
-    about = dict(report.environment)
+    about = report.environment
     head = [f"mha {about['mha']} doctor", f"python {about['python']}", about["platform"]]
     required = [library for library in report.libraries if library.version is not None and library.extra is None]
     head += [f"{library.name} {library.version}" for library in required]
@@ -62,7 +62,7 @@ def _extra(library: Library) -> str:
 
 
 def _patient(model: ExaminedModel, report: Report, on: Screen) -> RenderableType:
-    about = dict(report.environment)
+    about = report.environment
     stored = "as stored" if _is_stored(model) else f"stored as {' and '.join(model.stored[:3])}"
     head = [
         f"mha {about['mha']} doctor",
@@ -241,5 +241,5 @@ def _findings(findings: Sequence[HealthCheck]) -> list[RenderableType]:
 
 
 def _summary(report: Report) -> Text:
-    style = "bold red" if report.failed else "bold yellow" if report.warnings else "bold green"
+    style = "bold red" if report.failed else "bold yellow" if report.having("care") else "bold green"
     return Text(visible(report.summary), style=style)
