@@ -12,13 +12,12 @@ from mhacli.cli.console import flush, loading_torch, note
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import Integer
 from mhacli.cli.options import (
-    DEVICE,
     MAX_TOKENS,
     NUMBER_FORMAT,
     OUTPUT,
+    DeviceOptions,
     Everything,
     command,
-    device_option,
     head_list,
     number,
     offers,
@@ -37,7 +36,7 @@ from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.record.heads import HeadsRequest
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import DEFAULT_MAX_BYTES, MAX_LENGTH, MAX_THREADS, Dtype
+from mhacli.settings import DEFAULT_MAX_BYTES, MAX_LENGTH
 from mhacli.text.conditions import parse_pattern
 
 if TYPE_CHECKING:
@@ -144,19 +143,8 @@ class ScanModelOptions(ModelOptions):
 
 @option_group
 class WorkerOptions:
-    """The workers that the documents are distributed to, on which the result does not depend; device, dtype and threads."""
+    """The workers that the documents are distributed to. The result does not depend on them."""
 
-    device: Annotated[str | None, device_option(DEVICE, " (default: auto)")] = None
-    dtype: Annotated[Dtype | None, option(DEVICE, f"{NUMBER_FORMAT} (default: that of the checkpoint)")] = None
-    threads: Annotated[
-        int,
-        number(
-            DEVICE,
-            Integer(1, MAX_THREADS),
-            "Number of CPU threads. (default: 1; another number changes the rounding)",
-            show_default=False,
-        ),
-    ] = 1
     workers: Annotated[
         int | None,
         number(
@@ -215,16 +203,24 @@ def scan(
     corpus: CorpusOptions,
     model: ScanModelOptions,
     statistics: StatisticsOptions,
+    device: Annotated[
+        DeviceOptions,
+        offers(
+            "device",
+            dtype=f"{NUMBER_FORMAT} (default: that of the checkpoint)",
+            threads="Number of CPU threads. (default: 1; another number changes the rounding)",
+        ),
+    ],
     workers: WorkerOptions,
     output: Annotated[ScanOutput, offers("out", "mixed", "json", "all", *COLOUR)],
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
-    request = _request(corpus, model, statistics, workers, output)
+    request = _request(corpus, model, statistics, device, output)
     with loading_torch():
         from mhacli.commands.scan.engines.ranks import on_own_gpu
         from mhacli.commands.scan.run import ScanStudy
 
-        study = ScanStudy(on_own_gpu(request), *_engine_and_share(workers))
+        study = ScanStudy(on_own_gpu(request), *_engine_and_share(workers, n_threads=device.threads or 1))
     record = _run_with_progress(study, as_json=output.json)
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
@@ -239,7 +235,7 @@ def _request(
     corpus: CorpusOptions,
     model: ScanModelOptions,
     statistics: StatisticsOptions,
-    workers: WorkerOptions,
+    device: DeviceOptions,
     output: ScanOutput,
 ) -> ScanRequest:
     """The request for every document. Raises `UsageError` for options that fit no document."""
@@ -276,10 +272,10 @@ def _request(
             spans=spans,
             layers=layers,
             tokenizer=model.tokenizer,
-            device=workers.device or "auto",
-            device_map=device_map_of(model.device_map, workers.device),
-            dtype=workers.dtype,
-            threads=workers.threads,
+            device=device.device or "auto",
+            device_map=device_map_of(model.device_map, device.device),
+            dtype=device.dtype,
+            threads=device.threads or 1,
             max_tokens=corpus.max_tokens,
             keep=(),
         ),
@@ -318,7 +314,7 @@ def _command() -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _engine_and_share(options: WorkerOptions) -> tuple[Engine, Share]:
+def _engine_and_share(options: WorkerOptions, *, n_threads: int) -> tuple[Engine, Share]:
     """What distributes the units to workers, and the units of this process. Raises `UsageError` for options without effect."""
     from mhacli.commands.scan.engines.ranks import Share, share_here
     from mhacli.commands.scan.engines.ray import RayEngine
@@ -334,7 +330,7 @@ def _engine_and_share(options: WorkerOptions) -> tuple[Engine, Share]:
             f"{'--ray' if options.ray is not None else '--workers'} does not work in a rank (RANK and WORLD_SIZE are set)",
             hint="one process with --ray uses all nodes of a Ray cluster",
         )
-    n_cpus = options.cpus_per_worker or options.threads
+    n_cpus = options.cpus_per_worker or n_threads
     return RayEngine(options.ray or "local", options.workers, n_cpus, note), Share()
 
 

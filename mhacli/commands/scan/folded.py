@@ -30,6 +30,7 @@ class Folded:
     longest: int = 0
     bad: list[BadEntry] = field(default_factory=list)
     heads: list[FoldedHead] = field(default_factory=list)
+    statistics: tuple[str, ...] = ()
     layers: tuple[InspectedLayer, ...] = ()
     devices: set[str] = field(default_factory=set)
     identical: bool = True
@@ -62,7 +63,7 @@ class Folded:
     def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
         keys = [(head.layer, head.attention, head.head) for head in facts.heads]
         if not self.heads:
-            self.heads = [FoldedHead(*key) for key in keys]
+            self.heads, self.statistics = [FoldedHead(*key) for key in keys], facts.statistics
         if [(head.layer, head.attention, head.head) for head in self.heads] != keys:
             raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
         rows = dict(zip(facts.statistics, arrays["statistics"], strict=True))

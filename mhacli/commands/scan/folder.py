@@ -76,7 +76,7 @@ class ScanFolder:
 
     def rows_path(self, name: str) -> str:
         """The path of a unit's rows."""
-        return os.path.join(self.path, _ROWS, f"{name}.{self.settings[0].rows.split()[0]}")
+        return os.path.join(self.path, _ROWS, f"{name}.{self.settings[0].row_format}")
 
     def sums_path(self, name: str) -> str:
         """The path of a unit's sums, from which units are merged."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mhacli.commands.scan.folded import worst_layers
-from mhacli.commands.scan.request import ScanRequest, ScanSettings
+from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.sums import (
     EFFECTS,
     UnitDocument,
@@ -46,7 +46,6 @@ class Gathered:
     """The results of the documents of a unit computed so far."""
 
     unit: Unit
-    request: ScanRequest
     settings: ScanSettings
     documents: list[UnitDocument] = field(default_factory=list)
     bad: list[BadEntry] = field(default_factory=list)
@@ -157,7 +156,7 @@ class Gathered:
     def files(self) -> UnitFiles:
         """The files of the unit."""
         effects = [effect for document_effects in self.effects for effect in document_effects]
-        rows = DocumentTable(self.documents, self.heads, effects).to_bytes(self.request.rows)
+        rows = DocumentTable(self.documents, self.heads, effects).to_bytes(self.settings.row_format)
         sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
         return UnitFiles(
             rows=rows,
@@ -198,7 +197,7 @@ class Gathered:
         )
 
     def _names(self) -> tuple[str, ...]:
-        return (*statistic_names(len(self.settings.conditions)), *(EFFECTS if self.request.effect else ()))
+        return (*statistic_names(len(self.settings.conditions)), *(EFFECTS if self.settings.effect else ()))
 
     def _arrays(self) -> dict[str, Array]:
         if not self.documents:
@@ -206,7 +205,7 @@ class Gathered:
         plain = [[head.uniform or Averages() for head in document_heads] for document_heads in self.heads]
         uniform = values(plain, uniform_names(len(self.settings.conditions)))
         statistics = values(self.heads, statistic_names(len(self.settings.conditions)))
-        if self.request.effect:
+        if self.settings.effect:
             statistics = np.concatenate([statistics, values(self.effects, EFFECTS)])
         return {
             "statistics": statistics,

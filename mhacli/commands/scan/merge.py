@@ -10,9 +10,8 @@ import numpy as np
 
 from mhacli.commands.scan.folded import Folded, FoldedHead
 from mhacli.commands.scan.folder import ScanFolder
-from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.sums import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, statistic_names, uniform_names
+from mhacli.commands.scan.sums import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, uniform_names
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
@@ -40,7 +39,7 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
         more = f", and {folded.n_bad - 1:,} more" if folded.n_bad > 1 else ""
         raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
     settings = folder.settings[0]
-    head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), settings)
+    head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), folded.statistics)
     example = storage.load(folder.example_path(folder.examples()[0]))
     record = _record(example, folded, head_spreads, command=command, spans=settings.span_names)
     folder.finish(record.to_bytes(), folded.manifest(names))
@@ -76,13 +75,12 @@ def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
             yield _Numbers(path, info.start, *info.shape[1:])
 
 
-def _spreads(paths: Sequence[str], n_heads: int, settings: ScanSettings) -> list[list[Spread]]:
+def _spreads(paths: Sequence[str], n_heads: int, names: Sequence[str]) -> list[list[Spread]]:
     """The spreads of each head, computed for one statistic at a time, and for a few heads at a time if there are many
     documents."""
     units = [*_numbers(paths)]
     step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
-    n_patterns, effects = len(settings.conditions), EFFECTS if settings.effect else ()
-    names, head_spreads = (*statistic_names(n_patterns), *effects), list[list[Spread]]([] for _ in range(n_heads))
+    head_spreads = list[list[Spread]]([] for _ in range(n_heads))
     for start in range(0, n_heads, step):
         for index, name in enumerate(names):
             if name in WITHOUT_MEAN:

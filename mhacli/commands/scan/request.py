@@ -72,6 +72,11 @@ class ScanSettings:
     effect: bool
 
     @property
+    def row_format(self) -> str:
+        """`parquet` or `jsonl`, also the ending of files of rows."""
+        return self.rows.split()[0]
+
+    @property
     def span_names(self) -> tuple[str, ...]:
         """The names of the spans."""
         return tuple(word.partition("=")[0].strip() for word in self.spans)

@@ -10,7 +10,6 @@ from io import BytesIO
 from itertools import chain, count, islice
 from typing import NamedTuple
 
-from mhacli.commands.scan.request import RowFormat
 from mhacli.commands.scan.sums import EFFECTS, UnitDocument
 from mhacli.record.corpus import named
 from mhacli.record.effect import Effect
@@ -98,9 +97,9 @@ class DocumentTable(Table):
         changes = EffectTable(self.effects).columns()
         return columns | ({name: changes[name] for name in EFFECTS} if self.effects else {})
 
-    def to_bytes(self, rows: RowFormat) -> bytes:
-        """The contents of the file; equal rows give equal bytes. Raises `MhaError` if Parquet needs pyarrow, which is missing."""
-        if rows == "jsonl":
+    def to_bytes(self, row_format: str) -> bytes:
+        """The contents of the file, `jsonl` or `parquet`; equal rows give equal bytes. Raises `MhaError` without pyarrow."""
+        if row_format == "jsonl":
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
             return "".join(f"{encode(row)}\n" for row in self.to_dicts()).encode()
         table, file = self.to_arrow(), BytesIO()

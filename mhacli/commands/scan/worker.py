@@ -114,7 +114,7 @@ class Worker:
         For the first good document, the outputs are compared with those without inspection, and some removals are repeated by a
         second method. Raises `MhaError` for errors that are not faults of a document.
         """
-        gathered = Gathered(unit, self._request, self._settings)
+        gathered = Gathered(unit, self._settings)
         for document in unit.documents:
             if not isinstance(document, BadDocument):
                 try:
