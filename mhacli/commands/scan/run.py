@@ -119,9 +119,9 @@ class ScanStudy:
         )
 
     def _require_same_documents(self, folder: ScanFolder, unit: Unit, names: Sequence[str]) -> None:
-        """Removes a unit that was the last of a shorter corpus. Raises `UsageError` for a unit of other documents."""
+        """Removes an earlier form of a unit. Raises `UsageError` for a unit of other documents."""
         for name in set(names) - set(folder.names_of(unit)):
-            if not self._has_grown(folder, unit, name):
+            if not self._is_earlier(folder, unit, name):
                 raise UsageError(
                     f"{self.request.out} was made of other documents: {unit.named} have changed",
                     hint="--out another folder starts anew",
@@ -131,15 +131,16 @@ class ScanStudy:
             self._example = self._first_example(folder)
 
     @staticmethod
-    def _has_grown(folder: ScanFolder, unit: Unit, name: str) -> bool:
-        """Whether the unit `name` holds the first documents of this one and no others, or cannot be read."""
+    def _is_earlier(folder: ScanFolder, unit: Unit, name: str) -> bool:
+        """Whether the good documents of the unit `name` are in this one too, or it cannot be read. It was the last of a shorter
+        corpus, or has bad documents that have changed, or whose faults had other words."""
         try:
             facts = read_sums(folder.sums_path(name)).facts
         except MhaError:
             return True
         n_documents = len(facts.documents) + len(facts.bad)
         digests = {document_digest(document) for document in unit.documents}
-        return n_documents < len(unit.documents) and {document.digest for document in facts.documents} <= digests
+        return n_documents <= len(unit.documents) and {document.digest for document in facts.documents} <= digests
 
     def _first_example(self, folder: ScanFolder) -> float:
         """The number of the first unit with an example, infinity if there is none. Damaged examples are removed."""

@@ -180,6 +180,15 @@ def test_changed_and_missing_documents_are_refused(mha: Mha, made: Path, finishe
     assert digests(finished) == digests(made / "whole")
 
 
+def test_a_bad_document_that_is_mended_is_computed(mha: Mha, made: Path, place: Path) -> None:
+    texts: list[Any] = sentences(N_DOCUMENTS)
+    corpus_file(place / "c.jsonl", [*texts[:16], {"no": "text"}, texts[17]])
+    assert mha(*words("out", "--json")).json["corpus"]["n_bad"] == 1
+    shutil.copy(made / "c.jsonl", place)
+    mha(*words("out"))
+    assert digests(place / "out") == digests(made / "whole")
+
+
 def test_a_folder_of_other_files_is_refused(mha: Mha, place: Path) -> None:
     (place / "thesis").mkdir()
     (place / "thesis" / "thesis.tex").write_text("")
