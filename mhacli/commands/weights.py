@@ -20,7 +20,7 @@ from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.io.files import format_size
-from mhacli.models.folder import Checkpoint, StoredTensor, read_checkpoint
+from mhacli.models.folder import Checkpoint, StoredTensor, read_weights
 from mhacli.models.sizes import HeadCounts, head_counts
 from mhacli.settings import with_earlier_config
 from mhacli.text.escape import visible
@@ -225,7 +225,7 @@ def info(options: InfoOptions, output: Annotated[Output, offers("json", *COLOUR)
             "no checkpoint is given", hint="try mha weights info DIR, a folder with config.json, or a .safetensors file"
         )
     with show_activity("reading headers"):
-        contents = contents_of(read_checkpoint(options.path))
+        contents = contents_of(read_weights(options.path))
     print_report(
         output,
         view=lambda on: contents_view(contents, on, with_tensors=options.tensors),

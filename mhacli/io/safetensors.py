@@ -91,11 +91,14 @@ def shown_name(name: str) -> str:
     return repr(name if len(name) <= 80 else f"{name[:40]} … {name[-20:]}")
 
 
-def pickled(path: str, why: str) -> MhaError:
+_CONVERT = "if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file"
+
+
+def pickled(path: str, why: str, hint: str = _CONVERT) -> MhaError:
     """The error of weights that are pickles, with the way to convert them."""
     return MhaError(
         f"{path} is not safetensors: {why}, and mha opens no pickles, which can run code",
-        hint="if you trust it, convert it with torch.load(…, weights_only=True) and safetensors.torch.save_file",
+        hint=hint,
         code="bad-file",
         path=path,
     )

@@ -21,8 +21,7 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
 
     Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
     """
-    folder = checkpoint.path if os.path.isdir(checkpoint.path) else os.path.dirname(checkpoint.path)
-    beside = [(name, os.path.join(folder, name)) for name in _BESIDE]
+    beside = [(name, os.path.join(checkpoint.path, name)) for name in _BESIDE]
     files = [(file.name, file.path) for file in checkpoint.files] + [pair for pair in beside if os.path.isfile(pair[1])]
     is_file = tokenizer is not None and os.path.isfile(tokenizer)
     words = [f"tokenizer {_digest(tokenizer) if is_file and tokenizer else tokenizer}"]

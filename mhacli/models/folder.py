@@ -93,26 +93,13 @@ class _Index(msgspec.Struct):
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-    """A checkpoint folder, or a single safetensors file with the config.json beside it, read by headers only.
-
-    File names and link targets are checked before a file is opened. Raises `MhaError`.
-    """
-    is_folder = os.path.isdir(path)
-    if path.lower().endswith(PICKLE_ENDINGS) and not is_folder:
-        raise pickled(path, "its name is that of a pickle")
-    if not os.path.lexists(path):
-        hint = "a checkpoint is read from this machine; nothing is downloaded"
-        raise MhaError(f"{path} does not exist", hint=hint, code="unreadable", path=path)
-    if not is_folder and not path.endswith(".safetensors"):
-        raise _bad(path, f"{path} is neither a folder with {CONFIG} nor a .safetensors file")
-    place = path if is_folder else os.path.dirname(path) or "."
-    folder = _Folder(place, os.path.realpath(place))
-    if not is_folder:
-        tensors, stored, metadata = _read_headers({os.path.basename(path): path})
-        if isinstance(metadata, dict) and "format" in metadata:  # a weights file of mha needs no config.json
-            return Checkpoint(path, {}, tensors, stored, metadata)
-        config, tokenizer, notes = _settings(folder)
-        return Checkpoint(path, config, tensors, stored, metadata, tokenizer, notes)
+    """A checkpoint folder, read by headers only. File names and link targets are checked before a file is opened. Raises
+    `MhaError`."""
+    if not os.path.isdir(path):
+        _require_safetensors(path)
+        hint = f"try --model {os.path.dirname(path) or '.'}"
+        raise _bad(path, f"{path} is a file of weights: --model takes the folder with its {CONFIG}", hint)
+    folder = _Folder(path, os.path.realpath(path))
     if folder.find(CONFIG) is None:
         raise _no_config(folder)
     config, tokenizer, notes = _settings(folder)
@@ -123,6 +110,30 @@ def read_checkpoint(path: str) -> Checkpoint:
     code = [name for name in folder.names() if name.endswith(".py")]
     notes += (f"{_listed(code)} is not run",) if code else ()
     return Checkpoint(path, config, tensors, stored, None, tokenizer, notes)
+
+
+def read_weights(path: str) -> Checkpoint:
+    """A checkpoint folder, or one safetensors file with the config.json beside it, read by headers only. Raises `MhaError`."""
+    if os.path.isdir(path):
+        return read_checkpoint(path)
+    _require_safetensors(path)
+    tensors, stored, metadata = _read_headers({os.path.basename(path): path})
+    if isinstance(metadata, dict) and "format" in metadata:  # a weights file of mha needs no config.json
+        return Checkpoint(path, {}, tensors, stored, metadata)
+    folder = os.path.dirname(path) or "."
+    config, tokenizer, notes = _settings(_Folder(folder, os.path.realpath(folder)))
+    return Checkpoint(path, config, tensors, stored, metadata, tokenizer, notes)
+
+
+def _require_safetensors(path: str) -> None:
+    """Raises `MhaError` for what is neither a folder nor a safetensors file."""
+    if path.lower().endswith(PICKLE_ENDINGS):
+        raise pickled(path, "its name is that of a pickle")
+    if not os.path.lexists(path):
+        hint = "a checkpoint is read from this machine; nothing is downloaded"
+        raise MhaError(f"{path} does not exist", hint=hint, code="unreadable", path=path)
+    if not path.endswith(".safetensors"):
+        raise _bad(path, f"{path} is neither a folder with {CONFIG} nor a .safetensors file")
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
@@ -175,7 +186,9 @@ def _no_config(folder: _Folder) -> MhaError:
     hint = (
         f"a checkpoint is a folder with {CONFIG} and .safetensors files, as save_pretrained of transformers writes it"
     )
-    if inner or len(files) == 1:
+    if any(name.endswith(".gguf") for name in names):
+        hint = "GGUF files of llama.cpp cannot be read: the checkpoint from which they were made can"
+    elif inner or len(files) == 1:
         hint = f"try {os.path.join(folder.path, (inner or files)[0])}"
     return _bad(folder.path, f"{folder.path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint)
 
@@ -214,7 +227,8 @@ def _weight_files(folder: _Folder) -> tuple[dict[str, str], dict[str, str]]:
         return _shards(folder, sorted(set(index.weight_map.values()))), index.weight_map
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not others:
-        raise pickled(folder.path, f"its weights are pickles ({_listed(pickles)})")
+        hint = "if you trust it, from_pretrained and save_pretrained of transformers write it as safetensors"
+        raise pickled(folder.path, f"its weights are pickles ({_listed(pickles)})", hint)
     raise _bad(
         folder.path,
         f"{folder.path} has neither {WHOLE} nor {INDEX} nor one other .safetensors file: it holds {_listed(others or names)}",

@@ -41,7 +41,6 @@ def test_a_saved_encoder_decoder_of_two_berts_is_run(mha: Any, tmp_path: Path) -
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the hint to convert a .bin file fails for tied weights")
 def test_the_way_to_convert_a_pickle_works_for_tied_weights(mha: Any, tmp_path: Path) -> None:
     import transformers
 
@@ -77,7 +76,6 @@ def test_code_of_a_checkpoint_does_not_run_and_the_error_says_how_to_inspect_it(
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="doctor reads a file of weights as a config")
 def test_doctor_does_not_read_a_file_of_weights_as_a_config(mha: Any, tmp_path: Path) -> None:
     llama_folder(tmp_path / "model")
     words = words_of(mha("doctor", "--model", "model/model.safetensors", code=(0, 1, 2, 3), env=WIDE))
@@ -85,7 +83,6 @@ def test_doctor_does_not_read_a_file_of_weights_as_a_config(mha: Any, tmp_path: 
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a file of weights is read as a config")
 def test_a_file_of_weights_leads_to_its_folder(mha: Any, tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "m")
     ended = mha("run", TEXT, "--model", folder / "model.safetensors", code=ANY, env=WIDE)
@@ -93,7 +90,6 @@ def test_a_file_of_weights_leads_to_its_folder(mha: Any, tmp_path: Path) -> None
     assert leads or ended.code == 0
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the error does not name the format of a .gguf file")
 def test_a_folder_of_llama_cpp_is_refused_by_the_name_of_its_format(mha: Any, tmp_path: Path) -> None:
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "tiny.Q4_K_M.gguf").write_bytes(b"GGUF" + b"\3\0\0\0" + bytes(64))
