@@ -20,7 +20,7 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.output import COLOUR, Output, note_written, print_report
 from mhacli.errors import UsageError
-from mhacli.io.files import check_target, write_whole
+from mhacli.io.files import check_target, describe, write_whole
 from mhacli.settings import Config
 from mhacli.text.escape import token_label
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.render.base.options import Screen
-    from mhacli.text.reading import Decoding
     from mhacli.text.tokenizers import Tokenizer
     from mhacli.text.vocabulary import Entry
 
@@ -71,9 +70,10 @@ def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyO
     """Counts the tokens of the texts and prints the vocabulary."""
     from collections import Counter
 
-    from mhacli.cli.shared.request import make_decoding, source_paths
+    from mhacli.cli.shared.request import make_decoding, source_paths, typed_texts
     from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer
+    from mhacli.text.reading import stream_text
 
     if source.lines:
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
@@ -82,13 +82,14 @@ def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyO
     if output.save is not None:
         check_target(output.save, force=output.force)
     paths = source_paths(source)
-    tokenizer = make_tokenizer(config, source.max_token_len)
+    tokenizer, decoding = make_tokenizer(config, source.max_token_len), make_decoding(source, DEFAULT_MAX_BYTES)
+    texts = [("the text", iter([text])) for text in typed_texts(source, decoding, has_model=False)]
+    texts += [(describe(path), stream_text(path, decoding)) for path in paths]
+    counts: Counter[str] = Counter()
     with show_activity("counting"):
-        counts: Counter[str] = Counter()
-        for path, pieces in _texts(source, paths, make_decoding(source, DEFAULT_MAX_BYTES)):
-            counts.update(_counted(tokenizer, path, pieces))
-    n_bytes = (lambda _: 1) if config.tokenizer == "byte" else vocabularies.utf8_bytes
-    rows = vocabularies.entries(counts, tokenizer.vocabulary, n_bytes=n_bytes)
+        for name, pieces in texts:
+            counts.update(_counted(tokenizer, name, pieces))
+    rows = vocabularies.entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
     if output.save is not None:
         write_whole(output.save, vocabularies.to_json(rows, config.tokenizer).encode(), force=output.force)
     if options.top is not None:
@@ -102,20 +103,8 @@ def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyO
     note_written(output)
 
 
-def _texts(source: SourceOptions, paths: list[str], decoding: Decoding) -> Iterator[tuple[str | None, Iterable[str]]]:
-    """Every text in pieces, with its path (None for an argument)."""
-    from mhacli.cli.shared.request import typed_texts
-    from mhacli.text.reading import stream_text
-
-    for text in typed_texts(source, decoding, has_model=False):
-        yield None, [text]
-    for path in paths:
-        yield path, stream_text(path, decoding)
-
-
-def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> Counter[str]:
-    """The number of occurrences of each token. Raises `MhaError`, with the reason, for a text without tokens."""
-    from mhacli.io.files import describe
+def _counted(tokenizer: Tokenizer, name: str, pieces: Iterable[str]) -> Counter[str]:
+    """The count of each token in a text given in pieces. Raises `MhaError`, with the reason, for a text without tokens."""
     from mhacli.text.encode import no_tokens
 
     is_blank = True
@@ -128,7 +117,7 @@ def _counted(tokenizer: Tokenizer, path: str | None, pieces: Iterable[str]) -> C
 
     counts = tokenizer.count(observed_pieces())
     if not counts:
-        raise no_tokens(tokenizer, "the text" if path is None else describe(path), is_blank=is_blank)
+        raise no_tokens(tokenizer, name, is_blank=is_blank)
     return counts
 
 

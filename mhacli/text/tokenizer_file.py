@@ -8,9 +8,9 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, count, islice, pairwise
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from mhacli.errors import MhaError, UsageError, installing
@@ -38,11 +38,95 @@ BYTES = _byte_characters()
 
 
 class VocabularyToken(NamedTuple):
-    """A token of a vocabulary: its name such as `ĠEiffel`, its bytes, and whether they are whole characters."""
+    """A token of a vocabulary: its name such as `ĠEiffel` and its bytes.
+
+    `is_whole`: the bytes are whole characters. `is_special`: it is no text wherever it stands. `is_unknown`: it stands for every
+    text that the vocabulary lacks.
+    """
 
     name: str
     bytes: bytes
-    is_whole: bool
+    is_whole: bool = True
+    is_special: bool = False
+    is_unknown: bool = False
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """The tokens of a text and their ranges of it. `added` marks the special tokens around the text, and `words` are the
+    library's numbers of words."""
+
+    text: str
+    ids: Sequence[int]
+    tokens: Sequence[VocabularyToken]
+    offsets: Sequence[tuple[int, int]]
+    added: Sequence[int]
+    words: Sequence[int | None]
+
+    def sequence(self, limit: int | None = None) -> TokenSequence:
+        """The first `limit` tokens, or all."""
+        shown = list(islice(self.shown(), limit))
+        tokens, pieces = tuple(label for label, _ in shown), tuple(piece for _, piece in shown)
+        return TokenSequence(self.text, tokens, tuple(self.ids[:limit]), tuple(self.offsets[:limit]), pieces=pieces)
+
+    def shown(self) -> Iterator[tuple[str, Piece]]:
+        """The tokens in order, each as it is shown and as the tokenizer describes it."""
+        is_split = len({*self.words} - {None}) > 1
+        word = -1
+        for i, token in enumerate(self.tokens):
+            if self._is_special(i):
+                yield token.name, Piece(token.name, token.bytes.hex(), special=True)
+                continue
+            word += self._begins_word(i, is_split)
+            label, parts, content = token.name, (1, 1), token.bytes
+            if token.is_unknown:
+                content = self.text[slice(*self.offsets[i])].encode("utf-8", "surrogatepass")
+            elif token.is_whole:
+                label = token.bytes.decode("utf-8", "surrogatepass")
+            else:
+                label, parts = self._cut_character(i)
+            yield label, Piece(token.name, content.hex(), False, word, *parts)
+
+    def _is_special(self, i: int) -> bool:
+        return bool(self.added[i]) or self.tokens[i].is_special
+
+    def _begins_word(self, i: int, is_split: bool) -> bool:
+        """Whether a word begins with token `i`: one of the library's, if it splits texts, else what follows white space.
+
+        A number, and a word with a mark inside, are one word.
+        """
+        if not i or self._is_special(i - 1):
+            return True
+        start, before = self.offsets[i][0], self.tokens[i - 1].bytes
+        if is_split:
+            is_number = start > 0 and self.text[start - 1 : start + 1].isdecimal()
+            is_within = is_number or is_inner_mark(self.text, start) or is_inner_mark(self.text, start - 1)
+            return self.words[i] != self.words[i - 1] and not is_within
+        is_after = (before[-1:].isspace() and before != b" ") or self.text[self.offsets[i - 1][1] : start].isspace()
+        return is_after or self.tokens[i].bytes[:1].isspace()
+
+    def _cut_character(self, i: int) -> tuple[str, tuple[int, int]]:
+        """The text of a token with a part of a character, and the number of its first part and of all parts.
+
+        Neighbours whose ranges have the character hold the others. A byte of no character becomes Python's lone surrogate.
+        """
+
+        def is_part(n: int, place: int) -> bool:
+            return 0 <= n < len(self.ids) and not self.tokens[n].is_whole and place in range(*self.offsets[n])
+
+        start, end = self.offsets[i]
+        content, parts = self.tokens[i].bytes, (1, 1)
+        if "\ufffd" in self.text[start:end]:
+            return content.decode("utf-8", "surrogateescape"), parts
+        label = " " if content[:1] == b" " and self.text[start] != " " else ""  # offsets may leave the space out
+        for place in range(start, end):
+            label += self.text[place]
+            first = next(n for n in range(i, -1, -1) if not is_part(n - 1, place))
+            last = next(n for n in count(i) if not is_part(n + 1, place))
+            if first < last:
+                label += f"⟨{i - first + 1}/{last - first + 1}⟩"
+                parts = (i - first + 1, last - first + 1) if parts == (1, 1) else parts
+        return label, parts
 
 
 class LibraryTokenizer:
@@ -57,85 +141,55 @@ class LibraryTokenizer:
         library.no_padding()
         library.no_truncation()
         self.library, self.path = library, path
-        self.added = library.get_added_tokens_decoder()
+        self.special = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
         self.token = cache(self._token)
-        is_byte_level = type(library.decoder).__name__ == "ByteLevel"  # it knows every text
-        self._unknown = None if is_byte_level else getattr(library.model, "unk_token", None)
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether a token is no text wherever it stands."""
-        return token_id in self.added and bool(self.added[token_id].special)
 
     def _token(self, token_id: int) -> VocabularyToken:
+        """The token of an id. Its text is decoded behind another token, because decoders drop the space before a text."""
         name, decoder = self.library.id_to_token(token_id) or f"<{token_id}>", self.library.decoder
-        if decoder is None or self.is_special(token_id):
-            return VocabularyToken(name, name.encode("utf-8", "surrogatepass"), True)
-        text = decoder.decode(["x", name])[1:]  # behind another token, because decoders drop the space before a text
-        if text == f" {name}":  # a space that the decoder puts between words
-            text = name
+        if type(decoder).__name__ != "ByteLevel" and name == getattr(self.library.model, "unk_token", None):
+            return VocabularyToken(name, name.encode(), is_unknown=True)
+        if decoder is None or token_id in self.special:
+            return VocabularyToken(name, name.encode("utf-8", "surrogatepass"), is_special=token_id in self.special)
+        text = self.guarded(lambda: decoder.decode(["x", name])[1:])
         if "\ufffd" not in text or "\ufffd" in name:
-            return VocabularyToken(name, text.encode(), True)
+            is_spaced = text == f" {name}"  # by the decoder, between words
+            return VocabularyToken(name, name.encode() if is_spaced else text.encode())
         byte = _BYTE_NAME.fullmatch(name)
-        content = (
-            bytes.fromhex(byte[1]) if byte else bytes(BYTES[character] for character in name if character in BYTES)
-        )
-        return VocabularyToken(name, content, content.decode("utf-8", "replace").encode() == content)
+        content = bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
+        return VocabularyToken(name, content, is_whole=content.decode("utf-8", "replace").encode() == content)
 
-    def encoding(self, text: str, *, special: bool = True) -> Any:
-        """The library's encoding of a text, with the special tokens that the tokenizer adds unless `special` is false."""
-
-        def encode() -> Any:
-            encoding = self.library.encode(text, add_special_tokens=special)
-            lengths = len(encoding.ids), len(encoding.tokens)
-            if lengths[0] != lengths[1]:
-                raise ValueError(
-                    f"{lengths[0]} ids and {lengths[1]} tokens for one text, where its post_processor must give every special "
-                    "token as many ids as tokens"
-                )
-            return encoding
-
-        return self.guarded(encode)
-
-    def shown(self, text: str, encoding: Any) -> Iterator[tuple[str, Piece]]:
-        """The tokens of an encoding, each as it is shown and as the tokenizer describes it. `ids`, `tokens`, `offsets`,
-        `special_tokens_mask` and `word_ids` of the encoding are read."""
-        ids, offsets, names, own_words = encoding.ids, encoding.offsets, encoding.tokens, encoding.word_ids
-        is_split, is_unigram = len({*own_words} - {None}) > 1, type(self.library.model).__name__ == "Unigram"
-        word, before = -1, None
-        for i, (token_id, is_added) in enumerate(zip(ids, encoding.special_tokens_mask, strict=True)):
-            token, (start, end) = self.token(token_id), offsets[i]
-            is_unknown = not is_added and (
-                token.name == self._unknown or (is_unigram and names[i].strip() != token.name)
+    def encoded(self, text: str, *, special: bool = True) -> EncodedText:
+        """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is false."""
+        encoding = self.guarded(lambda: self.library.encode(text, add_special_tokens=special))
+        ids, names = encoding.ids, encoding.tokens
+        if len(ids) != len(names):
+            raise self.refused(
+                f"gives {len(ids)} ids and {len(names)} tokens for one text, where its post_processor must give every special "
+                "token as many ids as tokens"
             )
-            if is_added or (self.is_special(token_id) and not is_unknown):
-                before = None
-                yield token.name, Piece(token.name, token.bytes.hex(), special=True)
-                continue
-            parts, label = (1, 1), token.name
-            if not token.is_whole:
-                label, parts = self._cut_character(text, ids, offsets, i)
-            elif not is_unknown:
-                label = token.bytes.decode("utf-8", "surrogatepass")
-            content = text[start:end].encode("utf-8", "surrogatepass") if is_unknown else token.bytes
-            if before is None:
-                word += 1
-            elif is_split:
-                word += own_words[i] != own_words[i - 1] and not _is_within_word(text, start)
-            else:
-                gap = text[offsets[i - 1][1] : start]
-                word += label[:1].isspace() or gap.isspace() or (before[-1:].isspace() and before != " ")
-            before = label
-            yield label, Piece(token.name, content.hex(), False, word, *parts)
+        missing = next((i for i in set(ids) if self.library.id_to_token(i) is None), None)
+        if missing is not None:
+            raise self.refused(
+                f"gives {names[ids.index(missing)]!r:.80} the id {missing}, which is not in its vocabulary"
+            )
+        tokens = [self.token(i) for i in ids]
+        if type(self.library.model).__name__ == "Unigram":  # it names unknown text by the text
+            tokens = [
+                token._replace(is_unknown=True, is_special=False) if name.strip() != token.name else token
+                for token, name in zip(tokens, names, strict=True)
+            ]
+        return EncodedText(text, ids, tokens, encoding.offsets, encoding.special_tokens_mask, encoding.word_ids)
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The tokens of a text, with the special tokens that the tokenizer adds unless `special` is false."""
-        return self.beginning(text, None, special=special)[0]
+        return self.encoded(text, special=special).sequence()
 
     def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
         """The first `limit` tokens of a text (None: all), and the number of further tokens."""
-        encoding = self.encoding(text, special=special)
-        shown = list(islice(self.shown(text, encoding), limit))
-        return self._sequence(text, encoding, shown), len(encoding.ids) - len(shown)
+        encoded = self.encoded(text, special=special)
+        sequence = encoded.sequence(limit)
+        return sequence, len(encoded.ids) - len(sequence.ids)
 
     def of_ids(self, ids: Sequence[int]) -> TokenSequence:
         """The tokens of ids without a text: the text is what they stand for."""
@@ -146,44 +200,7 @@ class LibraryTokenizer:
         ends = accumulate(map(len, contents), initial=0)
         offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
-        mask = [int(self.is_special(i)) for i in ids]
-        names = [token.name for token in tokens]
-        encoding = SimpleNamespace(
-            ids=list(ids), tokens=names, offsets=offsets, special_tokens_mask=mask, word_ids=[None] * len(ids)
-        )
-        return self._sequence(text, encoding, list(self.shown(text, encoding)))
-
-    def _sequence(self, text: str, encoding: Any, shown: Sequence[tuple[str, Piece]]) -> TokenSequence:
-        n, tokens, pieces = len(shown), tuple(label for label, _ in shown), tuple(piece for _, piece in shown)
-        return TokenSequence(text, tokens, tuple(encoding.ids[:n]), tuple(encoding.offsets[:n]), pieces=pieces)
-
-    def _cut_character(
-        self, text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], i: int
-    ) -> tuple[str, tuple[int, int]]:
-        """The text of token `i`, which holds a part of a character, and the number of its first part and of all parts.
-
-        Neighbours whose ranges have the character hold the others. A byte of no character becomes Python's
-        lone surrogate.
-        """
-
-        def is_part(n: int, place: int) -> bool:
-            is_inside = 0 <= n < len(ids) and offsets[n][0] <= place < offsets[n][1]
-            return is_inside and not self.token(ids[n]).is_whole
-
-        start, end = offsets[i]
-        content, number = self.token(ids[i]).bytes, (1, 1)
-        if "\ufffd" in text[start:end]:
-            return content.decode("utf-8", "surrogateescape"), number
-        label = " " if content[:1] == b" " and text[start] != " " else ""  # offsets may leave the space out
-        for place in range(start, end):
-            before = next(n for n in count() if not is_part(i - n - 1, place))
-            after = next(n for n in count() if not is_part(i + n + 1, place))
-            label += text[place]
-            if before + after:
-                place_number = (before + 1, before + 1 + after)
-                label += "⟨{}/{}⟩".format(*place_number)
-                number = place_number if number == (1, 1) else number
-        return label, number
+        return EncodedText(text, ids, tokens, offsets, [0] * len(ids), [None] * len(ids)).sequence()
 
     def guarded(self, call: Callable[[], T]) -> T:
         """The result of a call of the library, with its faults as `MhaError`. Its panics are no `Exception` and write to
@@ -191,7 +208,7 @@ class LibraryTokenizer:
         try:
             with silent_stderr():
                 return call()
-        except (MemoryError, MhaError):
+        except MemoryError:
             raise
         except BaseException as fault:
             if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
@@ -201,12 +218,6 @@ class LibraryTokenizer:
     def refused(self, fault: str) -> MhaError:
         """The error for a tokenizer with a fault."""
         return MhaError(f"{self.path} {fault}", code="bad-file", path=self.path)
-
-
-def _is_within_word(text: str, place: int) -> bool:
-    """Whether a word goes on at a position where a tokenizer cuts: in a number, or around a mark inside a word."""
-    is_number = place > 0 and text[place - 1 : place + 1].isdecimal()
-    return is_number or is_inner_mark(text, place) or is_inner_mark(text, place - 1)
 
 
 class FileTokenizer(LibraryTokenizer):
@@ -232,11 +243,8 @@ class FileTokenizer(LibraryTokenizer):
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens, including the special tokens that the tokenizer adds (with an empty range)."""
-        encoding, size = self.encoding(text), len(self.vocabulary.tokens)
-        columns = zip(self.shown(text, encoding), encoding.tokens, encoding.offsets, encoding.ids, strict=True)
-        for (label, _), name, (start, end), token_id in columns:
-            if token_id >= size:
-                raise self.refused(f"gives {name!r:.80} the id {token_id}, but has {size} tokens")
+        encoded = self.encoded(text)
+        for (label, _), (start, end), token_id in zip(encoded.shown(), encoded.offsets, encoded.ids, strict=True):
             yield Token(label, start, end, token_id)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import to_builtins
 
 from mhacli.errors import MhaError
 from mhacli.io.data import decode, load_json
@@ -81,27 +83,19 @@ def as_stored(tokens: Sequence[str]) -> Vocabulary:
     return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
 
 
-def utf8_bytes(token: str) -> int:
-    """The size of a token in UTF-8."""
-    return len(token.encode("utf-8", "surrogatepass"))
-
-
-def entries(
-    counts: Counter[str], vocabulary: Vocabulary | None = None, *, n_bytes: Callable[[str], int] = utf8_bytes
-) -> list[Entry]:
+def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_bytes: bool = False) -> list[Entry]:
     """The counted tokens in the order of their ids, which are alphabetical unless `vocabulary` assigns them.
 
-    `n_bytes` gives the size of a token whose name is not its text, such as a single byte.
+    `of_bytes`: each token is a single byte, whatever its name.
     """
-    vocabulary = vocabulary or build(counts)
-    rows = ((vocabulary.id_of[token], token, count) for token, count in counts.items())
-    return [Entry(token, i, count, n_bytes(token)) for i, token, count in sorted(rows)]
+    ids = (vocabulary or build(counts)).id_of
+    n_bytes = {token: 1 if of_bytes else len(token.encode("utf-8", "surrogatepass")) for token in counts}
+    return [Entry(token, ids[token], counts[token], n_bytes[token]) for token in sorted(counts, key=ids.__getitem__)]
 
 
 def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
     """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
-    tokens = [{"token": e.token, "id": e.id, "count": e.count, "bytes": e.bytes} for e in rows]
-    document = {"schema": SCHEMA, "tokenizer": tokenizer, "inner_marks": True, "tokens": tokens}
+    document = {"schema": SCHEMA, "tokenizer": tokenizer, "inner_marks": True, "tokens": to_builtins(tuple(rows))}
     return json.dumps(document, indent=1) + "\n"
 
 
