@@ -155,7 +155,8 @@ def _without_colon(target: str) -> str:
         more = [f"and {len(names) - _MOST_LISTED} more"] if len(names) > _MOST_LISTED else []
         return "; ".join([*(f"{target}:{name}" for name in names[:_MOST_LISTED]), *more])
     module, dot, last = target.rpartition(".")
-    return f"{module}:{last}" if dot and last.isidentifier() and last != "py" else _FORM
+    is_name = dot and last.isidentifier() and last != "py" and not os.path.exists(target)
+    return f"{module}:{last}" if is_name else _FORM
 
 
 def _classes_of(path: str) -> list[str]:

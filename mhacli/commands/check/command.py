@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from os.path import isdir, isfile
-from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,11 +34,6 @@ from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.settings import MAX_HEADS, Config
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, require_readable
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from mhacli.render.base.options import Screen
-
 _CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
 _TARGET_HELP = (
     "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function of q, k and v. "
@@ -48,41 +41,25 @@ _TARGET_HELP = (
 )
 
 
+_AGAINST_ARG = "Argument of the constructor of --against; repeatable."
+_AGAINST_ARG += " (default: the values of --arg, under the names that it uses)"
+_AGAINST_CALL_ARG = "Argument of every call of --against; repeatable. (default: as --call-arg)"
+_ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J). (default: either)"
+_Arguments = list[str] | None
+
+
 @option_group
 class SubjectOptions:
     """The attention to check, and the arguments to build and call it with."""
 
     target: Annotated[str, typer.Argument(help=_TARGET_HELP, metavar="TARGET", show_default=False)] = ""
-    arg: Annotated[
-        list[str] | None,
-        option(
-            _CODE,
-            ARG,
-            metavar="NAME=VALUE",
-        ),
-    ] = None
-    call_arg: Annotated[
-        list[str] | None,
-        option(_CODE, CALL_ARG, metavar="NAME=VALUE"),
-    ] = None
+    arg: Annotated[_Arguments, option(_CODE, ARG, metavar="NAME=VALUE")] = None
+    call_arg: Annotated[_Arguments, option(_CODE, CALL_ARG, metavar="NAME=VALUE")] = None
     against: Annotated[
-        str | None,
-        option(_CODE, "Compare with this implementation instead of the reference.", metavar="TARGET"),
+        str | None, option(_CODE, "Compare with this implementation instead of the reference.", metavar="TARGET")
     ] = None
-    against_arg: Annotated[
-        list[str] | None,
-        option(
-            _CODE,
-            "Argument of the constructor of --against; repeatable. (default: the values of --arg, under the names that it uses)",
-            metavar="NAME=VALUE",
-        ),
-    ] = None
-    against_call_arg: Annotated[
-        list[str] | None,
-        option(
-            _CODE, "Argument of every call of --against; repeatable. (default: as --call-arg)", metavar="NAME=VALUE"
-        ),
-    ] = None
+    against_arg: Annotated[_Arguments, option(_CODE, _AGAINST_ARG, metavar="NAME=VALUE")] = None
+    against_call_arg: Annotated[_Arguments, option(_CODE, _AGAINST_CALL_ARG, metavar="NAME=VALUE")] = None
 
 
 @option_group
@@ -93,17 +70,10 @@ class MeaningOptions:
     mask_means: Annotated[
         Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask means. (default: either)")
     ] = None
-    rope: Annotated[
-        Literal["half", "interleaved"] | None,
-        option(_MEANT, "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J). (default: either)"),
-    ] = None
-    scale: Annotated[
-        float | None,
-        number(_MEANT, Real(), SCALE, metavar="X"),
-    ] = None
+    rope: Annotated[Literal["half", "interleaved"] | None, option(_MEANT, _ROPE)] = None
+    scale: Annotated[float | None, number(_MEANT, Real(), SCALE, metavar="X")] = None
     heads: Annotated[
-        int | None,
-        number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)", *HEADS),
+        int | None, number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)", *HEADS)
     ] = None
 
 
@@ -113,15 +83,9 @@ class RunOptions:
 
     device: Annotated[str, device_option(_RUN)] = "cpu"
     seed: Annotated[int, seed_option(_RUN)] = 0
-    time_limit: Annotated[
-        float,
-        number(
-            _RUN,
-            Real(high=MAX_SECONDS, above=0),
-            TIME_LIMIT,
-            metavar="SECONDS",
-        ),
-    ] = DEFAULT_TIME_LIMIT_S
+    time_limit: Annotated[float, number(_RUN, Real(high=MAX_SECONDS, above=0), TIME_LIMIT, metavar="SECONDS")] = (
+        DEFAULT_TIME_LIMIT_S
+    )
 
 
 @examples(
@@ -142,7 +106,7 @@ def check(
     examination = _examined(request)
     print_report(
         output,
-        view=lambda on: _view(_with_short_paths(examination), on),
+        view=lambda on: next(examination.views(on)),
         json=lambda: json_document(examination.to_dict()),
     )
     if examination.verdict != "right":
@@ -163,40 +127,21 @@ def _request(subject: SubjectOptions, meaning: MeaningOptions, running: RunOptio
     device = "cpu" if running.device == "auto" else running.device
     for target in (subject.target, subject.against):
         if target is not None:
-            _require_code(target)
             require_readable(target)
-    arguments, call_arguments = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
-    target_request = TargetRequest(subject.target, arguments, call_arguments, meaning.causal, device, running.seed)
-    against = _against(subject, target_request)
+    arguments, calls = pairs(subject.arg, "arg"), pairs(subject.call_arg, "call-arg")
+    target_request = TargetRequest(subject.target, arguments, calls, meaning.causal, device, running.seed)
+    against_arguments = pairs(subject.against_arg, "against-arg")
+    against_calls = pairs(subject.against_call_arg, "against-call-arg")
+    against = None
+    if subject.against is not None:
+        against = replace(
+            target_request, target=subject.against, arguments=against_arguments, call_arguments=against_calls or calls
+        )
+    elif against_arguments or against_calls:
+        name = "--against-arg" if against_arguments else "--against-call-arg"
+        raise UsageError(f"{name} works only with --against", hint="add --against TARGET")
     return CheckRequest(
         target_request, against, meaning.mask_means, meaning.rope, meaning.scale, meaning.heads, running.time_limit
-    )
-
-
-def _require_code(target: str) -> None:
-    """Raises `UsageError` for a folder, or a file that is not Python, with the command to use instead."""
-    valid_targets = "FILE.py:NAME or package.module:NAME is a class or a function"
-    if isdir(target):
-        hint = f"mha doctor --model {quote(target)} examines a checkpoint; {valid_targets}"
-        raise UsageError(f"{target!r} is a folder, not a class or function", hint=hint, path=target)
-    if isfile(target) and not target.endswith(".py"):
-        raise UsageError(f"{target!r} is not a Python file", hint=valid_targets, path=target)
-
-
-def _against(subject: SubjectOptions, target_request: TargetRequest) -> TargetRequest | None:
-    """The target of `--against`, with its own arguments. Raises `UsageError` for such arguments without the target."""
-    arguments_given = {"--against-arg": subject.against_arg, "--against-call-arg": subject.against_call_arg}
-    if subject.against is None:
-        for name, value in arguments_given.items():
-            if value:
-                raise UsageError(f"{name} works only with --against", hint="add --against TARGET")
-        return None
-    calls = pairs(subject.against_call_arg, "against-call-arg") or target_request.call_arguments
-    return replace(
-        target_request,
-        target=subject.against,
-        arguments=pairs(subject.against_arg, "against-arg"),
-        call_arguments=calls,
     )
 
 
@@ -216,26 +161,3 @@ def _examined(request: CheckRequest) -> Examination:
 
 
 _USUAL_STAGES = 12
-
-
-def _view(examination: Examination, on: Screen) -> RenderableType:
-    from mhacli.commands.check.view import check_view
-
-    return check_view(examination, on)
-
-
-def _with_short_paths(examination: Examination) -> Examination:
-    """The examination with paths relative to the working directory."""
-    from mhacli.usercode.process import shown_path
-
-    findings = tuple(
-        replace(finding, file=None if finding.file is None else shown_path(finding.file))
-        for finding in examination.findings
-    )
-    departure = examination.departure
-    if departure is not None:
-        file, other_file = (
-            None if file is None else shown_path(file) for file in (departure.file, departure.other_file)
-        )
-        departure = replace(departure, file=file, other_file=other_file)
-    return replace(examination, findings=findings, departure=departure)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
+from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
-SCHEMA = "mha.check/1"
 Verdict = Literal["right", "wrong", "unknown"]
 
 
@@ -149,70 +150,56 @@ class Examination(Shown):
     def summary(self) -> str:
         """The verdict in a sentence, with the mistakes and fixes, or with the agreement and unexamined arguments."""
         if self.verdict == "wrong":
-            return f"wrong: {self._mistakes()}"
+            return f"wrong: {'; '.join(self._mistakes()) or 'a probe fails'}"
         if self.verdict == "unknown":
             return f"not decided: {self.reason or 'what was measured does not suffice'}"
-        missing = f"; not examined: {self.not_examined_text}" if self.not_examined else ""
-        return f"right: {self._agreement()}{missing}" + "".join(f"; note: {note}" for note in self.notes)
+        n = sum(probe.ok is True for probe in self.probes)
+        text = f"{n} probe{'s' * (n != 1)} pass{'es' * (n == 1)}"
+        if self.against is not None:
+            text = f"it gives the same output as {self.against} with the same weights"
+        elif self.comparison is not None:
+            n = self.comparison.n_inputs
+            same = "it gives the same output as the reference with the same weights"
+            text = f"on {n} input{'s' * (n != 1)} {same}; {text}"
+        missing = [f"not examined: {self.not_examined_text}"] if self.not_examined else []
+        return f"right: {'; '.join([text, *missing, *(f'note: {note}' for note in self.notes)])}"
 
     @property
     def not_examined_text(self) -> str:
         """The unexamined arguments, each with its kind if the name shows it: `past_kv (cache), rel`."""
         return ", ".join(f"{name} ({kind})" if (kind := _kind_of(name)) else name for name in self.not_examined)
 
-    def _mistakes(self) -> str:
-        """The first mistake with line and fix, and the number of further ones."""
-        if not self.findings:
-            return "a probe fails"
-        (first, *others), n_more = self.findings, len(self.findings) - 1
-        lines = [_with_place(first)]
-        lines += self._lines_that_differ() or _first_fix(first)
-        if n_more > 1:
-            lines.append(f"{n_more} more mistakes")
-        else:
-            lines += [line for finding in others for line in (f"and {_with_place(finding)}", *_first_fix(finding))]
-        return "; ".join(lines)
-
-    def _lines_that_differ(self) -> list[str]:
-        """The first difference between two implementations, with both lines."""
-        difference = self.departure
-        if self.against is None or difference is None:
-            return []
-        first_line, second_line = (
-            f"library code of {target}" if file is None else file if line is None else f"{file}:{line}"
-            for target, file, line in (
-                (self.target, difference.file, difference.line),
-                (self.against, difference.other_file, difference.other_line),
-            )
-        )
-        return [f"the first difference is in {difference.site}: compare {first_line} with {second_line}"]
-
-    def _agreement(self) -> str:
-        """The agreement with the reference, and the number of passed probes."""
-        n_passed = sum(probe.ok is True for probe in self.probes)
-        passed = f"{n_passed} probe{'s' * (n_passed != 1)} pass{'es' * (n_passed == 1)}"
-        if self.against is not None:
-            return f"it gives the same output as {self.against} with the same weights"
-        if self.comparison is None:
-            return passed
-        n = self.comparison.n_inputs
-        return f"on {n} input{'s' * (n != 1)} it gives the same output as the reference with the same weights; {passed}"
+    def _mistakes(self) -> Iterator[str]:
+        """The mistakes with their lines and fixes; of three or more the first, and the number of the others."""
+        shown = self.findings if len(self.findings) < 3 else self.findings[:1]
+        for number, finding in enumerate(shown):
+            at = "" if finding.file is None else f" ({place(finding.file, finding.line)})"
+            yield f"{'and ' * (number > 0)}{finding.message}{at}"
+            if number == 0 and self.against is not None and self.departure is not None:
+                lines = (
+                    (self.departure.file, self.departure.line),
+                    (self.departure.other_file, self.departure.other_line),
+                )
+                targets = zip((self.target, self.against), lines, strict=True)
+                first, second = (
+                    f"library code of {target}" if file is None else place(file, line)
+                    for target, (file, line) in targets
+                )
+                yield f"the first difference is in {self.departure.site}: compare {first} with {second}"
+            else:
+                yield from (f"fix: {line}" for line in finding.fix.strip().splitlines()[:1])
+        if len(shown) < len(self.findings):
+            yield f"{len(self.findings) - 1} more mistakes"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON document of `--json`."""
-        return {"schema": SCHEMA, "summary": self.summary} | asdict(self)
+        fields: dict[str, Any] = plain(self)
+        return {"schema": "mha.check/1", "summary": self.summary} | fields
 
 
-def _with_place(finding: Finding) -> str:
-    """The message with its location."""
-    if finding.file is None:
-        return finding.message
-    return f"{finding.message} ({finding.file if finding.line is None else f'{finding.file}:{finding.line}'})"
-
-
-def _first_fix(finding: Finding) -> list[str]:
-    """The first line of the fix, empty if there is none."""
-    return [f"fix: {line}" for line in finding.fix.strip().splitlines()[:1]]
+def place(file: str, line: int | None) -> str:
+    """A line of a file, by its path from the working directory."""
+    return shown_path(file) if line is None else f"{shown_path(file)}:{line}"
 
 
 _KINDS = {

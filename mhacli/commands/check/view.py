@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, ProbeResult
+from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, ProbeResult, place
 from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import count_of, filled, fitted, flowing, seconds_text
 from mhacli.render.base.options import Screen
@@ -88,10 +88,9 @@ def _mistake(finding: Finding, examination: Examination) -> Text:
 def _finding(finding: Finding, on: Screen) -> Iterator[Line]:
     """The location, fix, effect and evidence of a finding."""
     if finding.file is not None:
-        place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
         if finding.source:
             yield "found", Text(_code(finding.source, on), style="red")
-        yield ("" if finding.source else "found"), Text(visible(place), style="dim")
+        yield ("" if finding.source else "found"), Text(visible(place(finding.file, finding.line)), style="dim")
     if finding.fix:
         yield "fix", Text("\n".join(_code(line, on) for line in finding.fix.splitlines()), style="green")
     if finding.effect:
@@ -246,8 +245,7 @@ def _first_difference_lines(difference: FirstDifference, examination: Examinatio
         lines.append((examination.against, difference.other_file, difference.other_line, difference.other_source))
     for target, file, line, source in lines:
         if file is not None:
-            place = file if line is None else f"{file}:{line}"
-            yield "", Text(_code(f"{place}  {source.strip()}", on), style="dim")
+            yield "", Text(_code(f"{place(file, line)}  {source.strip()}", on), style="dim")
         elif examination.against is not None:
             yield "", Text(visible(f"{target}  in library code"), style="dim")
 

@@ -352,7 +352,7 @@ def test_what_the_code_prints_is_kept_apart_from_the_result(mha, tmp_path) -> No
         (("mine.py:Attention", "--arg", "a=1", "--arg", "a=2"), "twice"),
         (("mine.py:Attention", "--call-arg", "x"), "--call-arg"),
         (("mine.py:Attention", "--against-arg", "a=1"), "--against"),
-        (("mine.py:Attention", "--time-limit", "0"), "--time-limit 0"),
+        (("mine.py:Attention", "--time-limit", "0"), "--time-limit"),
         (("mine.py:Attention", "--heads", "0"), "heads"),
         (("mine.py:Attention", "--device", "gpu"), "device"),
         (("mine.py:Attention", "--mask-means", "drop"), "keep"),
