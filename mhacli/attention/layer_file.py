@@ -18,7 +18,7 @@ from torch import Tensor
 from mhacli.attention.layer import MultiHeadAttention, new_embedding
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, WeightsProbe
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.io.safetensors import METADATA_KEY, tensors_of
+from mhacli.io.safetensors import METADATA_KEY
 from mhacli.settings import Config
 
 PROBE_TOLERANCE = 1e-6
@@ -101,7 +101,7 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> LayerWeights:
     """
     from safetensors.torch import load
 
-    tensors = dict(tensors_of(source.file, load))
+    tensors = load(source.file.data)
     if not allow_nonfinite:
         require_finite(tensors, source.path)
     embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)

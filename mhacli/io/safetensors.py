@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
@@ -18,7 +18,6 @@ from mhacli.io import memory
 from mhacli.io.data import load_json
 from mhacli.io.files import format_size, opened, read_up_to
 
-T = TypeVar("T")
 METADATA_KEY = "mha"
 MAX_HEADER_BYTES = 100_000_000
 """The library refuses a longer header."""
@@ -39,7 +38,7 @@ class TensorInfo:
 @dataclass(frozen=True)
 class TensorFile:
     """A checked file of `n_bytes`. `metadata` is the JSON under the key `mha`, or None; `data` are all bytes, empty if only the
-    header was read."""
+    header was read, and else what the `load` functions of safetensors take."""
 
     path: str
     tensors: Mapping[str, TensorInfo]
@@ -67,23 +66,6 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
         message = f"{path} is too large to read: {format_size(max(size, len(data)))}, at most {format_size(room)}"
         raise MhaError(message, code="too-large", path=path)
     return replace(_described(path, data, len(data)), data=data)
-
-
-def read_tensors_of(header: TensorFile, limit: int) -> TensorFile:
-    """The whole file of a header that was read before. Raises `MhaError` as `read_tensor_file` does, and if the file was
-    replaced meanwhile."""
-    file = read_tensor_file(header.path, limit)
-    if replace(file, data=b"") != header:
-        raise _bad(header.path, "the file was replaced while it was read")
-    return file
-
-
-def tensors_of(file: TensorFile, load: Callable[[bytes], Mapping[str, T]]) -> Mapping[str, T]:
-    """The tensors of a whole file, made by a `load` function of safetensors. Raises `MhaError` if the library refuses them."""
-    try:
-        return load(file.data)
-    except (SafetensorError, ValueError) as fault:
-        raise _bad(file.path, f"{fault!s:.400}") from None
 
 
 def shown_name(name: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mhacli.errors import MhaError
 from mhacli.io.data import decode, load_json, plain
-from mhacli.io.safetensors import METADATA_KEY, read_tensor_file, tensors_of
+from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
 from mhacli.record.arrays import Array
 from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink
 from mhacli.record.effect import EFFECT_NUMBERS, Effect
@@ -128,7 +128,7 @@ def read_sums(path: str) -> UnitSums:
 
     file = read_tensor_file(path, MAX_FILE_BYTES)
     document = file.metadata if isinstance(file.metadata, dict) else {}
-    facts_text, arrays = document.get("facts"), tensors_of(file, load)
+    facts_text, arrays = document.get("facts"), load(file.data)
     if not isinstance(facts_text, str) or document.get("digest") != _digest(facts_text, arrays):
         raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
     return UnitSums(decode(UnitFacts, load_json(facts_text, path), path), arrays)

@@ -22,7 +22,6 @@ from mhacli.attention.weights_file import LayerFile, read_bias_file
 from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
-from mhacli.io.safetensors import tensors_of
 from mhacli.record.record import Environment
 from mhacli.requests.layer import LayerRequest
 from mhacli.settings import Config
@@ -234,7 +233,7 @@ def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool)
     from safetensors.torch import load
 
     file, name = read_bias_file(where, facts)
-    stored = tensors_of(file, load)[name]
+    stored = load(file.data)[name]
     bias = stored.to(torch.promote_types(getattr(torch, facts.config.dtype), torch.float32))
     if not allow_nonfinite:  # a number that overflows to −∞ in the dtype is refused too
         weights.require_finite({name: bias.masked_fill(stored.isneginf(), 0.0)}, file.path)
