@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import stat
 import sys
 from collections.abc import Callable, Sequence
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import UsageError
 from mhacli.io.files import parse_size
-from mhacli.io.safetensors import PICKLE_ENDINGS
-from mhacli.io.scan_folder import is_scan
 
 
 def _option(name: str) -> str:
@@ -142,12 +138,10 @@ def triple(word: str | None, name: str) -> tuple[int, int, int] | None:
 # ------------------------------------------------------------------------------------------- texts, which are no paths
 
 
-_HEADER_BYTES = 4096
 _FILE_NAME = re.compile(
     r"\S+\.(txt|md|rst|text|log|csv|tsv|json|jsonl|html|py|safetensors|pt|pth|bin|npz)", re.IGNORECASE
 )
 """A word that is most likely the name of a file and not a text."""
-_OF_CHECKPOINT = ("config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 def are_literal() -> bool:
@@ -155,128 +149,13 @@ def are_literal() -> bool:
     return "--" in sys.argv[1:]
 
 
-def holds_record(path: str) -> bool:
-    """Whether a path is the folder of a scan, or a file whose header is that of a record. False if it cannot be read."""
-    if is_scan(path):
-        return True
-    if "\0" in path or not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            return b"mha.record/" in file.read(_HEADER_BYTES)
-    except OSError:
-        return False
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a path is a folder with a checkpoint, judged by the names of its files."""
-    return any(os.path.lexists(os.path.join(path, name)) for name in _OF_CHECKPOINT)
-
-
-def require_words(word: str, *, has_file: bool = True, has_model: bool = True) -> None:
-    """Raises `UsageError` for a text that is an existing path or looks like the name of a file, unless `are_literal`.
-
-    `has_file` and `has_model` say whether the command has the options `--file` and `--model`, which the hint may name.
-    """
-    if are_literal():
+def require_words(word: str, *, option: str = "") -> None:
+    """Raises `UsageError` for a text, of an option if one is named, that is an existing path or looks like the name of a file,
+    unless `are_literal`."""
+    if are_literal() or not (os.path.lexists(word) or (not option and _FILE_NAME.fullmatch(word))):
         return
-    quoted = shlex.quote(word)
-    if not os.path.lexists(word):
-        if _FILE_NAME.fullmatch(word):
-            raise UsageError(f"{word} does not exist", hint=f"--text {quoted} inspects the word itself", path=word)
-        return
-    alternative = _alternative(word, quoted, has_file=has_file, has_model=has_model)
-    raise UsageError(
-        f"{word!r} is a {_kind(word)}, not a text",
-        hint=f"{alternative}--text {quoted} inspects the word itself",
-        path=word,
+    message = f"{word!r} is a path, not a text" if os.path.lexists(word) else f"{word} does not exist"
+    hint = (
+        "with -- behind it texts are taken as they are" if option else "--file FILE reads a text; --text takes a word"
     )
-
-
-def require_no_target(word: str) -> None:
-    """Raises `UsageError` for a file name after `--csv` or `--json`, which take none, unless `are_literal`."""
-    flag = sys.argv[sys.argv.index(word) - 1] if word in sys.argv else ""
-    if flag in ("--csv", "--json") and _FILE_NAME.fullmatch(word) and not are_literal():
-        hint = f"{flag} > {shlex.quote(word)} writes a file"
-        raise UsageError(f"{flag} takes no file name: it prints to stdout", hint=hint, path=word)
-
-
-def require_context(word: str) -> None:
-    """Raises `UsageError` for a text of `--context` that is an existing path, unless `are_literal`."""
-    if are_literal() or not os.path.lexists(word):
-        return
-    passed = "" if os.path.isdir(word) else f'--context "$(cat {shlex.quote(word)})" passes what it holds; '
-    raise UsageError(
-        f"--context: {word!r} is a {_kind(word)}, not a text",
-        hint=f"{passed}with -- behind it texts are taken as they are",
-        path=word,
-    )
-
-
-def require_record(path: str) -> None:
-    """Raises `MhaError` with a command to type for a folder or a text file. The contents of a record are checked later."""
-    if not path:
-        raise UsageError("mha show needs a record, a file that --save wrote", hint=saved_here("mha show", 1))
-    quoted = shlex.quote(path)
-    if os.path.isdir(path) and not is_scan(path):
-        hint = f"mha weights info {quoted} lists what a checkpoint holds, mha run TEXT --model {quoted} shows its attention"
-        raise MhaError(f"{path} is a directory, not a record", hint=hint, code="unreadable", path=path)
-    if _is_text(path):
-        hint = f"mha run --file {quoted} shows the attention of a text, and --save makes a record of it"
-        raise MhaError(f"{path} is a text, not a record", hint=hint, code="bad-file", path=path)
-
-
-def saved_here(command: str, count: int, *, given: str = "") -> str:
-    """The command to type if the paths of records are missing: with the newest records in this folder after the `given` one, or
-    commands that save a record."""
-    count -= bool(given)
-    try:
-        entries = [entry for entry in os.scandir() if entry.name.endswith(".safetensors") and holds_record(entry.name)]
-        records = [entry for entry in entries if entry.name != os.path.normpath(given)]
-        newest = sorted(records, key=lambda entry: entry.stat().st_mtime)[-count:]
-    except OSError:
-        newest = []
-    if len(newest) < count:
-        example = "another.safetensors" if given else "cat.safetensors"
-        usage = f"{command} {shlex.quote(given)} {example} compares both" if given else f"mha show {example} shows it"
-        return f'mha run "the cat sat on the mat" --save {example} makes one, and {usage}'
-    names = " ".join(shlex.quote(name) for name in [*filter(None, [given]), *(entry.name for entry in newest)])
-    return f"{command} {names} takes the newest of {len(records)}{' others' if given else ''} in this folder"
-
-
-def _is_text(path: str) -> bool:
-    """Whether a file is text: it has no NUL byte, no safetensors header and no ending of a pickle. False if it cannot be read."""
-    if "\0" in path or path.lower().endswith(PICKLE_ENDINGS) or not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEADER_BYTES)
-    except OSError:
-        return False
-    return bool(head) and b"\0" not in head and head[8:9] != b"{"
-
-
-def _kind(path: str) -> str:
-    """The kind of file at a path, in a word."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return "link to nothing"
-    kinds = ((stat.S_ISDIR, "folder"), (stat.S_ISREG, "file"), (stat.S_ISFIFO, "pipe"))
-    return next((name for is_kind, name in kinds if is_kind(mode)), "device")
-
-
-def _alternative(word: str, quoted: str, *, has_file: bool, has_model: bool) -> str:
-    """The command or option to type instead, and a semicolon; empty for a path without text."""
-    kind = _kind(word)
-    if kind == "folder":
-        if has_model and (is_checkpoint(word) or not has_file):
-            return f"--model {quoted} reads a checkpoint there; "
-        return "--file FILE reads a text file in it; "
-    if holds_record(word):
-        return f"mha show {quoted} draws this record; "
-    if word.endswith(".safetensors"):
-        return f"mha weights info {quoted} says what it holds; "
-    if kind not in ("file", "pipe"):
-        return ""
-    return f"--file {quoted} reads it; " if has_file else f'"$(cat {quoted})" passes what it holds; '
+    raise UsageError(f"{option}: {message}" if option else message, hint=hint, path=word)

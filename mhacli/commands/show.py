@@ -22,7 +22,6 @@ from mhacli.cli.output import (
     write_pictures,
 )
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
-from mhacli.cli.values import require_record
 from mhacli.errors import UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions, require_choices
@@ -64,7 +63,8 @@ def show(
         words=of_layers.words,
     )
     options = with_output(options, output, read=file.record, has_maps=bool(options.maps))
-    require_record(file.record)
+    if not file.record:
+        raise UsageError("mha show needs a record, a file that --save wrote")
 
     from mhacli.record import storage
 

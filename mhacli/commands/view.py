@@ -26,9 +26,10 @@ from mhacli.cli.options import (
 )
 from mhacli.cli.output import COLOUR, SAVED, Output, note_written, print_notes, require_self_check, require_writable
 from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
-from mhacli.cli.values import are_literal, holds_record
+from mhacli.cli.values import are_literal
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected
+from mhacli.io.scan_folder import is_scan
 from mhacli.render.base.options import ViewOptions
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mhacli.record.record import LayerChoice, Record
 
 _VIEW = "View"
-_ENDING = ".safetensors"
+_ENDING, _HEADER_BYTES = ".safetensors", 4096
 
 
 @option_group
@@ -71,7 +72,6 @@ def view(
 ) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     _require_terminal()
-    _require_textual()
     layers = layer_list(model.layer)
     path = _record_path(source)
     if path is not None:
@@ -133,19 +133,12 @@ def _has_shades() -> bool:
 
 
 def _require_terminal() -> None:
-    """Raises `MhaError` if there is no terminal to draw on and read keys from. Textual draws on stderr."""
+    """Raises `MhaError` if there is no terminal to draw on and read keys from, or no textual. Textual draws on stderr."""
     streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
-    elsewhere = [name for name, stream in streams.items() if stream is None or not stream.isatty()]
-    if elsewhere or os.environ.get("TERM", "dumb") == "dumb":
-        lack = (
-            f"{' and '.join(', '.join(elsewhere).rsplit(', ', 1))} {'is' if len(elsewhere) == 1 else 'are'} redirected"
-            if elsewhere
-            else "TERM is dumb"
-        )
+    redirected = [f"{name} is redirected" for name, stream in streams.items() if stream is None or not stream.isatty()]
+    if redirected or os.environ.get("TERM", "dumb") == "dumb":
+        lack = ", ".join(redirected) or "TERM is dumb"
         raise MhaError(f"mha view needs a terminal: {lack}", hint="mha show RECORD prints a record", code="no-terminal")
-
-
-def _require_textual() -> None:
     if find_spec("textual") is None:
         raise MhaError(
             "mha view needs textual, which is not installed",
@@ -166,8 +159,14 @@ def _record_path(source: SourceOptions) -> str | None:
 
 
 def _is_record(word: str) -> bool:
-    """Whether a word is the path of a record, judged by its name or header."""
-    return "\0" not in word and (word.endswith(_ENDING) or holds_record(word))
+    """Whether a word is the path of a record, judged by its name or header, or of the folder of a scan."""
+    if "\0" in word or not os.path.isfile(word):
+        return word.endswith(_ENDING) or is_scan(word)
+    try:
+        with open(word, "rb") as file:
+            return word.endswith(_ENDING) or b"mha.record/" in file.read(_HEADER_BYTES)
+    except OSError:
+        return word.endswith(_ENDING)
 
 
 def _require_record_alone(*groups: Any) -> None:

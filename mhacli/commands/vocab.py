@@ -83,7 +83,7 @@ def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyO
         check_target(output.save, force=output.force)
     paths = source_paths(source)
     tokenizer, decoding = make_tokenizer(config, source.max_token_len), make_decoding(source, DEFAULT_MAX_BYTES)
-    texts = [("the text", iter([text])) for text in typed_texts(source, decoding, has_model=False)]
+    texts = [("the text", iter([text])) for text in typed_texts(source, decoding)]
     texts += [(describe(path), stream_text(path, decoding)) for path in paths]
     counts: Counter[str] = Counter()
     with show_activity("counting"):

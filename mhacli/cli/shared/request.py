@@ -13,7 +13,7 @@ from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_
 from mhacli.cli.console import note, show_activity
 from mhacli.cli.options import DeviceOptions, LayerOptions, SourceOptions, TextOptions
 from mhacli.cli.output import Output, save_record
-from mhacli.cli.values import reach, require_context, require_no_target, require_words, shape
+from mhacli.cli.values import reach, require_words, shape
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import describe, write_whole
 from mhacli.record.record import Record
@@ -222,14 +222,11 @@ def has_text(source: SourceOptions) -> bool:
     return bool(source.typed or source.text or source.file)
 
 
-def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = True) -> list[str]:
-    """The texts given as arguments. Raises `UsageError` for one that is an existing path; `has_model` says whether the command
-    has the option `--model`."""
+def typed_texts(source: SourceOptions, decoding: Decoding) -> list[str]:
+    """The texts given as arguments. Raises `UsageError` for one that is an existing path."""
     words = [word for word in source.typed or () if word != "-"]
     for word in words:
-        if len(words) > 1 or source.text or source.file:
-            require_no_target(word)
-        require_words(word, has_model=has_model)
+        require_words(word)
     if (
         len(words) > 1
         and all(len(word.split()) == 1 for word in words)
@@ -243,7 +240,7 @@ def typed_texts(source: SourceOptions, decoding: Decoding, *, has_model: bool = 
 def read_context(text: TextOptions, decoding: Decoding) -> list[str]:
     """The texts of `--context`. Raises `UsageError` for one that is an existing path."""
     for word in text.context or ():
-        require_context(word)
+        require_words(word, option="--context")
     return [argument_text(word, decoding) for word in text.context or ()]
 
 

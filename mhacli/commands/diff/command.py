@@ -24,7 +24,7 @@ from mhacli.cli.options import (
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
 from mhacli.cli.shared.request import record_command
-from mhacli.cli.values import index_list, require_record, saved_here
+from mhacli.cli.values import index_list
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions
@@ -88,13 +88,11 @@ def diff(
         everything=panels.all,
     )
     if not pair.a or not pair.b:
-        raise UsageError("mha diff needs two records", hint=saved_here("mha diff", 2, given=pair.a or pair.b))
+        raise UsageError("mha diff needs two records, files that --save wrote")
     from mhacli.commands.diff.compare import compare
     from mhacli.commands.diff.view import diff_view, require_drawable
     from mhacli.record import storage
 
-    for path in (pair.a, pair.b):
-        require_record(path)
     with show_activity("comparing"):
         a, b = storage.load(pair.a), storage.load(pair.b)
         require_drawable((a, b), options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os.path import isdir
 from shlex import quote
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from mhacli.cli.options import (
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
 from mhacli.cli.shared.request import leave_deleted_folder, record_command
-from mhacli.cli.values import are_literal, is_checkpoint, require_words
+from mhacli.cli.values import are_literal, require_words
 from mhacli.commands.doctor.result import DoctorRequest, Report
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import Config, Dtype
@@ -83,12 +84,12 @@ def doctor(
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device.device, seed=device.seed).resolved()
-    if not examined.model and examined.typed and not are_literal() and is_checkpoint(examined.typed[0]):
+    if not examined.model and examined.typed and not are_literal() and isdir(examined.typed[0]):
         folder, *typed = examined.typed
         note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
         examined = replace(examined, model=folder, typed=typed or None)
     for word in examined.typed or ():
-        require_words(word, has_file=False)
+        require_words(word)
     texts = tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))
     leave_deleted_folder()
     report = _checkpoint(examined, texts, device) if examined.model else _installation(examined, texts, device)
