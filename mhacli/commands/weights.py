@@ -64,8 +64,8 @@ class DtypeCount:
 class StackAttention:
     """The attention of one stack. `biases` are the letters (of q, k, v and o) of the projections with a bias.
 
-    `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of most weights; None if the
-    stack has no cache, or if its size is not known.
+    `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of the key projection; None
+    if the stack has no cache, or if its size is not known.
     """
 
     stack: str
