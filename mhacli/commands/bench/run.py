@@ -337,7 +337,7 @@ def _watched(call: Callable[[], object], device: torch.device) -> tuple[frozense
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-    with profile(use_kineto=False, profile_memory=True) as seen:
+    with profile(use_kineto=False, profile_memory=device.type == "cpu") as seen:
         kept = call()
     assert seen.kineto_results is not None  # it has been stopped
     events = seen.kineto_results.events()

@@ -170,7 +170,7 @@ def _undisturbed() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------- a matrix product
 
 
-_PRODUCT_WIDTHS = {"cpu": 1024, "cuda": 8192, "mps": 4096}
+_PRODUCT_WIDTHS = {"cpu": 512, "cuda": 8192, "mps": 4096}
 
 
 def product_rate(dtype: Dtype, device: torch.device, clock: Clock) -> float:

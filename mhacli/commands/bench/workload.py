@@ -117,7 +117,6 @@ BACKENDS: Mapping[str, Backend] = {
 """The backends in default order. A backend that projects is a whole layer, and cannot decode because it has no cache."""
 
 ALL = "all"
-_EVERYWHERE = ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights")
 
 
 class DeviceDefaults(NamedTuple):
@@ -140,7 +139,10 @@ SCALES: Mapping[str, DeviceDefaults] = {
         tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384, 32768),
         (1024, 2048, 4096, 8192, 16384, 32768, 65536),
     ),
-    "mps": DeviceDefaults(_EVERYWHERE, "float32", 1024, 4096, (512, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192)),
+    "mps": DeviceDefaults(
+        ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights"),
+        "float32", 1024, 4096, (512, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192),
+    ),
 }  # fmt: skip
 """Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the
 device.
