@@ -63,7 +63,7 @@ from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.requests.layer import LayerRequest, require_no_dropout
 from mhacli.requests.memory import BASE_BYTES, predict_heads_memory
-from mhacli.text.conditions import parse_pattern
+from mhacli.text.conditions import parse_condition
 
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
@@ -240,7 +240,7 @@ def _heads_request(statistics: HeadsOptions, layer: LayerOptions, heads: tuple[i
     """The request without the cells to keep."""
     return HeadsRequest(
         heads=heads,
-        patterns=tuple(map(parse_pattern, statistics.pattern or ())),
+        patterns=tuple(map(parse_condition, statistics.pattern or ())),
         sink_tokens=statistics.sink_tokens,
         sink_share=statistics.sink_share,
         allow_nonfinite=layer.allow_nonfinite,

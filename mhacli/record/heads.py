@@ -13,7 +13,7 @@ from mhacli.record.glossary import Column, HeadTypeWords, column_words
 
 if TYPE_CHECKING:
     from mhacli.settings import Reducer
-    from mhacli.text.conditions import Pattern
+    from mhacli.text.conditions import Condition
 
 
 Kind = Literal[
@@ -398,7 +398,7 @@ class HeadsRequest:
     """
 
     heads: tuple[int, ...] | None = None
-    patterns: tuple[Pattern, ...] = ()
+    patterns: tuple[Condition, ...] = ()
     sink_tokens: int = SINK_TOKENS
     sink_share: float = SINK_SHARE
     kept: Kept = Kept()

@@ -94,7 +94,7 @@ Evaluation = Callable[[Cells], Any]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class Condition:
     """A condition and its source text.
 
     `holds` evaluates the condition for some cells, and `words` are the tokens that it names. `largest(position)` bounds
@@ -106,12 +106,12 @@ class Pattern:
     words: frozenset[str] = field(compare=False)
     largest: Callable[[int], int] = field(compare=False)
 
-    def __reduce__(self) -> tuple[Callable[[str], Pattern], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], Condition], tuple[str]]:
         """How pickle makes it again in another process."""
-        return parse_pattern, (self.text,)
+        return parse_condition, (self.text,)
 
 
-def parse_pattern(text: str) -> Pattern:
+def parse_condition(text: str) -> Condition:
     """The condition in `text`, stripped of outer spaces. Raises `UsageError` that quotes the faulty part."""
     if len(text) > MAX_CHARACTERS:
         raise _refused(f"the condition has {len(text)} characters, at most {MAX_CHARACTERS} are read")
@@ -132,7 +132,7 @@ def parse_pattern(text: str) -> Pattern:
         source = ast.get_source_segment(text, error.node)
         raise _refused(f"{_quoted(text if source is None else source)} {error.fault}") from None
     numbers = tuple(parser.numbers)
-    return Pattern(
+    return Condition(
         text, holds, frozenset(parser.words), lambda position: max((n.largest(position) for n in numbers), default=0)
     )
 
@@ -198,6 +198,11 @@ class _Tokens:
 
 
 Words = tuple[str, ...]
+_COMPARABLE: dict[tuple[type, ...], Iterable[str]] = {
+    (_Number, _Number): RELATIONS,
+    (_Tokens, _Tokens): ("==", "!="),
+    (_Tokens, tuple): _LISTED.values(),
+}
 
 
 def _constant(value: int) -> _Number:
@@ -230,7 +235,7 @@ class _Parser:
         operands = [self.operand(part) for part in nodes]
         relations = [(_RELATIONS | _LISTED).get(type(op), "") for op in node.ops]
         for n, relation in enumerate(relations):
-            _require_comparable(node, relation, operands[n : n + 2], nodes[n : n + 2])
+            _require_comparable(relation, operands[n : n + 2], nodes[n : n + 2], node)
 
         def planes(cells: Cells) -> Iterator[Any]:
             compare = cells.compare_numbers if isinstance(operands[0], _Number) else cells.compare_tokens
@@ -274,62 +279,41 @@ class _Parser:
             case ast.Name(id="q" | "k"):
                 axis: Axis = "q" if node.id == "q" else "k"
                 return _Number(lambda cells: cells.position(axis), lambda position: position, frozenset((axis,)))
-            case ast.Name(id="tok" | "abs"):
-                raise _RefusedError("cannot stand alone: write tok[k] or abs(q - k)", node)
-            case ast.Name():
-                raise _RefusedError("is not one of the names q, k, tok and abs", node)
-            case ast.Constant():
-                return _literal(node)
+            case ast.Constant(value=value):
+                if type(value) is not int or value >= LITERALS_BELOW:
+                    raise _RefusedError("is not a whole number below 1000000000", node)
+                return _constant(value)
             case ast.BinOp() if type(node.op) in _OPERATORS:
                 return _calculated(_OPERATORS[type(node.op)], self.number(node.left), self.number(node.right), node)
             case ast.UnaryOp(op=ast.USub()):
                 return _calculated("-", _constant(0), self.number(node.operand), node)
-            case ast.BinOp() | ast.UnaryOp(op=ast.UAdd() | ast.Invert()):
-                raise _RefusedError(
-                    "uses another operator than a + b, a - b, a * b, a // b, a % b, -a and abs(a)", node
-                )
-            case ast.Call():
-                return self.absolute(node)
-        raise _RefusedError("is not a whole number, q, k or a calculation with them", node)
-
-    def absolute(self, node: ast.Call) -> _Number:
-        if not (isinstance(node.func, ast.Name) and node.func.id == "abs"):
-            raise _RefusedError("calls a function other than abs", node)
-        if len(node.args) != 1 or node.keywords:
-            raise _RefusedError("does not give abs exactly one number", node)
-        number = self.number(node.args[0])
-        if number.value is not None:
-            return _constant(abs(number.value))
-        return replace(number, evaluate=lambda cells: cells.absolute(number.evaluate(cells)))
+            case ast.Call(func=ast.Name(id="abs"), args=[inner], keywords=[]):
+                number = self.number(inner)
+                if number.value is not None:
+                    return _constant(abs(number.value))
+                return replace(number, evaluate=lambda cells: cells.absolute(number.evaluate(cells)))
+        raise _RefusedError(
+            "is not a whole number, q, k or one of a + b, a - b, a * b, a // b, a % b, -a and abs(a) of such", node
+        )
 
 
-def _require_comparable(node: ast.Compare, relation: str, operands: Sequence[Any], nodes: Sequence[ast.expr]) -> None:
-    left, right = operands
-    if not relation:
-        raise _RefusedError("uses another comparison than == != < <= > >= in and not in", node)
-    if relation in _LISTED.values():
-        if not isinstance(left, _Tokens):
-            raise _RefusedError("is not a token: in and not in are for tokens", nodes[0])
-        if isinstance(right, _Tokens | _Number):
-            raise _RefusedError('is not a list of words such as ("a", "b")', nodes[1])
-    elif not (isinstance(left, _Tokens | _Number) and isinstance(right, _Tokens | _Number)):
-        raise _RefusedError("has a list of words without in or not in before it", node)
-    elif isinstance(left, _Tokens) != isinstance(right, _Tokens):
-        raise _RefusedError("compares a token with a number", node)
-    elif isinstance(left, _Tokens) and relation not in ("==", "!="):
-        raise _RefusedError("orders tokens, which compare with == != in and not in only", node)
+def _require_comparable(relation: str, operands: Sequence[Any], nodes: Sequence[ast.expr], whole: ast.expr) -> None:
+    """Raises `_RefusedError` unless the relation compares two numbers, two tokens, or a token with a list of words."""
+    kinds = tuple(map(type, operands))
+    if relation in _COMPARABLE.get(kinds, ()):
+        return
+    wrong = whole if relation not in _LISTED.values() else nodes[0] if kinds[0] is not _Tokens else nodes[1]
+    raise _RefusedError(
+        "is compared wrongly: numbers compare by == != < <= > >=, tokens by == and !=, a token with a list of words such as "
+        '("a", "b") by in and not in',
+        wrong,
+    )
 
 
 def _word(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     raise _RefusedError('is not a word in quotes such as "the"', node)
-
-
-def _literal(node: ast.Constant) -> _Number:
-    if type(node.value) is not int or node.value >= LITERALS_BELOW:
-        raise _RefusedError("is not a whole number below 1000000000", node)
-    return _constant(node.value)
 
 
 def _calculated(sign: str, left: _Number, right: _Number, node: ast.expr) -> _Number:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mhacli.text.conditions import OPERATIONS, RELATIONS, Pattern
+from mhacli.text.conditions import OPERATIONS, RELATIONS, Condition
 
 Queries = Int[Tensor, " query"]
 Keys = Int[Tensor, " key"]
@@ -29,7 +29,7 @@ _NO_TOKEN, _NOR_THIS = -1, -2
 
 
 def matcher(
-    pattern: Pattern,
+    pattern: Condition,
     q_tokens: Int[Tensor, " query_len"],
     k_tokens: Int[Tensor, " key_len"],
     id_of: Callable[[str], int],
@@ -44,9 +44,9 @@ def matcher(
     zero, even `!=`; `not` around it is then true.
     Raises nothing of its own; what `id_of` raises is raised here, not by the predicate.
 
-    >>> from mhacli.text.conditions import parse_pattern
+    >>> from mhacli.text.conditions import parse_condition
     >>> ids = torch.tensor([4, 7, 4])
-    >>> matches = matcher(parse_pattern("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
+    >>> matches = matcher(parse_condition("tok[k - 1] == tok[q]"), ids, ids, lambda word: -1)
     >>> matches(torch.arange(3), torch.arange(3)).int().tolist()
     [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
     """
@@ -58,7 +58,7 @@ def matcher(
 class TokenCondition:
     """A pattern, the texts of queries and keys that it is evaluated on, the ids of its words, and where the texts begin."""
 
-    pattern: Pattern
+    pattern: Condition
     texts: Mapping[str, Tensor]
     ids: Mapping[str, int]
     first: tuple[int, int]

@@ -37,7 +37,7 @@ from mhacli.record.heads import HeadsRequest
 from mhacli.render.base.format import count_of
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import DEFAULT_MAX_BYTES, MAX_LENGTH
-from mhacli.text.conditions import parse_pattern
+from mhacli.text.conditions import parse_condition
 
 if TYPE_CHECKING:
     from mhacli.commands.scan.engines.ranks import Share
@@ -256,7 +256,7 @@ def _request(
     require_expressions(spans)
     wanted = HeadsRequest(
         heads=None if heads is None else tuple(sorted(set(heads))),
-        patterns=tuple(map(parse_pattern, statistics.pattern or ())),
+        patterns=tuple(map(parse_condition, statistics.pattern or ())),
         sink_tokens=statistics.sink_tokens,
         sink_share=statistics.sink_share,
         allow_nonfinite=model.allow_nonfinite,

@@ -41,7 +41,7 @@ from mhacli.record.heads import (
 )
 from mhacli.record.record import SpanTokens
 from mhacli.settings import PaddingSide, Reducer
-from mhacli.text.conditions import Pattern
+from mhacli.text.conditions import Condition
 from mhacli.text.tokens import TokenSequence
 
 MAP_CELLS = 192
@@ -69,7 +69,7 @@ def block_of(longest: int) -> int:
 
 
 def make_statistics_request(
-    axes: Axes, patterns: Sequence[Pattern] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
+    axes: Axes, patterns: Sequence[Condition] = (), *, sink_tokens: int = SINK_TOKENS, spans: Sequence[SpanTokens] = ()
 ) -> StatisticsRequest:
     """The request for the statistics of the heads of these tokens.
 
@@ -103,7 +103,7 @@ def _marked(
     return torch.stack(rows, dim=1)
 
 
-def _matches(pattern: Pattern, axes: Axes) -> tuple[Matches, ...]:
+def _matches(pattern: Condition, axes: Axes) -> tuple[Matches, ...]:
     """The pattern as a predicate of columns, for each sequence: places are counted from the first token of its text."""
 
     def of_sequence(b: int, queries: TokenSequence, keys: TokenSequence) -> Matches:
