@@ -250,6 +250,8 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         "What run, heads, trace, decode and show print with --json.", Record,
         {
             "Record": {"arrays": None, "layers?": ..., "nonfinite": dict[str, int], **ARRAYS, **KEPT},
+            "SelfCheck": {"name": None},
+            "Verification": {"name": None},
             "InspectedLayer": dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS,
         },
     ),

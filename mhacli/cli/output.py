@@ -35,6 +35,7 @@ from mhacli.settings import DEFAULT_KEEP_LIMIT
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mhacli.record.checks import Check
     from mhacli.record.record import Record
 
 _PICTURES = "Pictures"
@@ -346,35 +347,33 @@ def print_notes(record: Record, notes: Sequence[str]) -> None:
 
 def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 if a check of the record failed."""
-    for is_ok, message, error, tolerance, hint in _checks(record):
-        if not is_ok:
+    for check, message, hint in _checks(record):
+        if not check.ok:
             excess = (
                 "it has numbers that are not finite"
-                if error is None
-                else f"a difference of {error:.3g} is above the tolerance of {tolerance:.3g}"
+                if check.error is None
+                else f"a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
             )
-            raise MhaError(
-                f"{message}: {excess}" if tolerance else message, hint=hint, code="self-check", exit_code=EXIT_CHECK
-            )
+            message = f"{message}: {excess}" if check.tolerance else message
+            raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
 
 
-def _checks(record: Record) -> Iterator[tuple[bool, str, float | None, float, str | None]]:
-    """Of each check of a record: whether it holds, the message if it does not, its error and tolerance, and a hint."""
+def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
+    """The checks of a record, each with the message if it fails, and a hint."""
+    from mhacli.record.checks import Check
+
     for check in () if record.survey is None else record.survey.checks:
-        yield check.ok, f"the check '{check.name}' fails", check.error, check.tolerance, None
+        yield check, f"the check '{check.name}' fails", None
     if record.model is not None:
+        is_same = Check(error=None, tolerance=0.0, ok=record.model.identical_outputs is not False)
         hint = "a model whose outputs change from pass to pass cannot be compared"
-        is_same = record.model.identical_outputs is not False
-        yield is_same, "the model's outputs with inspection differ from those without", None, 0.0, hint
+        yield is_same, "the model's outputs with inspection differ from those without", hint
     if record.effect is not None:
-        verified = record.effect.verified
         message = "a second computation of the removals disagrees with the first"
         is_short = record.config.dtype in ("bfloat16", "float16")
         rounding = "in 16 bits rounding can hide such changes; --dtype float32 shows whether it does"
-        yield verified.ok, message, verified.max_abs_error, verified.tolerance, rounding if is_short else None
-    own = record.self_check
+        yield record.effect.verified, message, rounding if is_short else None
     also = "" if record.decoding is None else ", or is not that of a full recomputation"
-    yield own.ok, f"the output does not follow from the pattern shown{also}", own.max_abs_error, own.tolerance, None
+    yield record.self_check, f"the output does not follow from the pattern shown{also}", None
     for route in record.routes:
-        message = f"the route {route.route} disagrees with the separate one"
-        yield route.ok, message, route.max_abs_difference, route.tolerance, None
+        yield route, f"the route {route.name} disagrees with the separate one", None

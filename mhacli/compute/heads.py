@@ -45,24 +45,22 @@ from mhacli.compute.base.head_statistics import (
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, stage_timings, to_array
 from mhacli.errors import MhaError
-from mhacli.io.data import finite
 from mhacli.io.progress import Progress, no_progress
-from mhacli.record.consistency import MOST_OF_SUMS
-from mhacli.record.heads import (
+from mhacli.record.checks import (
     COLUMN_TOTALS,
     HEAD_OUTPUTS,
     MAP_TOTALS,
+    MEASURED_KEYS,
     ROW_SUMS,
-    Check,
-    HeadsRequest,
-    HeadsSummary,
-    HeadStatistics,
-    Kept,
+    TOLERANCES,
+    SelfCheck,
+    StatisticsCheck,
     worst_check,
 )
-from mhacli.record.record import Record, SelfCheck, Step
+from mhacli.record.consistency import MOST_OF_SUMS
+from mhacli.record.heads import HeadsRequest, HeadsSummary, HeadStatistics, Kept
+from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
-from mhacli.record.tolerances import MEASURED_KEYS, TOLERANCES
 from mhacli.requests.layer import LayerRequest, require_no_dropout
 from mhacli.requests.memory import predict_heads_memory
 
@@ -191,7 +189,7 @@ class HeadsRun:
             trace=self.steps,
             heads=HeadTable(results.heads),
             timings=stage_timings(self.seconds),
-            self_check=SelfCheck.of(results.checks),
+            self_check=SelfCheck.of_layers([results.checks]),
             environment=setup.environment,
             weights=setup.weights,
             survey=make_summary(
@@ -293,7 +291,7 @@ class HeadResults(NamedTuple):
     heads: tuple[HeadStatistics, ...]
     arrays: Mapping[str, Tensor]
     kernel: str
-    checks: tuple[Check, ...]
+    checks: tuple[StatisticsCheck, ...]
     reducers: tuple[ReducerChoice, ...]
 
 
@@ -479,7 +477,7 @@ def _top_keys(pattern: PatternTiles, batch_head: tuple[int, int], kept: Kept) ->
 
 def check_statistics(
     attention: AttentionResult, statistics: Statistics, top_score: Tensor, axes: Axes
-) -> tuple[Check, ...]:
+) -> tuple[StatisticsCheck, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
     Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
@@ -499,7 +497,7 @@ def check_statistics(
     }
     if not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
-    checks = [_check(name, error.max().item(), rounding) for name, error in sums.items()]
+    checks = [StatisticsCheck.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
     if attention.v is None:
         return tuple(checks)
     is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
@@ -514,11 +512,7 @@ def _rounding(dtype: torch.dtype, largest: float, *, of_scores: torch.dtype) -> 
     return min(MOST_OF_SUMS, of_weights + 16 * torch.finfo(of_scores).eps * largest)
 
 
-def _check(name: str, error: float, tolerance: float) -> Check:
-    return Check(name, finite(error), tolerance, error <= tolerance)
-
-
-def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:
+def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> StatisticsCheck:
     """z of spread queries from their weights and the values. The rounding of a sum grows with the square root of its length.
     Source: Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1.
 
@@ -529,8 +523,9 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
     usual = rounding * magnitude * max(1.0, (attention.pattern.shape[3] / MEASURED_KEYS) ** 0.5)
     allowed = usual + torch.where(errors > usual, moved, 0.0)
     worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
-    check = _check(HEAD_OUTPUTS, errors[worst].item(), allowed[worst].item())
-    return replace(check, rounding=(allowed.amax().item() - usual) if check.ok else 0.0)
+    error, tolerance = errors[worst].item(), allowed[worst].item()
+    of_scores = allowed.amax().item() - usual if error <= tolerance else 0.0
+    return StatisticsCheck.of(error, tolerance, name=HEAD_OUTPUTS, rounding=of_scores)
 
 
 def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.arrays import read_arrays
-from mhacli.record.tolerances import TOLERANCES
+from mhacli.record.checks import TOLERANCES
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record

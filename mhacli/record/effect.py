@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from mhacli.record.checks import Verification
 from mhacli.text.tokens import AttentionKind
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
@@ -63,19 +64,6 @@ class Effect:
     def later(self) -> float | None:
         """The reaction of later layers: the change beyond the direct effect."""
         return None if self.direct is None or self.d_logit is None else self.d_logit - self.direct
-
-
-@dataclass(frozen=True)
-class Verification:
-    """`n` removals repeated by a second method, and the largest difference of their outputs.
-
-    `identical` says whether a pass in which every attention output is replaced by itself gives the same bits as a plain pass."""
-
-    n: int
-    max_abs_error: float
-    tolerance: float
-    identical: bool
-    ok: bool
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from mhacli.errors import UsageError
+from mhacli.record.checks import StatisticsCheck
 from mhacli.record.glossary import Column, HeadTypeWords, column_words
 
 if TYPE_CHECKING:
@@ -330,44 +330,6 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
 # ----------------------------------------------------------------------------------------- statistics without matrices
 
 
-ROW_SUMS = "every query's weights sum to 1"
-COLUMN_TOTALS = "row and column totals agree"
-MAP_TOTALS = "row and map totals agree"
-HEAD_OUTPUTS = "weights × values give the kernel's z"
-"""The names of the checks."""
-_EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
-"""The last check's name in older records."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of head statistics with its error.
-
-    `rounding` is the part of the tolerance for scores too large for their dtype, or 0.
-    """
-
-    name: str
-    error: float | None
-    tolerance: float
-    ok: bool
-    rounding: float = 0.0
-
-    @property
-    def severity(self) -> tuple[bool, float]:
-        """The sort key among checks of one name: failed ones last, then by error."""
-        return not self.ok, math.inf if self.error is None else self.error
-
-    @property
-    def is_of_outputs(self) -> bool:
-        """Whether it compares outputs, which needs a layer whose values were captured."""
-        return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
-
-
-def worst_check(same: Sequence[Check]) -> Check:
-    """The worst of checks with one name, with the largest rounding of any."""
-    return replace(max(same, key=lambda check: check.severity), rounding=max(check.rounding for check in same))
-
-
 @dataclass(frozen=True)
 class Corner:
     """A block of the patterns to keep: `n_queries` from `first_query` on, `n_keys` from `first_key` on."""
@@ -423,7 +385,7 @@ class HeadsSummary:
     sink_tokens: int
     sink_share: float
     kernel: str
-    checks: tuple[Check, ...]
+    checks: tuple[StatisticsCheck, ...]
     peak_bytes: int
     full_bytes: int
     kept: Kept = Kept()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,10 +18,11 @@ from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.files import write_whole
 from mhacli.record.arrays import Array, checksum, under
+from mhacli.record.checks import RouteCheck, SelfCheck
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.display import Page, Shown, page_of
 from mhacli.record.effect import Effect, EffectSummary
-from mhacli.record.heads import Check, HeadsSummary, HeadStatistics
+from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.pattern import Pattern, pattern_of_heads, stacked
 from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
@@ -442,17 +443,6 @@ class DecodeSummary:
 
 
 @dataclass(frozen=True)
-class RouteCheck:
-    """One formulation of the computation, and the difference of its output from that of the separate projections."""
-
-    route: str
-    sites: tuple[str, ...]
-    max_abs_difference: float | None
-    tolerance: float
-    ok: bool
-
-
-@dataclass(frozen=True)
 class ScorePart:
     """One of the terms that add up to a score, and its origin: content, position, or both.
 
@@ -558,27 +548,6 @@ class Timing:
     samples_s: tuple[float, ...]
     median_s: float
     iqr_s: float
-
-
-@dataclass(frozen=True)
-class SelfCheck:
-    """The difference of the output from a float64 recomputation from the pattern shown; for decoding, the larger of
-    this and the difference from a full recomputation."""
-
-    max_abs_error: float | None
-    tolerance: float
-    ok: bool
-
-    @staticmethod
-    def of(checks: Sequence[Check]) -> SelfCheck:
-        """The last of the checks, ok if all are."""
-        return SelfCheck(checks[-1].error, checks[-1].tolerance, all(check.ok for check in checks))
-
-    @staticmethod
-    def of_layers(layers: Sequence[InspectedLayer], *, identical: bool) -> SelfCheck:
-        """The worst of the layers' last checks, ok if all are and the model's outputs are `identical`."""
-        worst = max((layer.survey.checks[-1] for layer in layers), key=lambda check: check.severity)
-        return SelfCheck(worst.error, worst.tolerance, identical and all(layer.self_check.ok for layer in layers))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mhacli.commands.check.observed_properties import observed_properties
 from mhacli.commands.check.probes.catalogue import Probed
 from mhacli.commands.check.result import CheckRequest, Finding, OutputComparison
 from mhacli.compute.base.user_module import limited
-from mhacli.record.tolerances import error_text
+from mhacli.record.checks import error_text
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.find_call import find_modes
 from mhacli.usercode.call.user_attention import UserAttention

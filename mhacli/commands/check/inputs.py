@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mhacli.attention.mistakes.stages import ReferenceInputs
 from mhacli.commands.check.probes.catalogue import Probed
-from mhacli.record.tolerances import TOLERANCES
+from mhacli.record.checks import TOLERANCES
 from mhacli.usercode.call.signature import called_function
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of, inputs_for
 from mhacli.usercode.inputs import cast, cast_copy, seeded

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.check.result import Examination, Finding, FirstDifference, OutputComparison, ProbeResult, place
-from mhacli.record.tolerances import error_text
+from mhacli.record.checks import error_text
 from mhacli.render.base.format import count_of, filled, fitted, flowing, seconds_text
 from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible

@@ -32,11 +32,11 @@ from mhacli.commands.diff.result import (
 )
 from mhacli.errors import UsageError
 from mhacli.record.arrays import Array
+from mhacli.record.checks import TOLERANCES
 from mhacli.record.effect import Effect
 from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, Step, TensorSummary
 from mhacli.record.storage import load
-from mhacli.record.tolerances import TOLERANCES
 from mhacli.sites import SITES
 from mhacli.text.align import MOST_STEPS, align
 from mhacli.text.tokens import TokenSequence

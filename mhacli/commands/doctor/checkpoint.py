@@ -37,7 +37,8 @@ from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.models.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, own_tokenizer, require_ids
-from mhacli.record.heads import ROW_SUMS, Check, HeadsRequest
+from mhacli.record.checks import ROW_SUMS, Check
+from mhacli.record.heads import HeadsRequest
 from mhacli.settings import PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence

@@ -25,7 +25,7 @@ from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import make_inputs, outputs_of
 from mhacli.models.load import Loaded
-from mhacli.record.tolerances import TOLERANCES
+from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
 from mhacli.text.tokens import TokenSequence
 

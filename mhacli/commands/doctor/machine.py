@@ -31,7 +31,7 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.io.memory import nvidia_driver
 from mhacli.io.progress import Progress
-from mhacli.record.tolerances import TOLERANCES
+from mhacli.record.checks import TOLERANCES
 from mhacli.settings import Dtype
 
 DTYPES: tuple[Dtype, ...] = ("float64", "float32", "float16", "bfloat16")

@@ -22,8 +22,8 @@ from mhacli.commands.effect.removal import Removal, StandIns
 from mhacli.models.device_map import fetched
 from mhacli.models.layer_names import LayerKey, is_numbered, kind_of
 from mhacli.models.load import Loaded
+from mhacli.record.checks import TOLERANCES
 from mhacli.record.effect import DirectSum
-from mhacli.record.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True)

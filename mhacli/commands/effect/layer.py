@@ -24,10 +24,10 @@ from mhacli.compute.base.setup import Setup
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey
-from mhacli.record.effect import EffectSummary, Verification
+from mhacli.record.checks import TOLERANCES, Verification
+from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
-from mhacli.record.tolerances import TOLERANCES
 
 _ROWS_AT_ONCE = 1024
 """The number of removals that go through the output projection together."""
@@ -76,7 +76,7 @@ class _LayerStudy:
             metric="d_output", position=self.position, target=None, target_id=None, versus=None, versus_id=None,
             logit=None, logprob=None, rank=None, floor=floor("d_output"), n_passes=1, verified=verified,
         )  # fmt: skip
-        check = replace(record.self_check, ok=record.self_check.ok and verified.ok)
+        check = record.self_check.and_holds(verified.ok)
         return replace(record, self_check=check, effects=effects, effect=summary)
 
     def _plan(self) -> Iterator[tuple[Removal, ...]]:
@@ -156,7 +156,7 @@ class _LayerStudy:
         is_same = torch.equal(self.setup.layer.attention.joined(z, no_tap)[:, self.position].double(), untouched.hidden)
         worst = max(errors, default=0.0)
         tolerance = float(untouched.hidden.abs().max()) * TOLERANCES[self.setup.config.dtype].runs
-        return Verification(len(errors), worst, tolerance, is_same, is_same and worst <= tolerance)
+        return Verification.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
 
     def _other_setup(self, item: tuple[Removal, ...], observed: Observed) -> Setup | None:
         """The run without the removed part, by other weights or another mask. None if neither can express that."""

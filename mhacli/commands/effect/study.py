@@ -286,7 +286,7 @@ class EffectStudy:
     def record(self) -> Record:
         """The record of the inspected pass with the effects."""
         record, summary = self.inspected.record(), self._summary()
-        check = replace(record.self_check, ok=record.self_check.ok and summary.verified.ok)
+        check = record.self_check.and_holds(summary.verified.ok)
         return replace(record, self_check=check, effects=self.table(), effect=summary)
 
     def _summary(self) -> EffectSummary:

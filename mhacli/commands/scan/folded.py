@@ -12,9 +12,10 @@ import numpy as np
 from mhacli.commands.scan.sums import UNIFORM_AT_OFFSET, UnitFacts, UnitHead, UnitSums, add_sum, strongest
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
+from mhacli.record.checks import SelfCheck, worst_check
 from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
-from mhacli.record.heads import HEAD_TYPES, worst_check
-from mhacli.record.record import InspectedLayer, SelfCheck
+from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.record import InspectedLayer
 
 MAX_SINKS = 10
 """The largest number of sink tokens of a head."""
@@ -138,6 +139,6 @@ def _worst(layer: InspectedLayer, same: Sequence[InspectedLayer]) -> InspectedLa
         layer,
         verified=all(other.verified for other in same),
         unverified=tuple(dict.fromkeys(reason for other in same for reason in other.unverified)),
-        self_check=SelfCheck.of(checks),
+        self_check=SelfCheck.of_layers([checks]),
         survey=replace(layer.survey, checks=checks),
     )

@@ -16,9 +16,10 @@ from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
 from mhacli.record.arrays import Array
+from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusHead, CorpusSummary, Spread
 from mhacli.record.heads import HEAD_TYPES, Averages, HeadStatistics, Kind, with_kind
-from mhacli.record.record import InspectedLayer, Record, SelfCheck, SpanTokens, layer_prefix
+from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.tables import HeadTable
 
 _VALUES_AT_ONCE = 1 << 25
@@ -112,7 +113,7 @@ def _record(
         example,
         command=command,
         heads=HeadTable(heads),
-        self_check=SelfCheck.of_layers(layers, identical=folded.identical),
+        self_check=SelfCheck.of_layers([layer.survey.checks for layer in layers], holds=folded.identical),
         model=replace(
             example.model,
             identical_outputs=folded.identical,

@@ -22,16 +22,8 @@ from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
 from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.models.inputs import run_model
-from mhacli.record.record import (
-    CacheStep,
-    DecodeSummary,
-    InspectedLayer,
-    Record,
-    SelfCheck,
-    Step,
-    layer_prefix,
-)
-from mhacli.record.tolerances import TOLERANCES
+from mhacli.record.checks import TOLERANCES, SelfCheck
+from mhacli.record.record import CacheStep, DecodeSummary, InspectedLayer, Record, Step, layer_prefix
 
 
 @torch.no_grad()
@@ -209,8 +201,7 @@ class _Decoder:
         """The difference of the steps' outputs from the full pass. The tolerance grows with the layers, because each rounds
         again."""
         tolerance = TOLERANCES[self.run.loaded.dtype].output * max(1, self.n_layers) * full.abs().amax().item()
-        worst = largest_of(self.steps)
-        return SelfCheck(finite(worst), tolerance, worst <= tolerance)
+        return SelfCheck.of(largest_of(self.steps), tolerance)
 
     def summary(self) -> DecodeSummary:
         """The size of the model's cache over all layers."""

@@ -26,6 +26,7 @@ from mhacli.models.calls import DROPOUT, Call, ScoredCall
 from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
+from mhacli.record.checks import SelfCheck
 from mhacli.record.heads import HeadsRequest, HeadsSummary, HeadStatistics
 from mhacli.record.record import (
     NOT_SEEN,
@@ -34,7 +35,6 @@ from mhacli.record.record import (
     Model,
     NonAttentionLayer,
     Record,
-    SelfCheck,
     SpanTokens,
     layer_prefix,
     texts_of,
@@ -245,7 +245,9 @@ class PassInspection:
             trace=(),
             heads=HeadTable(head for done in results for head in done.heads),
             timings=stage_timings(seconds),
-            self_check=SelfCheck.of_layers(layers, identical=model.identical_outputs is not False),
+            self_check=SelfCheck.of_layers(
+                [layer.survey.checks for layer in layers], holds=model.identical_outputs is not False
+            ),
             environment=environment(facts.device, facts.device_asked),
             weights=facts.weights,
             not_kept=tuple(self.not_kept),
@@ -366,7 +368,7 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         sinks=attention.sink_logits is not None,
         verified=not reasons,
         unverified=tuple(reasons),
-        self_check=SelfCheck.of(checks),
+        self_check=SelfCheck.of_layers([checks]),
         survey=survey,
         call=call.part + 1,
         extras=call.extras,

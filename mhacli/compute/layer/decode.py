@@ -21,7 +21,8 @@ from mhacli.compute.base.taps import Stopwatch, largest_difference, require_fini
 from mhacli.compute.layer.run import Observed, make_record, prepare
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
-from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, SelfCheck, Step, Timing
+from mhacli.record.checks import SelfCheck
+from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step, Timing
 from mhacli.requests.layer import LayerRequest, decodable
 from mhacli.requests.memory import plan_memory
 from mhacli.settings import Config
@@ -257,13 +258,9 @@ def _against_recomputation(record: Record) -> SelfCheck:
     Both sides of the second comparison round, so its tolerance is twice that of one output. The first keeps the
     tolerance of one output.
     """
-    shown_error, tolerance = record.self_check.max_abs_error, 2 * record.self_check.tolerance
-    worst = max(math.inf if shown_error is None else shown_error, largest_of(record.trace))
-    if not math.isfinite(worst):
-        return SelfCheck(None, tolerance, False)
-    if worst <= tolerance and not record.self_check.ok:
-        return record.self_check
-    return SelfCheck(worst, tolerance, worst <= tolerance)
+    shown_error, tolerance = record.self_check.error, 2 * record.self_check.tolerance
+    check = SelfCheck.of(max(math.inf if shown_error is None else shown_error, largest_of(record.trace)), tolerance)
+    return record.self_check if check.ok and not record.self_check.ok else check
 
 
 # ----------------------------------------------------------------------------------------------------- timing of caches

@@ -22,11 +22,10 @@ from mhacli.compute.base.head_statistics import head_statistics, make_baseline, 
 from mhacli.compute.base.setup import Setup, make_setup
 from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
-from mhacli.io.data import finite
+from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
-from mhacli.record.record import Record, SelfCheck, Step, Timing
+from mhacli.record.record import Record, Step, Timing
 from mhacli.record.tables import HeadTable
-from mhacli.record.tolerances import TOLERANCES
 from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
 from mhacli.settings import Config
 from mhacli.text.encode import Encoded, encode
@@ -201,7 +200,7 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
         error = max(error, largest_difference(again, out[:, start : start + block]))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
     tolerance = TOLERANCES[setup.config.dtype].output * magnitude
-    return SelfCheck(finite(error), tolerance, error <= tolerance)
+    return SelfCheck.of(error, tolerance)
 
 
 def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = False) -> Tensor:

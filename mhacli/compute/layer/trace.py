@@ -19,8 +19,9 @@ from mhacli.compute.base.taps import largest_difference
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
+from mhacli.record.checks import RouteCheck
 from mhacli.record.mask import MaskSummary, SequenceMask
-from mhacli.record.record import Cell, Record, RouteCheck, ScorePart
+from mhacli.record.record import Cell, Record, ScorePart
 from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
 from mhacli.settings import ROPE
 from mhacli.sites import alibi_slopes, mask_rules
@@ -57,7 +58,7 @@ def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
         sites: list[str] = []
         out = setup.run(lambda site, tensor, passed=sites, **_: passed.append(site), name)
         difference = largest_difference(out, reference)
-        checks.append(RouteCheck(name, tuple(sites), finite(difference), tolerance, difference <= tolerance))
+        checks.append(RouteCheck.of(difference, tolerance, name=name, sites=tuple(sites)))
     return tuple(checks)
 
 

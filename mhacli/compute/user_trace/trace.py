@@ -44,7 +44,8 @@ from mhacli.compute.user_trace.dataflow import (
 )
 from mhacli.errors import UsageError
 from mhacli.io.data import decode
-from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, UserModule, WeightShape
+from mhacli.record.checks import SelfCheck
+from mhacli.record.record import Record, Step, TensorSummary, UserModule, WeightShape
 from mhacli.record.tables import HeadTable
 from mhacli.settings import Config
 from mhacli.text.tokens import TokenSequence
@@ -323,7 +324,7 @@ def _record(
         trace=(),
         heads=HeadTable(),
         timings={},
-        self_check=SelfCheck(None, 0.0, False),
+        self_check=SelfCheck(error=None, tolerance=0.0, ok=False),
         environment=environment(subject.device, request.device),
         module=UserModule(
             target=request.target,
@@ -378,12 +379,12 @@ def _config(subject: UserAttention, request: TargetRequest, call: WatchedCall, s
 def _check(recorded: Tensor, unrecorded: Tensor) -> SelfCheck:
     """Whether recording left the output unchanged."""
     if recorded.shape != unrecorded.shape:
-        return SelfCheck(None, _TOLERANCE, False)
+        return SelfCheck(error=None, tolerance=_TOLERANCE, ok=False)
     tolerance = _TOLERANCE * max(1.0, float(unrecorded.abs().nan_to_num().amax())) if unrecorded.numel() else _TOLERANCE
     both = torch.isfinite(recorded) & torch.isfinite(unrecorded)
     has_same_nonfinite = bool((torch.isfinite(recorded) == torch.isfinite(unrecorded)).all())
     error = float((recorded - unrecorded)[both].abs().amax()) if bool(both.any()) else 0.0
-    return SelfCheck(error, tolerance, error <= tolerance) if has_same_nonfinite else SelfCheck(None, tolerance, False)
+    return SelfCheck.of(error if has_same_nonfinite else float("nan"), tolerance)
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps

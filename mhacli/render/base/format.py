@@ -13,17 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.io.files import format_size
+from mhacli.record.checks import Check, SelfCheck, error_text
 from mhacli.record.consistency import contradictions
-from mhacli.record.heads import (
-    CERTAIN_ENOUGH,
-    HEAD_TYPES,
-    Check,
-    HeadsSummary,
-    HeadStatistics,
-    nearest_type,
-)
-from mhacli.record.record import Record, SelfCheck, Step, TensorSummary, Timing, WeightShape
-from mhacli.record.tolerances import error_text
+from mhacli.record.heads import CERTAIN_ENOUGH, HEAD_TYPES, HeadsSummary, HeadStatistics, nearest_type
+from mhacli.record.record import Record, Step, TensorSummary, Timing, WeightShape
 from mhacli.settings import Config
 from mhacli.text.escape import token_label, visible
 from mhacli.text.tokens import TokenSequence
@@ -413,9 +406,9 @@ def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
 def check_text(check: SelfCheck) -> str:
     """`ok: largest difference 1.2e-7, tolerance 4e-6`, or `FAILED: …`."""
     verdict = "ok" if check.ok else "FAILED"
-    if check.max_abs_error is None:
+    if check.error is None:
         return f"{verdict}: some numbers are NaN or infinite"
-    return f"{verdict}: largest difference {error_text(check.max_abs_error)}, tolerance {error_text(check.tolerance)}"
+    return f"{verdict}: largest difference {error_text(check.error)}, tolerance {error_text(check.tolerance)}"
 
 
 def _origin(record: Record) -> tuple[str, str]:

@@ -8,9 +8,8 @@ from functools import partial
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mhacli.record.heads import Check
+from mhacli.record.checks import Check, error_text
 from mhacli.record.record import Generated, InspectedLayer, Model, Record
-from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import (
     agreement,
     bytes_text,

@@ -127,7 +127,7 @@ def _notes(record: Record) -> Iterator[str]:
         yield f"result {list(m.result)}, {verdict} that attention gives"
     for route in record.routes:
         verdict = "ok" if route.ok else "FAILED"
-        yield f"written as {visible(route.route)}: {verdict}, differs by at most {number_text(route.max_abs_difference)}"
+        yield f"written as {visible(route.name)}: {verdict}, differs by at most {number_text(route.error)}"
     if record.cell is not None:
         yield _cell(record)
 

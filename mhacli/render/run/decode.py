@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from mhacli.record.checks import error_text
 from mhacli.record.glossary import column_words
 from mhacli.record.intervals import is_sufficient, paired_ratio, ratio_text
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
-from mhacli.record.tolerances import error_text
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -57,7 +57,7 @@ def _of_steps_and_pattern(record: Record) -> Comparison:
     """Both comparisons; if the largest difference is not of the steps, also that of the steps, which their table shows."""
     differences = [step.cache.max_abs_difference for step in record.trace if step.cache is not None]
     of_steps = max((difference for difference in differences if difference is not None), default=0.0)
-    worst = record.self_check.max_abs_error
+    worst = record.self_check.error
     if worst is None or not record.self_check.ok or of_steps >= worst:
         return _OF_STEPS_AND_PATTERN
     return _OF_STEPS._replace(

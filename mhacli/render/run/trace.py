@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mhacli.record.record import Argument, Cell, Record, RouteCheck, Step, TensorSummary, UserModule
-from mhacli.record.tolerances import error_text
+from mhacli.record.checks import RouteCheck, error_text
+from mhacli.record.record import Argument, Cell, Record, Step, TensorSummary, UserModule
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -326,7 +326,7 @@ def _routes(routes: tuple[RouteCheck, ...]) -> RenderableType:
         table.add_column(name, no_wrap=name != "its own steps")
     for route in routes:
         distinct = " ".join(site for site in route.sites if site not in shared)
-        table.add_row(visible(route.route), Text(visible(distinct)), number_text(route.max_abs_difference))
+        table.add_row(visible(route.name), Text(visible(distinct)), number_text(route.error))
     agree = all(route.ok for route in routes)
     verdict = Text(
         "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"

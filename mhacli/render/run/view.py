@@ -14,9 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.record.checks import SelfCheck, error_text
 from mhacli.record.heads import SINK_SHARE
-from mhacli.record.record import Record, SelfCheck
-from mhacli.record.tolerances import error_text
+from mhacli.record.record import Record
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -97,11 +97,11 @@ OF_PATTERN = Comparison(
 def self_check_line(check: SelfCheck, compared: Comparison = OF_PATTERN) -> Text:
     """One line: whether the output follows from the pattern shown, or from what it was `compared` with."""
     verdict = Text("self-check ok" if check.ok else "self-check FAILED", style="bold green" if check.ok else "bold red")
-    if check.max_abs_error is None:
+    if check.error is None:
         return verdict.append(f": {compared.has_none}", style="not bold default")
     within = "within" if check.ok else "only within"
     return verdict.append(
-        f": {compared.agrees} {within} {error_text(check.max_abs_error)} (tolerance {error_text(check.tolerance)})",
+        f": {compared.agrees} {within} {error_text(check.error)} (tolerance {error_text(check.tolerance)})",
         style="not bold default",
     )
 

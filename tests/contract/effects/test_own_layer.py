@@ -123,8 +123,8 @@ def test_heads_are_removed_alone_and_together(mha: Any, folder: Path) -> None:
         z = case.layer.attention.z[0, :, POSITION].copy()
         z[heads] = 0
         expected.append(case.change(z))
-    rows = [(effect["removed"], effect["head"], effect.get("heads")) for effect in case.json["effects"]]
-    assert rows == [("head", 1, None), ("head", 4, None), ("heads", None, [[0, 1], [0, 4]])]
+    rows = [(effect["removed"], effect["head"], effect["heads"]) for effect in case.json["effects"]]
+    assert rows == [("head", 1, []), ("head", 4, []), ("heads", None, [[0, 1], [0, 4]])]
     assert case.changes == pytest.approx(expected, abs=1e-12)
 
 

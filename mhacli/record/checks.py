@@ -1,0 +1,131 @@
+"""Numbers that must lie within a tolerance, and the tolerances that rounding needs by dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from mhacli.io.data import finite
+
+ROW_SUMS = "every query's weights sum to 1"
+COLUMN_TOTALS = "row and column totals agree"
+MAP_TOTALS = "row and map totals agree"
+HEAD_OUTPUTS = "weights × values give the kernel's z"
+"""The names of the checks of head statistics."""
+_EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
+"""The last check's name in older records."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error with its tolerance. `error` is None if a number was not finite, and then `ok` is False."""
+
+    name: str = ""
+    error: float | None
+    tolerance: float
+    ok: bool
+
+    @classmethod
+    def of(cls, error: float, tolerance: float, *, holds: bool = True, **details: Any) -> Self:
+        """The check of an error. `holds` is what must be true besides, and `details` are fields of the class."""
+        return cls(error=finite(error), tolerance=tolerance, ok=holds and error <= tolerance, **details)
+
+    @property
+    def severity(self) -> tuple[bool, float]:
+        """The sort key among checks of one name: failed ones last, then by error."""
+        return not self.ok, math.inf if self.error is None else self.error
+
+    def and_holds(self, also: bool) -> Self:
+        """The check, ok only if something else holds too."""
+        return msgspec.structs.replace(self, ok=self.ok and also)
+
+
+class StatisticsCheck(Check, frozen=True, kw_only=True):
+    """A check of head statistics. `rounding` is the part of the tolerance for scores too large for their dtype, or 0."""
+
+    rounding: float
+
+    @property
+    def is_of_outputs(self) -> bool:
+        """Whether it compares outputs, which needs a layer whose values were captured."""
+        return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
+
+
+class SelfCheck(Check, frozen=True, kw_only=True):
+    """The difference of the output from a float64 recomputation from the pattern shown; for decoding, the larger of
+    this and the difference from a full recomputation."""
+
+    error: float | None = msgspec.field(name="max_abs_error")
+
+    @classmethod
+    def of_layers(cls, layers: Sequence[Sequence[Check]], *, holds: bool = True) -> SelfCheck:
+        """The worst of the last checks of layers, ok if all checks are."""
+        worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
+        is_ok = holds and all(check.ok for checks in layers for check in checks)
+        return cls(error=worst.error, tolerance=worst.tolerance, ok=is_ok)
+
+
+class RouteCheck(Check, frozen=True, kw_only=True):
+    """The output of one formulation of the computation, against that of the separate projections."""
+
+    name: str = msgspec.field(name="route")
+    error: float | None = msgspec.field(name="max_abs_difference")
+    sites: tuple[str, ...]
+
+
+class Verification(Check, frozen=True, kw_only=True):
+    """`n` removals repeated by a second method, and the largest difference of their outputs.
+
+    `identical` says whether a pass in which every attention output is replaced by itself gives the same bits as a plain
+    pass.
+    """
+
+    error: float | None = msgspec.field(name="max_abs_error")
+    n: int
+    identical: bool
+
+
+def worst_check(same: Sequence[StatisticsCheck]) -> StatisticsCheck:
+    """The worst of checks with one name, with the largest rounding of any."""
+    worst = max(same, key=lambda check: check.severity)
+    return msgspec.structs.replace(worst, rounding=max(check.rounding for check in same))
+
+
+# ----------------------------------------------------------------------------------------------------------- tolerances
+
+
+class Tolerance(NamedTuple):
+    """The largest differences that rounding explains in a dtype.
+
+    `output`: of an output, relative to the sum of the magnitudes behind it; about twice the measured error for normal
+    numbers, for up to `MEASURED_KEYS` keys of 128 columns. `row_sum`: of a row's sum from 1 where it is computed.
+    `stored_row_sum`: of the sum of a stored row, whose weights are rounded to the dtype; twice the rounding of 16 bits,
+    and room for sums over many keys in wider dtypes. `runs`: between two runs, relative to the largest number of a
+    site.
+    """
+
+    output: float
+    row_sum: float
+    stored_row_sum: float
+    runs: float
+
+
+TOLERANCES: Mapping[str, Tolerance] = {
+    "bfloat16": Tolerance(output=2e-2, row_sum=5e-3, stored_row_sum=2e-2, runs=2e-2),
+    "float16": Tolerance(output=5e-3, row_sum=1e-3, stored_row_sum=5e-3, runs=5e-3),
+    "float32": Tolerance(output=2e-6, row_sum=1e-6, stored_row_sum=1e-4, runs=1e-5),
+    "float64": Tolerance(output=1e-12, row_sum=1e-12, stored_row_sum=1e-6, runs=1e-12),
+}
+"""By dtype, the coarsest first."""
+
+
+MEASURED_KEYS = 512
+"""The largest number of keys for which `output` was measured. Repeated tokens round in the same direction: with 16,384
+keys of 37 distinct tokens, torch's flash kernel on CPUs was off by 1.5 × `output`."""
+
+
+def error_text(number: float) -> str:
+    """A rounding error or tolerance in one format at every size, for easy comparison: `1.46e-04`."""
+    return f"{number:.2e}" if number else "0"
