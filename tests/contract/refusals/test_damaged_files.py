@@ -112,7 +112,9 @@ HEADERS = {
     "a deep list": framed(b"[" * 100_000),
     "a deep object": framed(b'{"a":' * 100_000),
     "deep metadata": framed({"__metadata__": {"mha": "[" * 100_000}}),
-    "names that occur twice": framed(b'{"twin": 1, "twin": 2}'),
+    "names that occur twice": framed(
+        b'{"twin":%b,"twin":%b}' % ((b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}',) * 2), bytes(8)
+    ),
     "metadata that is a number": framed({"__metadata__": {"mha": 5}}),
     "metadata that is cut": framed({"__metadata__": {"mha": "{"}}),
     "5,000 digits": framed(b'{"a": {"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
