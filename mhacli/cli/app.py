@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -64,10 +63,10 @@ class LazyGroup(HelpGroup):
 
 
 def _load(name: str) -> Any:
-    module = f"mhacli.commands.{name}"
-    found = importlib.util.find_spec(module)
-    is_folder = found is not None and found.submodule_search_locations is not None
-    command = getattr(importlib.import_module(f"{module}.command" if is_folder else module), name)
+    module = importlib.import_module(f"mhacli.commands.{name}")
+    if hasattr(module, "__path__"):  # a folder
+        module = importlib.import_module(f"mhacli.commands.{name}.command")
+    command = getattr(module, name)
     if isinstance(command, typer.Typer):
         command.info.name, command.info.help = name, COMMANDS[name]
         return typer.main.get_command(command)
@@ -175,7 +174,8 @@ def _print_error(fault: MhaError) -> int:
     """Prints an error on stderr, as text or with --json as one JSON line, and returns its exit code."""
     if sys.stderr is None:
         return fault.exit_code
-    if _wants_json():
+    words = sys.argv[1:]
+    if "--json" in words[: words.index("--") if "--" in words else None]:
         texts = {"code": fault.code, "message": fault.message, "hint": fault.hint, "path": fault.path}
         error = {name: text and without_surrogates(text) for name, text in texts.items()}
         lines = [json.dumps({"error": error | {"exit": fault.exit_code}})]
@@ -192,12 +192,3 @@ def _print_error(fault: MhaError) -> int:
     except OSError:
         pass
     return fault.exit_code
-
-
-def _wants_json() -> bool:
-    return "--json" in _words_before_literals()
-
-
-def _words_before_literals() -> list[str]:
-    words = sys.argv[1:]
-    return words[: words.index("--")] if "--" in words else words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import typer
@@ -79,12 +79,11 @@ def help_text(context: Any, *, everything: bool = False) -> str:
     for title, rows in _sections(context, everything=everything):
         with page.section(bold.format(title)):
             page.write_dl(rows, col_max=_NAME_WIDTH)
+    n_options = len(_options(command))
     if isinstance(command, HelpGroup):
-        page.write_paragraph()
-        page.write_text(f"{context.command_path} COMMAND --help shows the examples and options of a command.")
-    elif not everything and len(_options(command)) > SHORT_LIST:
-        page.write_paragraph()
-        page.write_text(f"{context.command_path} --help-all lists all {len(_options(command))} options.")
+        page.write(f"\n{context.command_path} COMMAND --help shows the examples and options of a command.\n")
+    elif not everything and n_options > SHORT_LIST:
+        page.write(f"\n{context.command_path} --help-all lists all {n_options} options.\n")
     return str(page.getvalue())
 
 
@@ -97,12 +96,11 @@ def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[tup
     if arguments:
         yield "Arguments", [(argument.make_metavar(ctx=context), argument.help or "") for argument in arguments]
     options = _options(command)
-    common: Collection[str] = getattr(command.callback, "common_options", ())
-    is_short = not everything and len(options) > SHORT_LIST
-    shown = [option for option in options if not is_short or option.name in common]
-    panels = {option: (everything and option.rich_help_panel) or "Options" for option in shown}
-    for panel in dict.fromkeys(panels.values()):
-        yield panel, [_row(option, context) for option in shown if panels[option] == panel]
+    if not everything and len(options) > SHORT_LIST:
+        options = [option for option in options if option.name in getattr(command.callback, "common_options", ())]
+    panels = [(everything and option.rich_help_panel) or "Options" for option in options]
+    for title in dict.fromkeys(panels):
+        yield title, [_row(option, context) for option, panel in zip(options, panels, strict=True) if panel == title]
 
 
 def _options(command: Any) -> list[typer.core.TyperOption]:
