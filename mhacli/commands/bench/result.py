@@ -116,11 +116,8 @@ class Benchmark(Shown):
     @property
     def summary(self) -> tuple[str, ...]:
         """One sentence per family of sizes: the fastest backend, its margin, and whether that is certain."""
-        families: dict[str, list[BenchRow]] = {}
-        for row in self.rows:
-            if row.interval is not None:
-                families.setdefault(row.family, []).append(row)
-        sentences = {family: _sentence(_longest(rows)) for family, rows in families.items()}
+        timed = families([row for row in self.rows if row.interval is not None])
+        sentences = {family: _sentence(_longest(rows)) for family, rows in timed}
         if len(sentences) < 2:
             return tuple(sentences.values()) or ("nothing could be timed",)
         return tuple(f"{family}: {sentence}" for family, sentence in sentences.items())
@@ -144,6 +141,14 @@ def read_benchmark(path: str) -> Benchmark:
         raise MhaError(
             f"{path} is not a benchmark (mha.bench/1): {fault}", hint=hint, code="bad-file", path=path
         ) from None
+
+
+def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
+    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
+    by_family: dict[str, list[BenchRow]] = {}
+    for row in rows:
+        by_family.setdefault(row.family, []).append(row)
+    return list(by_family.items())
 
 
 def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:

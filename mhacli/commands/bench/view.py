@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
-from mhacli.commands.bench.result import Benchmark, BenchRow
+from mhacli.commands.bench.result import Benchmark, BenchRow, families
 from mhacli.commands.bench.workload import BACKENDS, Workload
 from mhacli.errors import MhaError, installing
 from mhacli.record.glossary import column_words
@@ -65,14 +65,6 @@ def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, scre
     if comparison is not None:
         parts += [Text(), _changes(comparison, screen), Text(), _conclusion(comparison)]
     return Group(*parts)
-
-
-def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
-    """Rows that differ only in batch, length and backend, by their common properties, in the order of measurement."""
-    by_family: dict[str, list[BenchRow]] = {}
-    for row in rows:
-        by_family.setdefault(row.family, []).append(row)
-    return list(by_family.items())
 
 
 def _machine(benchmark: Benchmark, width: int) -> Text:
