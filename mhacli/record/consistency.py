@@ -100,7 +100,7 @@ def _of_rows(view: Record) -> Iterator[str]:
     least = 0.0 if any(head.learned_sink is not None for head in view.heads) else 1.0
     if "pattern" in arrays:
         pattern, allowed = arrays["pattern"], np.broadcast_to(view.arrays["allowed"], arrays["pattern"].shape)
-        n_masked = int((~allowed & (pattern != 0)).sum())
+        n_masked = int((~allowed & (np.abs(pattern) > 0)).sum())
         if n_masked:
             yield f"{n_masked} keys that are masked get attention"
         yield from _off("rows of pattern", pattern, allowed.any(axis=-1), least, slack)
