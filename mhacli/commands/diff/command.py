@@ -100,7 +100,7 @@ def diff(
     print_report(
         output,
         view=lambda on: diff_view(differences, options, on),
-        json=lambda: json_document(differences.document(record_command())),
+        json=lambda: json_document(differences.to_dict(record_command())),
     )
     require_agreement(a, b, names=(pair.a, pair.b))
     if differences.verdict == "nothing":

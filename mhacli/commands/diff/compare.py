@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -228,18 +228,33 @@ def _in_order(sites: Sequence[Difference], steps: Iterable[Difference]) -> Itera
 # ------------------------------------------------------------------------------------------------------------- arrays
 
 
+class _Axis(NamedTuple):
+    """Matching indices of both records along an axis, with the positions of tokens or the numbers of heads there."""
+
+    word: str
+    a: Array
+    b: Array
+    names_a: Array
+    names_b: Array
+
+
 class _Cells(NamedTuple):
     """What a comparison of two arrays of one shape finds. `counts` are those of `Difference`, from `n_cells` on.
 
-    `at` is the index of the largest gap, or of the first number that is finite in only one (`rank` is then infinite).
+    `ranks` are the largest gaps along the first axis, infinite where only one number is finite, and `at` is the index of
+    the largest.
     """
 
     counts: tuple[int, ...]
     largest: float
     magnitude: float
-    rank: float
+    ranks: Array
     at: tuple[int, ...]
     is_identical: bool
+
+
+_Piece = tuple[_Cells, int, list[_Axis]]
+"""Cells of a sequence."""
 
 
 def _measured(a: Array, b: Array, counted: Array | bool = True) -> _Cells:
@@ -252,19 +267,14 @@ def _measured(a: Array, b: Array, counted: Array | bool = True) -> _Cells:
         gaps = np.where(finite, np.abs(y - x), np.where(differs, np.inf, 0.0))
     masks = (differs & (x > y), differs & (x < y)) if a.dtype.kind == "b" else ()
     counts = [int(cells.sum()) for cells in (where, differs, differs & ~finite, *masks)]
-    index = tuple(int(i) for i in np.unravel_index(gaps.argmax(), gaps.shape))
-    magnitude = float(np.maximum(np.abs(x), np.abs(y)).max(initial=0.0, where=finite))
-    largest = float(gaps.max(initial=0.0, where=finite))
-    return _Cells((*counts, 0, 0)[:5], largest, magnitude, float(gaps.max()), index, not other_bits.any())
-
-
-class _Piece(NamedTuple):
-    """Some cells of one sequence, of one head if the array has heads: what was found, and the place of the largest gap."""
-
-    cells: _Cells
-    sequence: int
-    head: int | None
-    at: Place
+    return _Cells(
+        counts=(*counts, 0, 0)[:5],
+        largest=float(gaps.max(initial=0.0, where=finite)),
+        magnitude=float(np.maximum(np.abs(x), np.abs(y)).max(initial=0.0, where=finite)),
+        ranks=gaps.reshape(len(gaps), -1).max(axis=1),
+        at=tuple(int(i) for i in np.unravel_index(gaps.argmax(), gaps.shape)),
+        is_identical=not other_bits.any(),
+    )
 
 
 def _compared_array(name: str, pair: _Pair, tolerance: float) -> Difference:
@@ -276,17 +286,16 @@ def _compared_array(name: str, pair: _Pair, tolerance: float) -> Difference:
         return replace(row, status=unlike[0], why=unlike[1])
     pieces = [*_pieces(name, pair)]
     n_cells, n_different, n_nonfinite, n_only_a, n_only_b = (
-        sum(piece.cells.counts[i] for piece in pieces) for i in range(5)
+        sum(cells.counts[i] for cells, *_ in pieces) for i in range(5)
     )
     if not n_cells:
         return replace(row, why="no cells have tokens in common")
     is_measured = name not in (*_EXACT, *_INDICES)
-    largest, magnitude = (max(getattr(piece.cells, of) for piece in pieces) for of in ("largest", "magnitude"))
-    worst = max(pieces, key=lambda piece: piece.cells.rank)
-    status = _status(name, largest <= tolerance * magnitude and math.isfinite(worst.cells.rank), tolerance)
+    largest, magnitude = (max(getattr(cells, of) for cells, *_ in pieces) for of in ("largest", "magnitude"))
+    status = _status(name, largest <= tolerance * magnitude and not n_nonfinite, tolerance)
     return replace(
         row,
-        status="identical" if all(piece.cells.is_identical for piece in pieces) else status,
+        status="identical" if all(cells.is_identical for cells, *_ in pieces) else status,
         n_cells=n_cells,
         n_different=n_different,
         n_nonfinite=n_nonfinite,
@@ -294,10 +303,21 @@ def _compared_array(name: str, pair: _Pair, tolerance: float) -> Difference:
         n_only_b=n_only_b,
         largest=largest if is_measured and math.isfinite(largest) else None,
         magnitude=magnitude if is_measured else None,
-        at=worst.at if worst.cells.rank else None,
+        at=_place(*max(pieces, key=lambda piece: piece[0].ranks.max())) if n_different else None,
         why="rounding exchanges keys of like weight" if name in _INDICES and n_different else "",
         heads=tuple(_largest_by_head(pieces)),
     )
+
+
+def _place(cells: _Cells, sequence: int, axes: Sequence[_Axis]) -> Place:
+    """The place of the largest gap."""
+    named = [
+        (axis.word, int(axis.names_a[i]), int(axis.names_b[i]))
+        for axis, i in zip(axes, cells.at, strict=True)
+        if axis.word != "head" or axis.names_a[i] >= 0
+    ]
+    words, a, b = zip(("sequence", sequence, sequence), *named, strict=True)
+    return Place(words, a, b)
 
 
 def _status(name: str, is_within: bool, tolerance: float) -> Status:
@@ -308,56 +328,43 @@ def _status(name: str, is_within: bool, tolerance: float) -> Status:
 
 
 def _largest_by_head(pieces: Sequence[_Piece]) -> Iterator[HeadLargest]:
-    for head in sorted({piece.head for piece in pieces if piece.head is not None}):
-        worst = max((piece for piece in pieces if piece.head == head), key=lambda piece: piece.cells.rank)
-        yield HeadLargest(head, worst.cells.rank if math.isfinite(worst.cells.rank) else None, worst.sequence)
+    largest: dict[int, tuple[float, int]] = {}
+    for cells, sequence, (first, *_) in pieces:
+        if first.word == "head":
+            for head, gap in zip(first.names_a.tolist(), cells.ranks.tolist(), strict=True):
+                if head >= 0 and gap > largest.get(head, (-1.0, 0))[0]:
+                    largest[head] = gap, sequence
+    for head, (gap, sequence) in sorted(largest.items()):
+        yield HeadLargest(head, gap if math.isfinite(gap) else None, sequence)
 
 
 def _pieces(name: str, pair: _Pair) -> Iterator[_Piece]:
-    """The corresponding cells of both records, by sequence, head and rows, so that few are held at a time."""
+    """The corresponding cells of both records, a sequence and few cells at a time."""
     axes = _axes(name, pair.a)
-    words = [axis for axis in axes if axis not in ("batch", "head")]
+    has_masks = name in _ONLY_WHERE_ALLOWED and "allowed" in pair.a.arrays and "allowed" in pair.b.arrays
     for sequence in range(len(pair.queries) if "batch" in axes else 1):
-        whole_a, whole_b = (array[sequence] if "batch" in axes else array for array in pair.arrays(name))
-        matched = [_matched(axis, name, pair, sequence) for axis in words]
-        firsts = [[_first(axis, record, sequence, axes) for axis in words] for record in (pair.a, pair.b)]
-        for head, i, j in _heads(name, pair) if "head" in axes else [(None, slice(None), slice(None))]:
-            named = () if head is None else (head,)
-            for cut_a, cut_b in _chunks(matched):
-                x, y = whole_a[i][np.ix_(*cut_a)], whole_b[j][np.ix_(*cut_b)]
-                if name in _INDICES:
-                    x, y = _as_tokens_of_a(x, y, pair, sequence)
-                counted = _both_allowed(pair, (sequence, i, j), cut_a, cut_b) if name in _ONLY_WHERE_ALLOWED else True
-                cells = _measured(x, y, counted)
-                at = [
-                    (
-                        sequence,
-                        *named,
-                        *(int(rows[n]) - first for rows, n, first in zip(cut, cells.at, of, strict=True)),
-                    )
-                    for cut, of in zip((cut_a, cut_b), firsts, strict=True)
-                ]
-                yield _Piece(cells, sequence, head, Place(("sequence", *("head" for _ in named), *words), *at))
+        a, b = (array[sequence] if "batch" in axes else array for array in pair.arrays(name))
+        for cut in _chunks([_matched(axis, name, pair, sequence) for axis in axes if axis != "batch"]):
+            x, y = a[np.ix_(*(axis.a for axis in cut))], b[np.ix_(*(axis.b for axis in cut))]
+            if name in _INDICES:
+                x, y = _as_tokens_of_a(x, y, pair, sequence)
+            counted: Array | bool = True
+            if has_masks:  # scores of masked cells have no meaning
+                masks = [mask[sequence] for mask in pair.arrays("allowed")]
+                head, *rest = cut
+                counted = masks[0][np.ix_(np.minimum(head.a, len(masks[0]) - 1), *(axis.a for axis in rest))]
+                counted = counted & masks[1][np.ix_(np.minimum(head.b, len(masks[1]) - 1), *(axis.b for axis in rest))]
+            yield _measured(x, y, counted), sequence, cut
 
 
-def _both_allowed(pair: _Pair, place: tuple[int, Any, Any], cut_a: list[Array], cut_b: list[Array]) -> Array | bool:
-    """The cells that both records allow. Scores of others have no meaning."""
-    if "allowed" not in pair.a.arrays or "allowed" not in pair.b.arrays:
-        return True
-    sequence, *heads = place
-    masks = [mask[sequence] for mask in pair.arrays("allowed")]
-    a, b = (mask[min(head, len(mask) - 1)] for mask, head in zip(masks, heads, strict=True))
-    allowed: Array = a[np.ix_(*cut_a)] & b[np.ix_(*cut_b)]
-    return allowed
-
-
-def _chunks(axes: Sequence[tuple[Array, Array]]) -> Iterator[tuple[list[Array], list[Array]]]:
-    """The indices of all axes in A and in B, cut along the first axis into few cells."""
-    (a, b), *rest = axes
-    n_rows = max(1, _PIECE // max(1, math.prod(len(axis) for axis, _ in rest)))
-    for start in range(0, len(a) * all(len(axis) for axis, _ in rest), n_rows):
-        rows = slice(start, start + n_rows)
-        yield [a[rows], *(axis for axis, _ in rest)], [b[rows], *(axis for _, axis in rest)]
+def _chunks(axes: list[_Axis]) -> Iterator[list[_Axis]]:
+    """The axes cut, along as few as possible, into parts with few cells."""
+    first, *rest = axes
+    n_rest = math.prod(axis.a.size for axis in rest)
+    n_rows = max(1, _PIECE // max(1, n_rest))
+    for start in range(0, first.a.size if n_rest else 0, n_rows):
+        cut = _Axis(first.word, *(indices[start : start + n_rows] for indices in first[1:]))
+        yield from ([cut, *part] for part in (_chunks(rest) if n_rest > _PIECE else [rest]))
 
 
 def _as_tokens_of_a(a: Array, b: Array, pair: _Pair, sequence: int) -> tuple[Array, Array]:
@@ -432,47 +439,45 @@ def _sizes_text(axis: str, a: int, b: int) -> str:
     return f"{a} {_COUNTED[axis]} against {b}" if axis in _COUNTED else f"{axis} {a} against {b}"
 
 
-def _matched(axis: str, name: str, pair: _Pair, sequence: int) -> tuple[Array, Array]:
-    """The matching indices of both along an axis: of tokens, of blocks with the same tokens, else the same indices."""
+def _matched(axis: str, name: str, pair: _Pair, sequence: int) -> _Axis:
+    """The matching indices of both along an axis: of tokens, of blocks with the same tokens, of heads; else the same."""
     axes = _axes(name, pair.a)
+    n_a, n_b = (array.shape[axes.index(axis)] for array in pair.arrays(name))
+    if axis == "head":
+        return _of_heads(pair, n_a, n_b)
     if axis in ("query", "key") and "batch" in axes:
         return _of_tokens(axis, pair, sequence)
+    index = np.arange(min(n_a, n_b))  # sequences may share positions, of which one record has more
     if axis in ("query block", "key block") and pair.a.survey is not None:
-        token = axis.partition(" ")[0]
-        a, b = _of_tokens(token, pair, sequence)
-        kept = np.zeros(max(record.facts.sizes[token] for record in (pair.a, pair.b)), bool)
-        kept[a[a == b]] = True
+        columns = _of_tokens(axis.partition(" ")[0], pair, sequence)
+        kept = np.zeros(max(record.facts.sizes[columns.word] for record in (pair.a, pair.b)), bool)
+        kept[columns.a[columns.a == columns.b]] = True
         index = np.flatnonzero(np.logical_and.reduceat(kept, np.arange(0, len(kept), pair.a.survey.block)))
-    else:  # sequences may share positions, of which one record has more
-        index = np.arange(min(array.shape[axes.index(axis)] for array in pair.arrays(name)))
-    return index, index
+    return _Axis(axis, index, index, index, index)
 
 
-def _first(axis: str, record: Record, sequence: int, axes: Sequence[str]) -> int:
-    """The index of a sequence's first token on an axis; 0 on axes without tokens, or if all sequences share positions."""
-    if axis not in ("query", "key") or "batch" not in axes:
-        return 0
-    return record.first_query(sequence) if axis == "query" else record.first_key(sequence)
-
-
-def _of_tokens(axis: str, pair: _Pair, sequence: int) -> tuple[Array, Array]:
-    """The indices of corresponding tokens; with the same text and padding, of the padding too."""
+def _of_tokens(axis: str, pair: _Pair, sequence: int) -> _Axis:
+    """The corresponding tokens; with the same text and padding, the padding too."""
     text = (pair.queries if axis == "query" else pair.keys)[sequence]
-    first_a, first_b = (_first(axis, record, sequence, ("batch",)) for record in (pair.a, pair.b))
+    first_a, first_b = (
+        record.first_query(sequence) if axis == "query" else record.first_key(sequence) for record in (pair.a, pair.b)
+    )
     n_a, n_b = (record.facts.sizes[axis] for record in (pair.a, pair.b))
-    if text.is_same and (n_a, first_a) == (n_b, first_b):
-        return np.arange(n_a), np.arange(n_a)
     a, b = np.array(text.alignment.pairs, dtype=int).reshape(-1, 2).T
-    return a + first_a, b + first_b
+    if text.is_same and (n_a, first_a) == (n_b, first_b):
+        a = b = np.arange(n_a) - first_a
+    return _Axis(axis, a + first_a, b + first_b, a, b)
 
 
-def _heads(name: str, pair: _Pair) -> list[tuple[int | None, int, int]]:
-    """The number of each common head, and its indices. An array of length 1 holds for all heads, unless there is one."""
+def _of_heads(pair: _Pair, n_a: int, n_b: int) -> _Axis:
+    """The common heads. An array of length 1 holds for all heads, −1, unless there is one."""
     heads_a, heads_b = heads_of(pair.a), heads_of(pair.b)
-    n_a, n_b = (array.shape[_axes(name, pair.a).index("head")] for array in pair.arrays(name))
     if n_a == n_b == 1:
-        return [(heads_a[0] if len(heads_a) == len(heads_b) == 1 else None, 0, 0)]
-    return [(h, heads_a.index(h) * (n_a > 1), heads_b.index(h) * (n_b > 1)) for h in heads_a if h in heads_b]
+        names, zero = np.array(heads_a if len(heads_a) == len(heads_b) == 1 else [-1]), np.zeros(1, int)
+        return _Axis("head", zero, zero, names, names)
+    common = np.array([head for head in heads_a if head in heads_b])
+    a, b = (np.array([heads.index(head) for head in common]) for heads in (heads_a, heads_b))
+    return _Axis("head", a * (n_a > 1), b * (n_b > 1), common, common)
 
 
 # ---------------------------------------------------------------------------------------------------- heads and effects

@@ -5,7 +5,6 @@ Non-finite numbers are None.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -221,6 +220,11 @@ class LayerDifference:
         differing = {h.head for most, heads in of_pattern for h in heads if h.largest is None or h.largest > most}
         return differing | {change.head for change in self.heads}
 
+    @property
+    def drawn_site(self) -> list[Difference]:
+        """The site whose heads are drawn: the pattern if both records have it, else the map; none without either."""
+        return [site for name in PATTERN_SITES for site in self.sites if site.site == name][:1]
+
     def name(self, site: Difference) -> str:
         """A site with its layer, in a sentence: `layer 3 pattern`."""
         return f"{self.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
@@ -352,13 +356,8 @@ class RecordDiff(Shown):
         parts += [f"the first numbers that differ are in {site}"] if site and self.first != "site" else []
         return "; ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The document that `mha diff --json` prints."""
-        values: dict[str, Any] = json.loads(json.dumps(self.document(), allow_nan=False))
-        return values
-
-    def document(self, command: Sequence[str] = ()) -> dict[str, Any]:
-        """The document of a command as JSON values."""
+    def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
+        """The document that `mha diff --json` prints, of this `command`."""
         from mhacli.commands.diff.view import verdict_text
 
         site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile, zip_longest
-from typing import NamedTuple
 
 import numpy as np
 from rich.cells import cell_len
@@ -18,9 +17,9 @@ from rich.text import Text
 from mhacli.commands.diff.compare import heads_of
 from mhacli.commands.diff.result import (
     MASK,
-    PATTERN_SITES,
     Difference,
     HeadChange,
+    HeadLargest,
     LayerDifference,
     Place,
     RecordDiff,
@@ -41,7 +40,6 @@ from mhacli.render.base.cells import (
     Ramp,
     cell,
     change_levels,
-    half_cells,
     levels,
     range_text,
     ticks,
@@ -56,7 +54,6 @@ from mhacli.render.base.format import (
     plain_table,
     short_text,
     title_rule,
-    token_at,
     token_text,
     weight_text,
 )
@@ -494,10 +491,9 @@ def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------------------- maps
 
 
+_BETWEEN = "  "
 _Panel = tuple[str, Array, Array, Ramp]
 """A title, the levels of cells, their numbers, and the colours."""
-_BETWEEN, _SIGN_AND_GAP = "  ", 3
-"""The gap between panels; the width of a number in a cell besides its decimals: a sign, a point, and a gap."""
 
 
 @dataclass(frozen=True)
@@ -521,7 +517,7 @@ class _Maps:
 
     def fitting(self, rows: int, columns: int) -> _Maps:
         """The maps in blocks of tokens, so that at most `rows` × `columns` cells are needed."""
-        factor = max(1, -(-len(self.rows) // max(1, rows)), -(-len(self.columns) // max(1, columns)))
+        factor = max(1, -(-len(self.rows) // rows), -(-len(self.columns) // columns))
         if factor == 1:
             return self
         is_known = ~np.isnan(self.change)
@@ -547,61 +543,55 @@ def _maps(
     d: RecordDiff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """A, B and B − A of the chosen heads, or of those that changed most."""
-    if options.view == "none":
+    heads, n_hidden = _heads_to_draw(layers, options)
+    if not heads and (options.heads or options.layers or options.sequences) and options.view != "none":
+        reasons = dict.fromkeys(site.why for layer in layers for site in layer.drawn_site if not site.heads)
+        why = "; ".join(reasons) or "one of the records does not hold its pattern or map (--keep pattern)"
+        yield Text(f"no head is drawn: {why}", style="yellow")
+    if not heads or options.view == "none":
         return
-    sites = [(layer, s) for layer in layers for s in _drawn_site(layer)]
+    drawable = [_drawable(record, head.head) for layer, head, _ in heads for record in (layer.a, layer.b)]
+    whole = [_aligned(layer, head.head, sequence) for layer, head, sequence in heads]
+    n_lines = 1 << 30 if options.everything else 40
+    fitted_maps = [maps and maps.fitting(n_lines, _rooms(screen)[3]) for maps in whole]
+    drawn = [maps for maps in fitted_maps if maps is not None]
+    top = largest_of_maps(each for maps in drawn for each in (maps.a, maps.b))
+    kind, change = scale_of(options, drawable), max((maps.largest for maps in drawn), default=0.0)
+    for (layer, head, sequence), of_tokens, maps in zip(heads, whole, fitted_maps, strict=True):
+        parts = [layer.label] if layer.label else []
+        parts += [f"head {head.head}", *([f"sequence {sequence}"] if len(layer.a.sequences) > 1 else [])]
+        body = Text("not drawn side by side: the blocks of its maps cover other tokens", style="dim")
+        if maps is not None and of_tokens is not None:
+            parts += [f"largest change {number_text(of_tokens.largest)}"]
+            parts += [f"each mark {maps.a.block} × {maps.a.block} tokens"] if maps.a.block > 1 else []
+            panels = [(x, levels(m.weights, kind, top), m.weights, WEIGHTS) for x, m in (("A", maps.a), ("B", maps.b))]
+            panels.append(("B − A", change_levels(maps.change, change), maps.change, CHANGES))
+            body = _painted(maps, panels, options.precision, screen)
+        yield Group(title_rule(" · ".join(parts)), body)
+    if n_hidden:
+        yield Text(f"⋮ {count_of(n_hidden, 'more head')} changed (--all, --head N)", style="dim")
+    if drawn:
+        yield _caption(d, drawn, (kind, top, change), screen)
+
+
+def _heads_to_draw(
+    layers: Sequence[LayerDifference], options: ViewOptions
+) -> tuple[list[tuple[LayerDifference, HeadLargest, int]], int]:
+    """The chosen heads with a sequence; else those that changed, largest first, and how many of them are left out."""
     heads = [
         (layer, head, sequence)
-        for layer, site in sites
+        for layer in layers
+        for site in layer.drawn_site
         for head in site.heads
         if options.heads is None or head.head in options.heads
         for sequence in options.sequences or (head.sequence,)
     ]
-    n_hidden = 0
-    if options.heads is None and options.layers is None:
-        changed = [item for item in heads if item[1].largest != 0]
-        changed.sort(key=lambda item: -math.inf if item[1].largest is None else -item[1].largest)
-        heads = changed if options.everything else changed[:1]
-        n_hidden = len(changed) - len(heads)
-    if not heads:
-        if options.heads or options.layers or options.sequences:
-            why = "; ".join(dict.fromkeys(site.why for _, site in sites if not site.heads))
-            why = why or "one of the records does not hold its pattern or map (--keep pattern)"
-            yield Text(f"no head is drawn: {why}", style="yellow")
-        return
-    drawable = [(_drawable(layer.a, head.head), _drawable(layer.b, head.head)) for layer, head, _ in heads]
-    whole = [
-        _aligned(layer, head_map(a, sequence), head_map(b, sequence), sequence)
-        for (layer, _, sequence), (a, b) in zip(heads, drawable, strict=True)
-    ]
-    painters = [None if maps is None else _Painter.fitting(maps, options, screen) for maps in whole]
-    fitted_maps = [painter.maps for painter in painters if painter is not None]
-    scale = _Scale(
-        scale_of(options, [head for both in drawable for head in both]),
-        largest_of_maps([each for maps in fitted_maps for each in (maps.a, maps.b)]),
-        max((maps.largest for maps in fitted_maps), default=0.0),
-    )
-    for (layer, head, sequence), maps, painter in zip(heads, whole, painters, strict=True):
-        parts = [layer.label] if layer.label else []
-        parts += [f"head {head.head}", *([f"sequence {sequence}"] if len(layer.a.sequences) > 1 else [])]
-        if maps is None or painter is None:
-            body = Text("not drawn side by side: the blocks of its maps cover other tokens", style="dim")
-        else:
-            block = painter.maps.a.block
-            parts += [f"largest change {number_text(maps.largest)}"]
-            parts += [f"each mark {block} × {block} tokens"] if block > 1 else []
-            body = painter.text(scale, maps)
-        yield Group(title_rule(" · ".join(parts)), body)
-    if n_hidden:
-        yield Text(f"⋮ {count_of(n_hidden, 'more head')} changed (--all, --head N)", style="dim")
-    if fitted_maps:
-        is_pooled = any(p.maps.a.block > w.a.block for p, w in zip(painters, whole, strict=True) if p and w)
-        yield _caption(d, fitted_maps, scale, screen, is_pooled=is_pooled)
-
-
-def _drawn_site(layer: LayerDifference) -> list[Difference]:
-    """The site to draw: the pattern if both have it, else the map."""
-    return [site for name in PATTERN_SITES for site in layer.sites if site.site == name][:1]
+    if options.heads is not None or options.layers is not None:
+        return heads, 0
+    changed = [item for item in heads if item[1].largest != 0]
+    changed.sort(key=lambda item: -math.inf if item[1].largest is None else -item[1].largest)
+    shown = changed if options.everything else changed[:1]
+    return shown, len(changed) - len(shown)
 
 
 def _drawable(record: Record, head: int) -> DrawableHead:
@@ -609,26 +599,22 @@ def _drawable(record: Record, head: int) -> DrawableHead:
     return DrawableHead(record, heads_of(record).index(head), head, statistics)
 
 
-def _aligned(layer: LayerDifference, a: HeadMap, b: HeadMap, sequence: int) -> _Maps | None:
+def _aligned(layer: LayerDifference, head: int, sequence: int) -> _Maps | None:
     """Both maps and their difference on common axes; None if their blocks cover other tokens."""
+    a, b = (head_map(_drawable(record, head), sequence) for record in (layer.a, layer.b))
     rows, columns = _lines(a, b, layer.queries[sequence], 0), _lines(a, b, layer.keys[sequence], 1)
     if rows is None or columns is None:
         return None
-    of_a, of_b = (
-        _spread(each, [line[side] for line in rows], [line[side] for line in columns])
-        for side, each in ((0, a), (1, b))
-    )
-    is_compared = np.outer([line[2] for line in rows], [line[2] for line in columns]) & (of_a.is_open | of_b.is_open)
+    of_a, of_b = (_spread(m, [row[i] for row in rows], [column[i] for column in columns]) for i, m in enumerate((a, b)))
+    is_compared = np.outer([row[2] for row in rows], [column[2] for column in columns]) & (of_a.is_open | of_b.is_open)
     change = np.where(of_b.is_open, of_b.weights, 0.0) - np.where(of_a.is_open, of_a.weights, 0.0)
     n_nan = np.isnan(of_a.weights).astype(int) + np.isnan(of_b.weights)
     change = np.select([~is_compared, n_nan == 1, n_nan == 2], [np.nan, np.inf, 0.0], change)
-    names = [
-        [(_name(i, j, of_a_side, of_b_side), i * a.block + first if i >= 0 else -1) for i, j, _ in lines]
-        for lines, of_a_side, of_b_side, first in (
-            (rows, a.query_name, b.query_name, a.first[0]), (columns, a.key_name, b.key_name, a.first[1]),
-        )
-    ]  # fmt: skip
-    return _Maps(of_a, of_b, change, *names)
+    row_names = [
+        (_name(i, j, a.query_name, b.query_name), i * a.block + a.first[0] if i >= 0 else -1) for i, j, _ in rows
+    ]
+    names = [(_name(i, j, a.key_name, b.key_name), i * a.block + a.first[1] if i >= 0 else -1) for i, j, _ in columns]
+    return _Maps(of_a, of_b, change, row_names, names)
 
 
 def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> list[tuple[int, int, bool]] | None:
@@ -658,105 +644,57 @@ def _spread(each: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
     return replace(each, weights=weights, of_sinks=np.zeros_like(weights), learned=learned, n_queries=n_queries)
 
 
-class _Scale(NamedTuple):
-    """Common to all maps: the type of scale, the largest weight, and the largest change."""
-
-    kind: Scale
-    top: float
-    change: float
+def _label_width(screen: Screen) -> int:
+    return 12 if screen.width >= 100 else 7
 
 
-@dataclass(frozen=True)
-class _Painter:
-    """Paints the maps of a head with `n_beside` of the three side by side.
+def _rooms(screen: Screen) -> dict[int, int]:
+    """The width of a panel, by the number of panels side by side."""
+    width = screen.width - _label_width(screen) - 1
+    return {n: max(1, (width - (n - 1) * len(_BETWEEN)) // n) for n in (3, 2, 1)}
 
-    A cell is `cell` columns wide, or half a character if `is_halved`; `label` columns are for row names.
-    """
 
-    maps: _Maps
-    screen: Screen
-    precision: int
-    n_beside: int
-    cell: int
-    is_halved: bool
-    label: int
-
-    @staticmethod
-    def fitting(maps: _Maps, options: ViewOptions, screen: Screen) -> _Painter:
-        """Three panels side by side or, if numbers then fit into their cells, stacked."""
-        label = 12 if screen.width >= 100 else 7
-        rooms = {n: max(1, (screen.width - label - 1 - (n - 1) * len(_BETWEEN)) // n) for n in (3, 2, 1)}
-        lines = 1 << 30 if options.everything else 40
-        fit = maps.fitting(2 * lines if screen.colour else lines, rooms[3])
-        n_rows, n_columns = fit.change.shape
-        least = options.precision + _SIGN_AND_GAP
-        numbered = (n for n, room in rooms.items() if room // n_columns >= least and -(-3 // n) * (n_rows + 2) <= 24)
-        n_beside = next(numbered, 3)
-        width = min(8, rooms[n_beside] // n_columns)
-        is_halved = screen.colour and (width < 2 or n_rows > lines)
-        return _Painter(fit, screen, options.precision, n_beside, 1 if is_halved else width, is_halved, label)
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether numbers fit into the cells."""
-        return not self.is_halved and self.cell >= self.precision + _SIGN_AND_GAP
-
-    def text(self, scale: _Scale, whole: _Maps) -> Text:
-        """The panels; without numbers in the cells, the largest changes too."""
-        maps = self.maps
-        has_digits = scale.change >= 10.0**-self.precision  # otherwise all would round to 0
-        change = maps.change if has_digits else np.full_like(maps.change, np.nan)
-        panels = [
-            ("A", levels(maps.a.weights, scale.kind, scale.top), maps.a.weights, WEIGHTS),
-            ("B", levels(maps.b.weights, scale.kind, scale.top), maps.b.weights, WEIGHTS),
-            ("B − A", change_levels(maps.change, scale.change), change, CHANGES),
-        ]
-        rows = [panels[start : start + self.n_beside] for start in range(0, 3, self.n_beside)]
-        text = Text("\n").join(line for row in rows for line in self._beside(row))
-        named = [] if self.has_numbers or whole.a.block > 1 else _largest_changes(whole, self.precision)
-        return text.append("\n" + "\n".join(filled(named, self.screen.width))) if named else text
-
-    def _beside(self, panels: Sequence[_Panel]) -> Iterator[Text]:
-        """The lines of panels side by side: titles, columns (tokens if they fit, else positions), and rows."""
-        maps, margin, width = self.maps, " " * (self.label + 1), self.cell
-        room = width * len(maps.columns)
-        titles = _BETWEEN.join(f"{fitted(name, room):<{room}}" for name, *_ in panels)
-        yield Text(margin).append(titles.rstrip(), style="bold")
-        places = [place for _, place in maps.columns]
-        if width >= 5 and maps.a.block == 1:
-            axis = "".join(_padded(name, width - 1) + " " for name, _ in maps.columns)
-        else:
-            axis = ticks(places, width, every=1 if width > len(str(max(places))) else 10)
-        yield Text(margin).append(_BETWEEN.join([axis] * len(panels)).rstrip(), style="dim")
-        is_token = maps.a.block == 1 and not self.is_halved
-        for row in range(0, len(maps.rows), 2 if self.is_halved else 1):
-            name, place = maps.rows[row]
+def _painted(maps: _Maps, panels: Sequence[_Panel], precision: int, screen: Screen) -> Text:
+    """The panels side by side; or, if numbers then fit into their cells, one below the other."""
+    rooms, (n_rows, n_columns) = _rooms(screen), maps.change.shape
+    least = precision + 3  # a sign, a point and a gap
+    numbered = (n for n, room in rooms.items() if room // n_columns >= least and -(-3 // n) * (n_rows + 2) <= 24)
+    n_beside = next(numbered, 3)
+    width = min(8, rooms[n_beside] // n_columns)
+    margin, label = " " * (_label_width(screen) + 1), _label_width(screen)
+    is_token, places = maps.a.block == 1, [place for _, place in maps.columns]
+    axis = ticks(places, width, every=1 if width > len(str(max(places))) else 10)
+    if is_token and width >= 5:
+        axis = "".join(_padded(name, width - 1) + " " for name, _ in maps.columns)
+    lines = []
+    for start in range(0, 3, n_beside):
+        beside = panels[start : start + n_beside]
+        titles = _BETWEEN.join(_padded(name, len(axis)) for name, *_ in beside)
+        lines.append(Text(margin).append(titles.rstrip(), style="bold"))
+        lines.append(Text(margin).append(_BETWEEN.join([axis] * len(beside)).rstrip(), style="dim"))
+        for row, (name, place) in enumerate(maps.rows):
             word = name if is_token else str(place) if place >= 0 else ""
-            line = Text(_padded(word, self.label) + " ", style="bold" if is_token else "dim")
-            line = Text().append_text(line)
-            for number, panel in enumerate(panels):
-                line.append(_BETWEEN if number else "").append_tokens(self._cells(panel, row))
-            yield line
-
-    def _cells(self, panel: _Panel, row: int) -> Iterator[tuple[str, Style]]:
-        """A row of a panel: two rows in half blocks, or shades with numbers if they fit, or signs."""
-        _, of_cells, numbers, ramp = panel
-        cells = of_cells.astype(int).tolist()
-        if self.is_halved:
-            yield from half_cells(cells[row], cells[row + 1] if row + 1 < len(cells) else None, ramp=ramp)
-            return
-        for level, number in zip(cells[row], numbers[row].tolist(), strict=True):
-            word = _number(number, self.precision, is_change=ramp is CHANGES) if self.has_numbers else ""
-            word = NAN_SIGN if level == NOT_A_NUMBER else word if len(word) < self.cell else ""
-            yield cell(level, self.cell, colour=self.screen.colour, ramp=ramp, gap=int(self.cell > 1), word=word)
+            line = Text().append(_padded(word, label) + " ", style="bold" if is_token else "dim")
+            for number, panel in enumerate(beside):
+                has_digits = width >= least and (panel[-1] is WEIGHTS or maps.largest >= 10.0**-precision)
+                cells = _cells(panel, row, width, precision if has_digits else None, colour=screen.colour)
+                line.append(_BETWEEN if number else "").append_tokens(cells)
+            lines.append(line)
+    return Text("\n").join(lines)
 
 
-def _number(value: float, precision: int, *, is_change: bool) -> str:
-    """A weight, or a signed change. A change that rounds to 0 has no sign."""
-    if math.isnan(value):
-        return ""
-    text = weight_text(abs(value), precision)
-    return ("+" if value > 0 else "−") + text if is_change and text.strip("0.") else text
+def _cells(panel: _Panel, row: int, width: int, precision: int | None, *, colour: bool) -> Iterator[tuple[str, Style]]:
+    """A row of a panel: shades with numbers of a `precision`, or signs."""
+    _, of_cells, numbers, ramp = panel
+    for level, number in zip(of_cells[row].astype(int).tolist(), numbers[row].tolist(), strict=True):
+        word = ""
+        if level == NOT_A_NUMBER:
+            word = NAN_SIGN
+        elif level != FORBIDDEN and precision is not None:
+            word = weight_text(abs(number), precision)
+            if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
+                word = ("+" if number > 0 else "−") + word
+        yield cell(level, width, colour=colour, ramp=ramp, gap=int(width > 1), word=word if len(word) < width else "")
 
 
 def _padded(name: str, width: int) -> str:
@@ -764,48 +702,30 @@ def _padded(name: str, width: int) -> str:
     return short + " " * (width - cell_len(short))
 
 
-def _largest_changes(whole: _Maps, precision: int) -> list[str]:
-    """The cells that changed most, with their weights in A and B."""
-    sizes = np.where(np.isfinite(whole.change), np.abs(whole.change), 0.0)
-    order = np.argsort(-sizes, axis=None, kind="stable")[:3]
-    named = []
-    for row, column in zip(*np.unravel_index(order, sizes.shape), strict=True):
-        if sizes[row, column] >= 10.0**-precision:
-            query, key = (token_at(name, place, 12) for name, place in (whole.rows[row], whole.columns[column]))
-            a, b = (
-                "masked" if weight == FORBIDDEN else weight_text(float(weight), precision)
-                for weight in (whole.a.weights[row, column], whole.b.weights[row, column])
-            )
-            named.append(f"{query} → {key} from {a} to {b}")
-    return [f"largest changes: {named[0]}", *named[1:]] if named else []
-
-
 def _caption(
-    d: RecordDiff, drawn: Sequence[_Maps], scale: _Scale, screen: Screen, *, is_pooled: bool
+    d: RecordDiff, drawn: Sequence[_Maps], scale: tuple[Scale, float, float], screen: Screen
 ) -> RenderableType:
     """Both scales with their ranges, the meaning of signs, and what the maps leave out."""
-    maps = [each for each_maps in drawn for each in (each_maps.a, each_maps.b)]
+    maps, (kind, top, largest) = [each for pair in drawn for each in (pair.a, pair.b)], scale
     n_open = sum(int((each.is_open & ~np.isnan(each.weights)).sum()) for each in maps)
-    reach = range_text(
-        scale.kind, scale.top, n_open, is_exceeded=any((each.weights > scale.top).any() for each in maps)
+    reach = range_text(kind, top, n_open, is_exceeded=any((each.weights > top).any() for each in maps))
+    weights = Text(f"A and B: {kind}, {reach}, the same for all: ")
+    weights.append_tokens(WEIGHTS.swatches(colour=screen.colour)).append(
+        "" if screen.colour else " from small to large"
     )
-    ramp = Text(f"A and B: {scale.kind}, {reach}, the same for all: ")
-    change = Text(f"B − A: linear, −{number_text(scale.change)} … +{number_text(scale.change)}: ")
-    ramp.append_tokens(WEIGHTS.swatches(colour=screen.colour))
+    change = Text(f"B − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
     if screen.colour:
         change.append_tokens(CHANGES.swatches(colour=True)).append(" blue less in B, grey the same, orange more")
     else:
-        ramp.append(" from small to large")
         change.append("= - less in B, . about the same, + # more")
-    has_same_tokens = d.first != "tokens"
     trained = [letter for letter, record in (("A", d.a), ("B", d.b)) if is_before_dropout(record)]
     remarks = {
         AXES: True,
-        "a blank cell is masked" + ("" if has_same_tokens else ", or has other tokens in the other record"): True,
+        "a blank cell is masked" + (", or has other tokens in the other record" if d.first == "tokens" else ""): True,
         f"{NAN_SIGN} is not a number": any(np.isnan(each.weights).any() for each in maps),
-        "a mark of several cells shows their mean weight, in B − A their mean change": is_pooled,
+        "a mark of several cells shows their mean weight, in B − A their mean change": any(m.block > 1 for m in maps),
         f"{' and '.join(trained)} before dropout": bool(trained),
         "the weight of sink logits is not drawn": any(each.learned is not None for each in maps),
     }
     words = "; ".join(remark for remark, is_true in remarks.items() if is_true)
-    return Group(ramp, change if scale.change else Text("B − A: no change of a number"), Text(words, style="dim"))
+    return Group(weights, change if largest else Text("B − A: no change of a number"), Text(words, style="dim"))
