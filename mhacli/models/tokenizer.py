@@ -32,10 +32,23 @@ class ModelTokenizer(LibraryTokenizer):
         self.bos_id: int | None = getattr(template, "bos_token_id", None)
         self.pad_id: int | None = getattr(template, "pad_token_id", None)
 
-    @property
-    def adds_bos(self) -> bool:
-        """Whether it begins every text with a BOS token."""
-        return self.bos_id is not None and self.bos_id in self.sequence("a").ids[:1]
+    def begin_warnings(self, sequence: TokenSequence) -> list[str]:
+        """Warnings about a text whose beginning-of-text token is doubled, or missing although the tokenizer usually adds it."""
+        if self.bos_id is None or not sequence.ids:
+            return []
+        count = next((i for i, token_id in enumerate(sequence.ids) if token_id != self.bos_id), len(sequence.ids))
+        if count > 1:
+            times = "twice" if count == 2 else f"{count} times"
+            return [
+                f"the text begins with {sequence.tokens[0]!r} {times}: "
+                "the text or chat template brings one and the tokenizer adds another"
+            ]
+        if count == 0 and self.bos_id in self.sequence("a").ids[:1]:
+            return [
+                f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
+                "and usually begins with: heads that usually attend to it will attend elsewhere"
+            ]
+        return []
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
         """The sequence followed by tokens that a model generated."""
@@ -139,28 +152,6 @@ def _bytes() -> ModelTokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     return ModelTokenizer(library, "byte")
-
-
-def begin_warnings(sequence: TokenSequence, bos_id: int | None, expects_bos: bool | None) -> tuple[str, ...]:
-    """Warnings about a text whose beginning-of-text token (`bos_id`) is doubled or missing.
-
-    `expects_bos` says whether the model's tokenizer usually adds the token; None if unknown.
-    """
-    if bos_id is None or not sequence.ids:
-        return ()
-    count = next((i for i, token_id in enumerate(sequence.ids) if token_id != bos_id), len(sequence.ids))
-    if count > 1:
-        times = "twice" if count == 2 else f"{count} times"
-        return (
-            f"the text begins with {sequence.tokens[0]!r} {times}: "
-            "the text or chat template brings one and the tokenizer adds another",
-        )
-    if count == 0 and expects_bos:
-        return (
-            f"the text begins without the beginning-of-text token (id {bos_id}), which the model's tokenizer defines and "
-            "usually begins with: heads that usually attend to it will attend elsewhere",
-        )
-    return ()
 
 
 def require_texts(

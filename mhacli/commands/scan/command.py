@@ -216,6 +216,9 @@ def scan(
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
     request = _request(corpus, model, statistics, device, output)
+    tables = [source for source in corpus.sources or () if source.lower().endswith((".csv", ".tsv"))]
+    if tables and not (corpus.lines or corpus.field or corpus.column):
+        note(f"{tables[0]} is read as one text with its commas; --lines takes its lines, and JSON lines have --field")
     with loading_torch():
         from mhacli.commands.scan.engines.ranks import on_own_gpu
         from mhacli.commands.scan.run import ScanStudy

@@ -18,7 +18,7 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import ModelInputs, make_inputs, n_vocabulary_of, run_model
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
-from mhacli.models.tokenizer import ModelTokenizer, begin_warnings, joined, load_tokenizer, require_ids, require_texts
+from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.requests.checkpoint import ModelRequest
 from mhacli.settings import DEFAULT_MAX_TOKENS
@@ -143,7 +143,7 @@ def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) ->
     begun = [tokenizer.beginning(text, limit, special=special and not is_answer) for text in given]
     sequences = [sequence for sequence, _ in begun]
     sequences = [_started(tokenizer, config, text) for text in sequences] if is_answer else sequences
-    notes = [note for s in sequences for note in begin_warnings(s, tokenizer.bos_id, tokenizer.adds_bos)]
+    notes = [note for s in sequences for note in tokenizer.begin_warnings(s)]
     notes += [
         f"only the first {limit:,} of the {len(s.ids) + n_more:,} tokens of text {i} are used (--max-tokens)"
         for i, (s, (_, n_more)) in enumerate(zip(sequences, begun, strict=True))

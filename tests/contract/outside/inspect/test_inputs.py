@@ -44,7 +44,6 @@ def test_a_record_is_read_from_a_path(tmp_path: Path, use: Any) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a CSV file is scanned as one text")
 def test_a_table_of_texts_is_not_scanned_as_one_text_in_silence(mha: Any, tmp_path: Path) -> None:
     llama_folder(tmp_path / "model")
     (tmp_path / "rows.csv").write_text('id,text\n1,"the fox, the mill"\n2,"a small ""old"" river"\n3,the fox sleeps\n')
