@@ -45,8 +45,7 @@ from mhacli.attention.tiled.tiles import reduce_tiles
 from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
 from mhacli.compute.heads import head_groups, prepare_heads
-from mhacli.record.heads import HeadsRequest
-from mhacli.requests.layer import layer_request
+from mhacli.run import Run
 from mhacli.settings import Config, Reducer
 from mhacli.text.encode import encode
 
@@ -177,11 +176,11 @@ def command_time(length: int, rounds: int) -> dict[str, float]:
     words = " ".join(str(token) for token in request_of(length).q_tokens[0].tolist())
     config = Config(d_model=N_HEADS * D_HEAD, n_heads=N_HEADS, causal=True, device="cpu", max_positions=length)
     encoded = encode([words], config.resolved())
-    request = layer_request(encoded, config.resolved())
+    request = Run(encoded=encoded, config=config.resolved())
     scores, v = made(length, True)
 
     def study() -> None:
-        run = prepare_heads(request, HeadsRequest())
+        run = prepare_heads(request)
         run.run()
         run.record()
 

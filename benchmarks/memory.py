@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.requests.memory import make_plan
+from mhacli.attention.memory import make_plan
 from mhacli.settings import Config
 from mhacli.sites import Facts
 

@@ -38,8 +38,8 @@ from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
-from mhacli.record.heads import HeadsRequest
-from mhacli.requests.checkpoint import ModelRequest
+from mhacli.run import Run
+from mhacli.settings import ModelSettings
 from mhacli.text.corpus import CorpusFormat, Document, documents
 
 MAX_TOKENS = 64
@@ -183,7 +183,7 @@ def _short_lines(corpus: str) -> Iterator[str]:
 
 def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
     """Prints throughput and what Ray does."""
-    each = ModelRequest(model, None, (), HeadsRequest(), device="cpu", threads=1, max_tokens=MAX_TOKENS, keep=())
+    each = Run(model=ModelSettings(path=model, device="cpu", threads=1), max_tokens=MAX_TOKENS, keep=())
     request = ScanRequest(each, sources=(corpus,), form=CorpusFormat(), out="")
     start = WorkerStart(request, SingleEngine().settings(request))
     made = good_units(corpus, start, n_documents)

@@ -1,14 +1,26 @@
-"""The configuration of an attention layer and its run, with the rules for its values."""
+"""The settings of mha, each declared once: name, type, default, range, help, other names, and the modes that have it.
+
+`setting` declares a field of a dataclass. The command line, the checks of ranges and the messages read the declaration, so that
+a new option is one line. A mode is what a command inspects: a `layer` of mha, a checkpoint (`model`), `code` of the user's own,
+or a saved `record`.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
+from mhacli.io.device_map import DeviceMap, read_device_map
+from mhacli.io.files import parse_size
+from mhacli.text.conditions import INDUCTION, Condition, parse_condition
+from mhacli.text.tokens import AttentionKind, LayerChoice
 
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
 LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
@@ -21,6 +33,7 @@ Reducer = Literal["auto", "torch", "triton"]
 it."""
 Punctuation = Literal["drop", "keep"]
 OnBadBytes = Literal["strict", "replace", "escape"]
+Mode = Literal["layer", "model", "code", "record"]
 
 MAX_HEADS = 1024
 MAX_WIDTH = 65_536
@@ -44,6 +57,184 @@ _SHOWN = 60
 """The most characters of a value quoted in a message."""
 
 
+# -------------------------------------------------------------------------------------------------------- declaration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """How a setting stands on the command line.
+
+    `names` are all its names, as words; none means `--` and the name of the field. Numbers lie from `low` to `high`, `above` and
+    `below` bounds that are not included. `parse` reads the word and raises `UsageError`. `modes` are those that have the option.
+    A `common` option is in the short help too. `default` is the text about the default, None for the value itself. `words`
+    complete a value.
+    """
+
+    panel: str
+    help: str
+    names: tuple[str, ...]
+    low: float | None
+    high: float | None
+    above: float | None
+    below: float | None
+    parse: Callable[[str], Any] | None
+    metavar: str | None
+    modes: tuple[Mode, ...]
+    common: bool
+    hidden: bool
+    default: str | None
+    words: tuple[str, ...]
+    argument: bool
+    many: bool
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the value is a number in a range."""
+        return self.low is not None or self.above is not None
+
+    @property
+    def range_text(self) -> str:
+        """The range as Typer writes it: `1<=x<=1024`, `x>0`."""
+        if self.low == -math.inf:
+            return "of finite numbers"
+        if self.above is not None:
+            return f"x>{self.above:g}"
+        return f"{self.low}<=x" + (f"<{self.below}" if self.below is not None else f"<={self.high}")
+
+    def contains(self, value: float) -> bool:
+        """Whether a number is finite and in the range."""
+        low, high = (math.inf * sign if bound is None else bound for sign, bound in ((-1, self.low), (1, self.high)))
+        is_inside = low <= value <= high and math.isfinite(value)
+        return is_inside and (self.above is None or value > self.above) and (self.below is None or value < self.below)
+
+    def name(self, field_name: str, value: object = True) -> str:
+        """The first name, such as `--heads`; for the value False the one that switches off, such as `--no-bias`."""
+        first = next((name for name in self.names if name.startswith("--")), "--" + field_name.replace("_", "-"))
+        on, _, off = first.partition("/")
+        return (off or f"--no-{on[2:]}") if value is False else on
+
+
+def setting(
+    value: Any,
+    panel: str,
+    text: str,
+    *names: str,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+    modes: tuple[Mode, ...] = get_args(Mode),
+    common: bool = False,
+    hidden: bool = False,
+    default: str | None = None,
+    words: tuple[str, ...] = (),
+    argument: bool = False,
+    many: bool = False,
+) -> Any:
+    """A field with the default `value` that is an option of the command line; see `Option`."""
+    declared = Option(
+        panel=panel, help=text, names=tuple(" ".join(names).split()), low=low, high=high, above=above, below=below, parse=parse,
+        metavar="N" if metavar is None and low is not None else metavar, modes=modes, common=common, hidden=hidden,
+        default=default, words=words, argument=argument, many=many,
+    )  # fmt: skip
+    return field(default=value, metadata={"option": declared})
+
+
+def options_of(group: type) -> Iterator[tuple[str, Option]]:
+    """The options that the fields of a dataclass declare, by the name of the field."""
+    return ((f.name, f.metadata["option"]) for f in fields(group) if "option" in f.metadata)
+
+
+Named = Callable[[str, object], str]
+"""How a message names a field and its value: `--heads 5` for the command line, `config.n_heads 5` for a file."""
+
+
+def as_option(name: str, value: object) -> str:
+    """A setting of the layer as the user types it: `--heads 5`, `--no-bias`."""
+    option = dict(options_of(Config))[name].name(name, value)
+    return option if isinstance(value, bool) else f"{option} {shlex.quote(str(value)[:_SHOWN])}"
+
+
+def as_field(name: str, value: object) -> str:
+    """A setting as a file has it: `config.n_heads 5`."""
+    return f"config.{name} {str(value)[:_SHOWN]}"
+
+
+def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
+    them."""
+    config = document.get("config")
+    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document
+
+
+def index_list(word: str) -> tuple[int, ...]:
+    """Positions from `0,2` or `0,4-6`. Raises `ValueError` with the form."""
+    indices: list[int] = []
+    for part in word.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not low <= high < low + _MAX_LISTED - len(indices):
+            raise ValueError(f"{word[:80]!r} is not a list such as 0,2 or 0,4-6")
+        indices.extend(range(low, high + 1))
+    return tuple(indices)
+
+
+_MAX_LISTED = 100_000
+
+
+def _reach(word: str) -> tuple[int, int] | None:
+    """Numbers of keys from `LEFT[,RIGHT]`; RIGHT is 0 if left out. `none` is no window."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:,([0-9]{1,9}))?", word.replace(" ", ""))
+    if match is None and word != "none":
+        raise ValueError(f"{word[:40]!r} is not LEFT or LEFT,RIGHT, numbers of keys such as 4 or 2,2")
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def _shape(word: str) -> tuple[int, int]:
+    """Two numbers from `BATCH,LENGTH`."""
+    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise ValueError(f"{word[:40]!r} is not BATCH,LENGTH, two numbers from 1 up such as 2,5")
+    return int(match[1]), int(match[2])
+
+
+# ---------------------------------------------------------------------------------------------------------- the layer
+
+TEXT, LAYER, POSITIONS, MASK, DEVICE = "Text", "Attention", "Positions", "Mask and scores", "Device"
+D_MODEL = "--d-model --hidden-size --embed-dim --n-embd"
+N_HEADS = "--heads --n-heads --num-heads --num-attention-heads"
+N_KV_HEADS = "--kv-heads --n-kv-heads --num-kv-heads --num-key-value-heads"
+D_HEAD, MAX_TOKENS, TOP = "--d-head --head-dim --d-k", "--max-tokens --max-length", "--top --top-k"
+CAUSAL_NAMES = "--causal/--no-causal --is-causal/--bidirectional"
+"""Names of options; the help shows the first."""
+CAUSAL = "Mask later tokens: no token attends to a later one."
+QUERY_HEADS = "Number of query heads."
+KV_HEADS = "Number of key/value heads; query heads share them in groups."
+HEAD_WIDTH = "Width of the queries and keys of a head."
+INPUT_WIDTH = "Width of the token vectors before projection."
+OUT_PROJ = "Apply the output projection, or only concatenate the heads."
+SCALE = "Factor on the dot products."
+WINDOW = (
+    "Attend only to LEFT keys before and RIGHT keys after the query; none removes a saved window. (default of RIGHT: 0)"
+)
+PREFIX = "Causal, but every token attends to the first N; 0 for none."
+SINK_WINDOW = "The first N tokens stay visible outside --window; 0 for none."
+DOCUMENTS = "Split each text at SEPARATOR into documents that do not attend to each other."
+SCORE_BIAS = "Add a tensor from a safetensors file to the scores."
+DROPOUT = "Dropout probability of attention weights, with --train."
+NUMBER_FORMAT = "Number format of the computation."
+THREADS = "Number of CPU threads."
+DEVICES = "Device: auto, cpu, cuda, cuda:N or mps."
+TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra hf)."
+TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
+RANDOM = "Use random token vectors instead of a text."
+BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
+_own = partial(setting, modes=("layer",))
+_read = partial(setting, modes=("layer", "model"))
+
+
 @dataclass(frozen=True)
 class Config:
     """The choices for one attention layer and its run.
@@ -60,39 +251,41 @@ class Config:
     and `padding` the side on which shorter sequences are padded.
     """
 
-    d_model: int = 64
-    n_heads: int = 4
-    n_kv_heads: int | None = None
-    d_head: int | None = None
-    d_v: int | None = None
-    d_input: int | None = None
-    bias: bool = True
-    out_proj: bool = True
-    positions: Positions = "sinusoidal"
-    rope_theta: float = 10_000.0
-    max_positions: int = 1024
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    prefix: int | None = None
-    sink: int | None = None
-    documents: str | None = None
-    padding: PaddingSide = "right"
-    scale: float | None = None
-    softcap: float | None = None
-    score_bias: str | None = None
-    dropout: float = 0.0
-    train: bool = False
-    init: Init = "xavier"
-    dtype: Dtype = "float32"
-    device: str = "auto"
-    threads: int | None = None
-    seed: int = 0
-    tokenizer: str = "word"
-    keep_case: bool = False
-    punctuation: Punctuation = "drop"
+    # fmt: off
+    d_model: int = _own(64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True)
+    n_heads: int = _own(4, LAYER, QUERY_HEADS, N_HEADS, low=1, high=MAX_HEADS, common=True)
+    n_kv_heads: int | None = _own(None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads")
+    d_head: int | None = _own(None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads")
+    d_v: int | None = _own(None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head")
+    d_input: int | None = _own(None, LAYER, INPUT_WIDTH, low=1, high=MAX_WIDTH, default="d_model")
+    bias: bool = _own(True, LAYER, "Add a bias in the projections.", "--bias/--no-bias", default="--bias")
+    out_proj: bool = _own(True, LAYER, OUT_PROJ, "--out-proj/--no-out-proj", default="--out-proj")
+    positions: Positions = _own("sinusoidal", POSITIONS, "Position encoding.", default=BY_TEXT, common=True)
+    rope_theta: float = _own(1e4, POSITIONS, "Base of the RoPE angles.", above=0, metavar="X", default="10000")
+    max_positions: int = _own(1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH)
+    causal: bool = setting(False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code"))
+    window: tuple[int, int] | None = _own(None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]")
+    prefix: int | None = _own(None, MASK, PREFIX, low=0, high=MAX_LENGTH)
+    sink: int | None = _own(None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH)
+    documents: str | None = _own(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
+    padding: PaddingSide = _read("right", MASK, "Side on which shorter sequences are padded.")
+    scale: float | None = _own(None, MASK, SCALE, low=-math.inf, metavar="X", default="1/√d_head")
+    softcap: float | None = _own(None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X")
+    score_bias: str | None = _own(None, MASK, SCORE_BIAS, metavar="FILE[:TENSOR]")
+    dropout: float = _own(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
+    train: bool = _own(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
+    init: Init = _own("xavier", LAYER, "Initialisation of the random weights.")
+    dtype: Dtype = _read("float32", DEVICE, NUMBER_FORMAT, default="float32; with --model, its own")
+    device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
+    threads: int | None = _read(None, DEVICE, THREADS, low=1, high=MAX_THREADS, default="chosen by torch")
+    seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=MAX_SEED, modes=("layer", "code"))
+    tokenizer: str = _read("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
+    keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
+    punctuation: Punctuation = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
     inner_marks: bool = True
-    random: tuple[int, int] | None = None
-    distribution: Distribution = "normal"
+    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_shape, metavar="BATCH,LENGTH")
+    distribution: Distribution = _own("normal", TEXT, "Distribution of --random: N(0, 1), or uniform from 0 to 1.")
+    # fmt: on
 
     @property
     def needs_order(self) -> str | None:
@@ -122,166 +315,110 @@ class Config:
         left."""
         return length - n_tokens if self.padding == "left" else 0
 
-    def resolved(self) -> Config:
-        """This config with all derived widths filled in. Raises `UsageError` that names the broken rule."""
-        _check_choices(self)
-        _check_choice(self, "d_model", 1, MAX_WIDTH)
-        _check_choice(self, "n_heads", 1, MAX_HEADS, _nearest_heads_hint(self))
-        d_head = self.d_head if self.d_head is not None else _split_evenly(self)
-        n_kv_heads = self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
+    def resolved(self, named: Named = as_option) -> Config:
+        """This config with all derived widths filled in. Raises `UsageError` with the broken rule; `named` phrases a field."""
+        require_ranges(self, named)
+        d_head = self.d_head if self.d_head is not None else _split_evenly(self, named)
         full = replace(
             self,
             d_head=d_head,
             d_v=self.d_v if self.d_v is not None else d_head,
             d_input=self.d_input if self.d_input is not None else self.d_model,
-            n_kv_heads=n_kv_heads,
-            scale=float(self.scale) if self.scale is not None else d_head**-0.5 if d_head > 0 else None,
+            n_kv_heads=self.n_kv_heads if self.n_kv_heads is not None else self.n_heads,
+            scale=float(self.scale) if self.scale is not None else d_head**-0.5,
+            prefix=self.prefix or None,
+            sink=self.sink or None,
         )
-        _check_numbers(full)
-        _check_positions(full)
-        _check_mask(full)
+        _require_kv_heads(full, named)
+        _require_layer(full, named)
+        _require_mask(full, named)
         return full
 
 
-def _check_choices(config: Config) -> None:
-    hints = get_type_hints(Config)
-    for f in fields(Config):
-        hint, value = hints[f.name], getattr(config, f.name)
+GivenConfig = Annotated[Mapping[str, Any], Config]
+"""The fields of `Config` that the command line sets: what a weights file says about the others stays."""
+
+
+# ---------------------------------------------------------------------------------------------------- rules of values
+
+
+def require_ranges(settings: object, named: Named = as_option) -> None:
+    """Raises `UsageError` for a field that is out of its range or not among its choices. None is "not set"."""
+    kind = type(settings)
+    hints = get_type_hints(kind)
+    for name, option in options_of(kind):
+        value, hint = getattr(settings, name), hints[name]
+        if value is None:
+            continue
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
-            raise UsageError(f"{typed(f.name, value)} is not one of {', '.join(choices)}")
+            raise UsageError(f"{named(name, value)} is not one of {', '.join(choices)}")
+        if option.is_number:
+            is_real = float in (hint, *get_args(hint))
+            if isinstance(value, bool) or not isinstance(value, (int, float) if is_real else int):
+                raise UsageError(f"{named(name, value)} is not a {'' if is_real else 'whole '}number")
+            if not option.contains(value):
+                raise UsageError(f"{named(name, value)} is not in the range {option.range_text}")
 
 
-_OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Config)} | {
-    "n_heads": "--heads",
-    "n_kv_heads": "--kv-heads",
-    "sink": "--sink-window",
-}
+def _require_kv_heads(full: Config, named: Named) -> None:
+    n_kv_heads = full.n_kv_heads or 0
+    if full.n_heads % n_kv_heads:
+        fault = "is more than" if n_kv_heads > full.n_heads else "does not divide"
+        nearest = _nearest_divisor(full.n_heads, n_kv_heads)
+        raise UsageError(
+            f"{named('n_kv_heads', n_kv_heads)} {fault} the {full.n_heads} query heads",
+            hint=f"try {named('n_kv_heads', nearest)}",
+        )
 
 
-def typed(name: str, value: object) -> str:
-    """An option as the user types it: `--heads 5`, `--no-bias`."""
-    if isinstance(value, bool):
-        return _OPTIONS[name] if value else f"--no-{_OPTIONS[name][2:]}"
-    return f"{_OPTIONS[name]} {shlex.quote(str(value)[:_SHOWN])}"
-
-
-def about_file(message: str) -> str:
-    """A message of `Config.resolved` about a file: `config.n_heads 5` instead of `--heads 5`."""
-    names = {option: f"config.{name}" for name, option in _OPTIONS.items()}
-    return re.sub(r"--[a-z-]+", lambda match: names.get(match[0], match[0]), message)
-
-
-def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
-    them."""
-    config = document.get("config")
-    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document
-
-
-def _check_range(subject: str, value: int, low: int, high: int, hint: str | None = None) -> None:
-    """Raises `UsageError`, which names `subject`, for a count out of range."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{subject} is not a whole number", hint=hint)
-    if value < low:
-        raise UsageError(f"{subject} is too small: at least {low}", hint=hint)
-    if value > high:
-        raise UsageError(f"{subject} is too large: at most {high}", hint=hint)
-
-
-def _check_numbers(full: Config) -> None:
-    for name in ("d_head", "d_v", "d_input"):
-        _check_choice(full, name, 1, MAX_WIDTH)
-    _check_kv_heads(full)
+def _require_layer(full: Config, named: Named) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
-        raise UsageError(f"{typed('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
-    _check_choice(full, "seed", 0, MAX_SEED)
-    _check_choice(full, "threads", 1, MAX_THREADS)
-    for name in ("scale", "softcap"):
-        value = getattr(full, name)
-        if value is not None and not math.isfinite(value):
-            raise UsageError(f"{typed(name, value)} is not a finite number")
-    if full.softcap is not None and full.softcap <= 0:
-        raise UsageError(f"{typed('softcap', full.softcap)} is not above 0")
-    if not 0 <= full.dropout < 1:
-        raise UsageError(f"{typed('dropout', full.dropout)} is out of range: from 0 to below 1")
+        raise UsageError(f"{named('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
     if full.train and full.dropout == 0:
         raise UsageError("--train changes nothing without dropout", hint="try --train --dropout 0.1")
-
-
-def _check_choice(config: Config, name: str, low: int, high: int, hint: str | None = None) -> None:
-    """Raises `UsageError` for a field that is set and out of range."""
-    value = getattr(config, name)
-    if value is not None:
-        _check_range(typed(name, value), value, low, high, hint)
-
-
-def _check_kv_heads(full: Config) -> None:
-    n_kv_heads = full.n_kv_heads or 0
-    shown, nearest = typed("n_kv_heads", n_kv_heads), f"try --kv-heads {_nearest_divisor(full.n_heads, n_kv_heads)}"
-    if n_kv_heads > full.n_heads:
-        raise UsageError(f"{shown} is more than the {full.n_heads} query heads", hint=nearest)
-    _check_choice(full, "n_kv_heads", 1, full.n_heads, nearest)
-    if full.n_heads % n_kv_heads:
-        raise UsageError(f"{shown} does not divide the {full.n_heads} query heads", hint=nearest)
-
-
-def _check_positions(full: Config) -> None:
     d_head = full.d_head or 0
     if full.positions in ROPE and d_head % 2:
         raise UsageError(
-            f"--positions {full.positions} rotates pairs of columns, but d_head {d_head} is odd",
-            hint=f"try --d-head {d_head + 1}",
+            f"{named('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
+            hint=f"try {named('d_head', d_head + 1)}",
         )
-    if not (math.isfinite(full.rope_theta) and full.rope_theta > 0):
-        raise UsageError(
-            f"{typed('rope_theta', full.rope_theta)} is not a finite number above 0", hint="try --rope-theta 10000"
-        )
-    _check_choice(full, "max_positions", 1, MAX_WIDTH * 16)
 
 
-def _check_mask(full: Config) -> None:
+def _require_mask(full: Config, named: Named) -> None:
     if full.window is not None and (len(full.window) != 2 or min(full.window) < 0):
         counts = ",".join(map(str, full.window))
-        raise UsageError(f"{typed('window', counts)} is not two counts of keys, left and right, such as 4,0")
-    for name in ("prefix", "sink"):
-        _check_choice(full, name, 1, MAX_LENGTH)
+        raise UsageError(f"{named('window', counts)} is not two counts of keys, left and right, such as 4,0")
     if full.sink is not None and full.window is None:
         raise UsageError(
-            f"{typed('sink', full.sink)} exempts tokens from a window, and there is none",
-            hint=f"try --window 8 --sink-window {full.sink}",
+            f"{named('sink', full.sink)} exempts tokens from a window, and there is none",
+            hint=f"try {named('window', 8)} {named('sink', full.sink)}",
         )
     if full.documents == "":
-        raise UsageError("--documents '' is empty", hint="try --documents '|'")
+        raise UsageError(f"{named('documents', '')} is empty", hint="try --documents '|'")
     if full.documents is not None and full.random is not None:
         raise UsageError(
-            f"{typed('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
+            f"{named('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
             hint="leave out --documents or --random",
         )
-    if full.random is not None:
-        shown = typed("random", ",".join(map(str, full.random)))
-        for name, value in zip(("batch", "length"), full.random, strict=True):
-            _check_range(
-                f"{shown}: {name} {value}", value, 1, MAX_RANDOM, "try --random 2,5, a batch of 2 with 5 tokens each"
-            )
-
-
-def _split_evenly(config: Config) -> int:
-    d_model, n_heads = config.d_model, config.n_heads
-    if d_model % n_heads:
-        width = _nearest_multiple(d_model, n_heads * (2 if config.positions in ROPE else 1))
-        heads = _nearest_heads(config)
-        more_heads = "" if heads is None else f"--heads {heads} or "
+    if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
         raise UsageError(
-            f"{typed('n_heads', n_heads)} does not divide d_model {d_model}",
-            hint=f"try {more_heads}--d-model {width}, or set --d-head",
+            f"{named('random', ','.join(map(str, full.random)))} is no batch and length in the range 1<=x<={MAX_RANDOM}",
+            hint="try --random 2,5, a batch of 2 with 5 tokens each",
         )
-    return d_model // n_heads
 
 
-def _nearest_heads_hint(config: Config) -> str | None:
-    heads = _nearest_heads(config) if 1 <= config.d_model <= MAX_WIDTH else None
-    return None if heads is None else f"try --heads {heads}"
+def _split_evenly(config: Config, named: Named) -> int:
+    d_model, n_heads = config.d_model, config.n_heads
+    if d_model % n_heads == 0:
+        return d_model // n_heads
+    width = _nearest_multiple(d_model, n_heads * (2 if config.positions in ROPE else 1))
+    heads = _nearest_heads(config)
+    more_heads = "" if heads is None else f"{named('n_heads', heads)} or "
+    raise UsageError(
+        f"{named('n_heads', n_heads)} does not divide d_model {d_model}",
+        hint=f"try {more_heads}{named('d_model', width)}, or set --d-head",
+    )
 
 
 def _nearest_heads(config: Config) -> int | None:
@@ -300,3 +437,209 @@ def _nearest_multiple(near: int, of: int) -> int:
     """The positive multiple of `of` nearest to `near`, at most MAX_WIDTH. The larger of two equally near ones."""
     low = near // of * of
     return low if low > 0 and (near - low < low + of - near or low + of > MAX_WIDTH) else low + of
+
+
+# ------------------------------------------------------------------------------------------- texts, weights, checkpoint
+
+CHECKPOINT, HEADS, OUTPUT = "Checkpoint", "Heads", "Output"
+SINK_TOKENS = 4
+"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
+SINK_SHARE = 0.1
+"""The least fraction of all attention of a sink, by default."""
+FILE = "Read a text file; repeatable, and - reads stdin."
+MAX_TEXT, MOST_TOKENS = "64.0 MiB; vocab: 100 MiB", f"all, at most {DEFAULT_MAX_TOKENS:,}"
+_TYPED = "The text to inspect, or - for stdin; several texts form a batch."
+LITERAL_TEXT = "Inspect this text, even if a file has that name; repeatable. Arguments after -- are also texts."
+_CONTEXT = "Text for the keys and values (cross-attention): one for all sequences, or one for each."
+_MAX_TOKENS = "Use only the first N tokens of each sequence."
+LAYERS = "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5."
+MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf)."
+_DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
+REVISION = "Branch, tag or commit of a Hugging Face checkpoint."
+ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
+CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
+TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
+_GENERATE = "Generate N tokens greedily, then inspect prompt and continuation together."
+_CHAT = "Read the messages of a chat instead of a text: a JSON list of role and content."
+_SPANS = (
+    "Report the attention between parts of the text: name=START:END, name=/REGEX/, or roles of a chat, a,b; repeatable."
+)
+_WHERE = f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable."
+_FIRST = "Number of first tokens whose attention is reported together."
+_SINK = "Smallest fraction of all attention that makes a key a sink."
+_REDUCER = "Compute the statistics with torch, with one Triton kernel on a GPU, or with whichever can run."
+_model = partial(setting, modes=("model",))
+
+
+def parse_bytes(word: str) -> int:
+    """A size such as `65536`, `64M` or `1.5G`."""
+    try:
+        return parse_size(word, "")
+    except UsageError as fault:
+        raise ValueError(fault.message.strip()) from None
+
+
+def word_list(word: str) -> tuple[str, ...]:
+    """Words from `pattern,z`."""
+    return tuple(part.strip() for part in word.split(",") if part.strip())
+
+
+LayerChoices = tuple[LayerChoice, ...] | None
+"""Layers to inspect; None for all."""
+
+
+def layer_list(word: str) -> tuple[LayerChoice, ...]:
+    """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `ValueError` with the form."""
+    layers: list[LayerChoice] = []
+    for part in word.split(","):
+        match = re.fullmatch(rf"(?:({'|'.join(get_args(AttentionKind))})\.)?([0-9-]+)", part.strip())
+        if match is None:
+            raise ValueError(f"{word[:80]!r} is not a list such as 5, 0,8-10 or decoder.5,cross.5")
+        kind: Any = match[1]
+        layers += [(kind, n) for n in index_list(match[2])]
+    return tuple(layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source of the text and its decoding."""
+
+    # fmt: off
+    typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True, many=True)
+    text: tuple[str, ...] = _read((), TEXT, LITERAL_TEXT, many=True)
+    file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", many=True, common=True)
+    lines: bool = _read(False, TEXT, "Treat each line of a file as a sequence.")
+    encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", metavar="NAME")
+    errors: OnBadBytes = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
+    max_bytes: int | None = _read(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
+    max_token_len: int = _own(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Further inputs: a context, a vocabulary, a limit of tokens."""
+
+    # fmt: off
+    context: tuple[str, ...] = _read((), TEXT, _CONTEXT, many=True)
+    vocab: str | None = _own(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
+    max_tokens: int | None = _read(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRun:
+    """The weights of a layer of mha, and how it runs."""
+
+    # fmt: off
+    weights: str | None = _own(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
+    allow_nonfinite: bool = _read(False, LAYER, "Continue even if numbers are NaN or Inf.")
+    repeat: int | None = _own(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
+    # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoiceSettings:
+    """The layers of a checkpoint to inspect or to show; None for all."""
+
+    layers: LayerChoices = setting(
+        None,
+        CHECKPOINT,
+        LAYERS,
+        "--layer --layers",
+        parse=layer_list,
+        metavar="LIST",
+        common=True,
+        modes=("model", "record"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(LayerChoiceSettings):
+    """A checkpoint, its layers to inspect (None: all), and its placement. `path` None is no checkpoint.
+
+    The last five are settings that a layer of mha has too: `dtype` None is that of the weights, `padding` and `tokenizer` None
+    are the checkpoint's own. A `device_map` replaces `device`.
+    """
+
+    # fmt: off
+    path: str | None = _model(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
+    revision: str | None = _model(None, CHECKPOINT, REVISION, metavar="NAME")
+    device_map: DeviceMap | None = _model(None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP")
+    # fmt: on
+    device: str = "auto"
+    dtype: Dtype | None = None
+    threads: int | None = None
+    padding: PaddingSide | None = None
+    tokenizer: str | None = None
+
+    def includes(self, layer: int, kind: AttentionKind) -> bool:
+        """Whether a layer is inspected."""
+        return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
+
+
+_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder exists here, and it is not
+    written as a path."""
+    first = path.partition("/")[0]
+    is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
+    return not os.path.lexists(path) and not is_path and bool(_HUB_ID.fullmatch(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The tokens that a checkpoint generates."""
+
+    generate: int | None = _model(None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """Named parts of the text."""
+
+    span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN", many=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Spans, Generation):
+    """What else a checkpoint reads: tokens that it generates, a chat, named parts of the text."""
+
+    chat: str | None = _model(None, CHECKPOINT, _CHAT, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """What every command that computes attention takes: the text, and the layer or the checkpoint that reads it."""
+
+    source: Source
+    inputs: Inputs
+    given: GivenConfig
+    layer: LayerRun
+    model: ModelSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """The statistics of heads: the conditions of the user, and the limits of first tokens and sinks. `heads` None are all."""
+
+    # fmt: off
+    conditions: tuple[Condition, ...] = setting(
+        (), HEADS, _WHERE, "--where --pattern", parse=parse_condition, metavar="CONDITION", many=True, common=True
+    )
+    first_tokens: int = setting(SINK_TOKENS, HEADS, _FIRST, "--first-tokens --sink-tokens", low=1, high=MAX_LENGTH)
+    sink_weight: float = setting(SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P")
+    reducer: Reducer = setting("auto", HEADS, _REDUCER)
+    # fmt: on
+    heads: tuple[int, ...] | None = None
+
+
+# --------------------------------------------------------------------------------------------------------------- views
+
+VIEW, PICTURES = "View", "Pictures"
+FITTING = "all that fit"
+PRECISION = "Decimals of attention weights."
+ALL = "Show everything; leave out no row, column, head or layer."
+VERBOSE = "Print every table, column and detail."

@@ -15,7 +15,7 @@ from typing import Any
 from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.data import decode
 from mhacli.io.safetensors import TensorFile, read_tensor_file, shown_name
-from mhacli.settings import Config, typed, with_earlier_config
+from mhacli.settings import Config, as_option, with_earlier_config
 from mhacli.sites import Facts
 
 FORMAT = "mha.weights/1"
@@ -90,7 +90,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
     config = _config_from_shapes(file, given) if metadata is None else metadata.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
-            choice = typed(name, given[name])
+            choice = as_option(name, given[name])
             message = f"{choice} contradicts {path}, which has {name} {getattr(config, name)}"
             raise UsageError(message, hint=f"leave out {choice}")
     config = replace(config, **given).resolved()

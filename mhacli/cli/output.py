@@ -9,36 +9,20 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, screen, show_activity, write_pieces
-from mhacli.cli.numbers import Integer
-from mhacli.cli.options import (
-    HIDE_SINKS,
-    MAP_SCALE,
-    OUTPUT,
-    DrawingOptions,
-    HeadsViewOptions,
-    SectionOptions,
-    number,
-    option,
-    option_group,
-)
-from mhacli.cli.values import index_list, size
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
-from mhacli.record.heads import require_order
-from mhacli.render.base.options import Figure, Scale, Screen, ViewOptions
-from mhacli.settings import DEFAULT_KEEP_LIMIT
+from mhacli.render.base.options import Figure, Screen, ViewOptions
+from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, word_list
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mhacli.record.checks import Check
     from mhacli.record.record import Record
-
-_PICTURES = "Pictures"
 
 
 def _json(record: Record) -> Iterator[str]:
@@ -57,67 +41,34 @@ FORMATS: Mapping[str, Callable[[Record], Iterable[str]]] = {"json": _json, "csv"
 """The formats of a record, by their options."""
 
 
-@option_group
-class Output:
-    """The format of stdout, the files to write, the pictures and the colour. A command offers some of these options."""
+_SAVE = "Save the record in this file, for mha show, view and diff."
+_SAVE_WEIGHTS = "Save the weights in this file, for --weights."
+_KEEP = "Arrays in the saved record and in --json, such as pattern,z."
+_KEPT = "qk,scores,pattern,z,out, as far as they fit"
+_LIMIT, _MIB = "Limit the size of these arrays.", format_size(DEFAULT_KEEP_LIMIT)
+_WIDTH = "Columns of the output, in place of COLUMNS."
+_RUN: tuple[Mode, ...] = ("layer", "model")
+_COLOUR = "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides."
 
-    json: Annotated[bool, option(OUTPUT, "Print the result as one JSON document.", "--json", common=True)] = False
-    csv: Annotated[bool, option(OUTPUT, "Print CSV: a line per sequence, head, query and key.", "--csv")] = False
-    save: Annotated[
-        str | None,
-        option(OUTPUT, "Save the record in this file, for mha show, view and diff.", metavar="FILE", common=True),
-    ] = None
-    save_weights: Annotated[
-        str | None, option(OUTPUT, "Save the weights in this file, for --weights.", metavar="FILE")
-    ] = None
-    force: Annotated[bool, option(OUTPUT, "Overwrite existing files.", "--force")] = False
-    keep: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Arrays in the saved record and in --json, such as pattern,z. (default: qk,scores,pattern,z,out, as far as they fit)",
-            metavar="SITES",
-        ),
-    ] = None
-    keep_limit: Annotated[
-        int,
-        option(
-            OUTPUT,
-            f"Limit the size of these arrays. (default: {format_size(DEFAULT_KEEP_LIMIT)})",
-            parser=size("keep-limit"),
-            metavar="SIZE",
-            show_default=False,
-        ),
-    ] = DEFAULT_KEEP_LIMIT
-    html: Annotated[
-        str | None, option(_PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
-    ] = None
-    svg: Annotated[str | None, option(_PICTURES, "Write an SVG picture.", metavar="FILE")] = None
-    png: Annotated[
-        str | None, option(_PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
-    ] = None
-    figure: Annotated[
-        Figure | None,
-        option(_PICTURES, "What --svg and --png show. (default: the head chosen by --head, or all in a grid)"),
-    ] = None
-    map_scale: Annotated[Scale | None, option(_PICTURES, MAP_SCALE)] = None
-    hide_sinks: Annotated[bool, option(_PICTURES, HIDE_SINKS, "--hide-sinks")] = False
-    full: Annotated[
-        bool, option(_PICTURES, "Store every attention weight in the page, whatever its size.", "--full")
-    ] = False
-    color: Annotated[
-        ColourChoice,
-        option(
-            OUTPUT,
-            "When to use colour; auto: on a terminal, unless NO_COLOR or FORCE_COLOR decides.",
-            "--color",
-            "--colour",
-        ),
-    ] = "auto"
-    width: Annotated[
-        int | None,
-        number(OUTPUT, Integer(*SCREEN_WIDTHS), "Columns of the output, in place of COLUMNS.", hidden=True),
-    ] = None
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """The format of stdout, the files to write and the colour. A command offers some of these options."""
+
+    # fmt: off
+    json: bool = setting(False, OUTPUT, "Print the result as one JSON document.", common=True)
+    csv: bool = setting(False, OUTPUT, "Print CSV: a line per sequence, head, query and key.")
+    save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
+    save_weights: str | None = setting(None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",))
+    force: bool = setting(False, OUTPUT, "Overwrite existing files.")
+    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=word_list, metavar="SITES", default=_KEPT, modes=_RUN)
+    keep_limit: int = setting(DEFAULT_KEEP_LIMIT, OUTPUT, _LIMIT, parse=parse_bytes, metavar="SIZE", default=_MIB, modes=_RUN)
+    html: str | None = setting(None, PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
+    svg: str | None = setting(None, PICTURES, "Write an SVG picture.", metavar="FILE")
+    png: str | None = setting(None, PICTURES, "Write the same picture as PNG (needs the extra png).", metavar="FILE")
+    color: ColourChoice = setting("auto", OUTPUT, _COLOUR, "--color --colour")
+    width: int | None = setting(None, OUTPUT, _WIDTH, low=SCREEN_WIDTHS[0], high=SCREEN_WIDTHS[1], hidden=True)
+    # fmt: on
 
     @property
     def format(self) -> str | None:
@@ -151,76 +102,67 @@ class Output:
 
 COLOUR = ("color", "width")
 SAVED = ("save", "save_weights", "force", "keep", "keep_limit")
-PICTURES = ("html", "svg", "png", "figure", "map_scale", "hide_sinks", "full")
-"""Options of `Output` that commands offer together."""
+PATTERNS = ("view", "heads", "sequences", "top", "precision", "everything")
+TABLES = ("tokens", "shapes", "timings", "verbose", "brief")
+DRAWN = ("html", "svg", "png")
+DRAWING = ("figure", "map_scale", "hide_sinks", "full")
+"""Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer together."""
 
 
 # ------------------------------------------------------------------------------------------------------- what is drawn
 
 
-def view_options(drawing: DrawingOptions, ranking: HeadsViewOptions, sections: SectionOptions) -> ViewOptions:
-    """The view options of the option groups. Raises `UsageError` for an unreadable list, an unknown order, and tables with
-    `--brief`."""
-    require_order(ranking.sort)
-    if sections.brief:
-        added = next((name for name, is_given in vars(sections).items() if is_given and name != "brief"), None)
-        if added is not None:
-            raise UsageError(f"--brief and --{added} exclude each other", hint=f"leave --{added} out")
-    return ViewOptions(
-        view=drawing.view,
-        heads=index_list(drawing.head, "head"),
-        sequences=index_list(drawing.sequence, "sequence"),
-        top=drawing.top,
-        precision=drawing.precision,
-        everything=drawing.all,
-        maps=index_list(ranking.map, "map") or (),
-        sort=ranking.sort,
-        **vars(sections),
-    )
+def require_sections(options: ViewOptions, record: Record | None = None) -> None:
+    """Raises `UsageError` for tables with `--brief`, and for shapes and timings of a record that has none."""
+    tables = ("tokens", "shapes", "timings", "verbose")
+    added = next((name for name in tables if getattr(options, name)), None)
+    if options.brief and added is not None:
+        raise UsageError(f"--brief and --{added} exclude each other", hint=f"leave --{added} out")
+    if record is not None and (record.model is not None or record.survey is not None):
+        for name in ("shapes", "timings"):
+            if getattr(options, name):
+                raise UsageError(
+                    f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
+                )
 
 
-def require_own_steps(sections: SectionOptions) -> None:
-    """Raises `UsageError` for shapes or timings, which only a layer of mha has."""
-    for name, is_given in (("shapes", sections.shapes), ("timings", sections.timings)):
-        if is_given:
-            raise UsageError(
-                f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
-            )
+def require_output(
+    options: ViewOptions,
+    output: Output,
+    *,
+    read: str | None = None,
+    keep: Sequence[str] | None = None,
+    figure: Figure | None = None,
+) -> None:
+    """Checks the output before anything slow begins. `read` is the file that the command reads, `keep` names the arrays that the
+    record will hold, None for all, and `figure` is the picture that the command draws by itself.
 
-
-def with_output(
-    options: ViewOptions, output: Output, *, read: str | None = None, keep: str | None = None, has_maps: bool = False
-) -> ViewOptions:
-    """The view options with the settings of the pictures, checked before anything slow begins.
-
-    `read` is the file that the command reads, `keep` names the arrays that the record will hold, None for all; `has_maps` says
-    whether the terminal shows maps. Raises `UsageError` for two formats, for settings of pictures without a picture, and for a
-    file that is read or written twice. Raises `MhaError` for files that cannot be written.
+    Raises `UsageError` for two formats, for settings of pictures without a picture, and for a file that is read or written
+    twice. Raises `MhaError` for files that cannot be written.
     """
     _ = output.format
-    figure = output.figure or options.figure
     has_figure = output.svg is not None or output.png is not None
     pictures, html = bool(output.pictures), output.html is not None
-    drawn = pictures or has_maps or options.view == "heatmap"
+    drawn = pictures or bool(options.maps) or options.view == "heatmap"
     for name, is_used, needed in (
-        ("full", html or not output.full, "--html FILE"),
-        ("figure", has_figure or not output.figure, "--svg or --png FILE"),
-        ("hide-sinks", pictures or not output.hide_sinks, "--html, --svg or --png FILE"),
-        ("map-scale", drawn or not output.map_scale, "--html, --svg or --png FILE"),
+        ("full", html or not options.full, "--html FILE"),
+        ("figure", has_figure or not options.figure, "--svg or --png FILE"),
+        ("hide-sinks", pictures or not options.hide_sinks, "--html, --svg or --png FILE"),
+        ("map-scale", drawn or not options.map_scale, "--html, --svg or --png FILE"),
     ):
         if not is_used:
             raise UsageError(f"--{name} changes nothing without {needed}")
-    needs_pattern = has_figure and figure not in ("walk", "effects")
-    if needs_pattern and keep is not None and "pattern" not in keep.replace(" ", "").split(","):
+    needs_pattern = has_figure and (options.figure or figure) not in ("walk", "effects")
+    if needs_pattern and keep is not None and "pattern" not in keep:
+        words = ",".join(keep)
         raise UsageError(
-            f"--keep {keep} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{keep}"
+            f"--keep {words} lacks the pattern, which a picture of heads needs", hint=f"try --keep pattern,{words}"
         )
     require_writable(output.files, force=output.force, read=read)
     if output.png is not None:
         from mhacli.render.figures.document import require_png
 
         require_png()
-    return replace(options, map_scale=output.map_scale, figure=figure, hide_sinks=output.hide_sinks, full=output.full)
 
 
 def require_writable(files: Iterable[tuple[str, str]], *, force: bool, read: str | None = None) -> None:
@@ -289,8 +231,10 @@ def json_document(value: Any) -> list[str]:
     return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
 
 
-def save_record(record: Record, output: Output) -> None:
-    """Saves the record if a file is given. Raises `MhaError` if it cannot be written."""
+def save_files(record: Record, output: Output, weights: Callable[[], bytes] | None = None) -> None:
+    """Saves the record, and the `weights` of a layer, if files are given. Raises `MhaError` if one cannot be written."""
+    if output.save_weights is not None and weights is not None:
+        write_whole(output.save_weights, weights(), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
 

@@ -9,15 +9,14 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mhacli.cli.help import examples
-from mhacli.cli.options import command, offers, option_group
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.glossary import Group, Word, column_words, glossary, mistake_words
-from mhacli.record.heads import SINK_TOKENS, UNTYPED
+from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
+from mhacli.settings import SINK_TOKENS, setting
 from mhacli.sites import SITES
 
 if TYPE_CHECKING:
@@ -52,25 +51,25 @@ class Term:
     also: tuple[str, ...] = ()
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
     """The term to explain."""
 
-    term: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)",
-            metavar="[TERM]",
-            show_default=False,
-        ),
-    ] = None
+    term: tuple[str, ...] = setting(
+        (),
+        "",
+        "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)",
+        argument=True,
+        metavar="[TERM]",
+        many=True,
+    )
 
 
-@command
+@command()
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
 def explain(options: ExplainOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Prints the explanation of a term, the list of the terms of a group, or of all terms."""
-    words = options.term or []
+    words = options.term
     word = " ".join(words)
     matching = (_named(word) or _each_named(words)) if word else terms()
     if not matching:

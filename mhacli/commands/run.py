@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
-from mhacli.cli.options import (
-    DeviceOptions,
-    DrawingOptions,
-    HeadsViewOptions,
-    LayerOptions,
-    SectionOptions,
-    SourceOptions,
-    TextOptions,
-    command,
-    offers,
-)
 from mhacli.cli.output import (
     COLOUR,
-    PICTURES,
+    DRAWING,
+    DRAWN,
+    PATTERNS,
     SAVED,
+    TABLES,
     Output,
     print_result,
-    require_own_steps,
-    save_record,
-    view_options,
-    with_output,
+    require_output,
+    require_sections,
+    save_files,
 )
-from mhacli.cli.shared.checkpoint import (
-    ComputeRequest,
-    LayerDrawing,
-    ModelOptions,
-    ModelTextOptions,
-    layer_list,
-    model_request,
-    require_configured_heads,
-    require_without_model,
-    row_choice,
-)
+from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.io.memory import uncollected
-from mhacli.record.heads import HeadsRequest
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import query_texts, require_generated, require_rows
+from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
+    from mhacli.run import Run
 
 
 @examples(
@@ -56,31 +39,24 @@ if TYPE_CHECKING:
     'mha run "the cat sat on the mat" --causal --save cat.safetensors',
     'mha run "the cat sat on the mat" --model MiniLM --layer 5',
 )
-@command
+@command(layer_or_model)
 def run(
-    source: SourceOptions,
-    text: TextOptions,
-    layer: LayerOptions,
-    device: DeviceOptions,
-    model: ModelOptions,
-    reading: ModelTextOptions,
-    drawing: DrawingOptions,
-    sections: SectionOptions,
-    layer_drawing: LayerDrawing,
-    output: Annotated[Output, offers("json", "csv", *SAVED, *PICTURES, *COLOUR)],
+    what: Computation,
+    reading: Reading,
+    options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "words", "rows", *DRAWING)],
+    output: Annotated[Output, offers("json", "csv", *SAVED, *DRAWN, *COLOUR)],
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
-    options = with_output(view_options(drawing, HeadsViewOptions(), sections), output, keep=output.keep)
-    if model.model is None:
-        require_without_model(words=layer_drawing.words, from_=layer_drawing.queries)
-    else:
-        require_own_steps(sections)
-        rows = row_choice(layer_drawing.queries)
-        require_generated(rows, is_generated=reading.generate is not None)
-        options = replace(options, layers=layer_list(model.layer), rows=rows, words=layer_drawing.words)
-    compute_request = ComputeRequest(source, text, layer, device, model, reading, output)
-    values = ("v",) if output.html is not None else ()
-    record, notes = computed(compute_request, options, also=values)
+    from mhacli.cli.source import make_run
+
+    require_sections(options)
+    require_output(options, output, keep=output.keep)
+    require_generated(options.rows, is_generated=reading.generate is not None)
+    options = replace(options, layers=what.model.layers)
+    also = ("v",) if output.html is not None else ()
+    run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
+    record, notes = computed(run, options, what.given)
+    save_files(record, output, lambda: weights_of(run))
     print_result(record, notes, options=options, output=output)
     if output.on_terminal and not options.brief:
         from mhacli.cli.next_steps import after_run
@@ -88,59 +64,41 @@ def run(
         after_run(record, options, output)
 
 
-# --------------------------------------------------------------------------------------------------------- computation
-
-
-def computed(
-    compute_request: ComputeRequest, options: ViewOptions, *, also: tuple[str, ...] = ()
-) -> tuple[Record, tuple[str, ...]]:
-    """The record of the request, saved if requested, and the notes to print. `options` are checked against the texts; `also`
-    names further arrays to keep.
+def computed(run: Run, options: ViewOptions, given: Mapping[str, Any]) -> tuple[Record, tuple[str, ...]]:
+    """The record of a run, and the notes to print. `options` are checked against the texts.
 
     Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
-    if compute_request.model.model is None:
-        return _layer_record(compute_request, options, also)
-    record, notes = _checkpoint_record(compute_request, options)
-    save_record(record, compute_request.save)
-    return record, notes
+    if run.model.path is not None:
+        return _of_checkpoint(run, options)
+    from mhacli.cli.source import require_cpu_memory, require_heads
 
-
-def _layer_record(
-    compute_request: ComputeRequest, options: ViewOptions, also: tuple[str, ...]
-) -> tuple[Record, tuple[str, ...]]:
-    require_without_model(**vars(compute_request.model), **vars(compute_request.reading))
-    from mhacli.cli.shared.request import make_request, require_cpu_memory, require_heads, save_files
-
-    request = make_request(
-        compute_request.source,
-        compute_request.text,
-        compute_request.layer,
-        compute_request.device,
-        compute_request.save,
-        also=also,
-    )
-    require_cpu_memory(request)
-    require_heads(options.heads, request, compute_request.layer)
-    require_choices(request.config.n_heads, len(request.encoded.sequences), options)
+    require_cpu_memory(run)
+    require_heads(options.heads, run, given)
+    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     with loading_torch():
-        from mhacli.compute.layer import run as study
+        from mhacli.compute.layer.run import inspect_layer
     with show_activity("computing"):
-        record = study.inspect_layer(request)
-        save_files(record, request, compute_request.save)
-    return record, request.notes
+        return inspect_layer(run), run.notes
 
 
-def _checkpoint_record(compute_request: ComputeRequest, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    heads_request = HeadsRequest(allow_nonfinite=compute_request.layer.allow_nonfinite)
-    request = model_request(compute_request, heads_request)
-    require_configured_heads(options.heads, request)
+def _of_checkpoint(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
+    from mhacli.cli.source import require_configured_heads
+
+    require_configured_heads(options.heads, run)
     with loading_torch():
         from mhacli.compute.checkpoint.prepare import prepare_checkpoint
     with show_activity("loading the checkpoint"), uncollected():
-        prepared, notes = prepare_checkpoint(request)
-    kinds = kinds_of(request.layers, is_pair=prepared.inputs.context is not None)
+        prepared, notes = prepare_checkpoint(run)
+    kinds = kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)
     require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
     with show_activity("computing"):
         prepared.run()
     return prepared.record(), tuple(notes)
+
+
+def weights_of(run: Run) -> bytes:
+    """The content of a weights file with the weights that a run of a layer uses."""
+    from mhacli.compute.layer.run import weights_content
+
+    return weights_content(run)

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from mhacli.cli.help import examples
-from mhacli.cli.options import DrawingOptions, HeadsViewOptions, SectionOptions, command, offers, option_group
 from mhacli.cli.output import (
     COLOUR,
-    PICTURES,
+    DRAWING,
+    DRAWN,
+    PATTERNS,
+    TABLES,
     Output,
     note_written,
     print_notes,
     print_record,
-    require_own_steps,
-    view_options,
-    with_output,
+    require_output,
+    require_sections,
     write_pictures,
 )
-from mhacli.cli.shared.checkpoint import LayerChoiceOptions, LayerDrawing, layer_list, row_choice
+from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.record.consistency import require_agreement
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import query_texts, require_generated, require_rows
+from mhacli.settings import setting
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
 
 
-@option_group
-class RecordOptions:
+@dataclass(frozen=True, kw_only=True)
+class SavedRecord:
     """The file to show."""
 
-    record: Annotated[str, typer.Argument(help="A record that --save wrote.", metavar="RECORD", show_default=False)] = (
-        ""
-    )
+    record: str = setting("", "", "A record that --save wrote.", metavar="RECORD", argument=True)
 
 
 @examples(
@@ -45,24 +43,15 @@ class RecordOptions:
     "mha show cat.safetensors --view heatmap --head 0",
     "mha show cat.safetensors --html cat.html",
 )
-@command
+@command()
 def show(
-    file: RecordOptions,
-    drawing: DrawingOptions,
-    sections: SectionOptions,
-    ranking: HeadsViewOptions,
-    choice: LayerChoiceOptions,
-    of_layers: LayerDrawing,
-    output: Annotated[Output, offers("json", "csv", "force", *PICTURES, *COLOUR)],
+    file: SavedRecord,
+    options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)],
+    output: Annotated[Output, offers("json", "csv", "force", *DRAWN, *COLOUR)],
 ) -> None:
     """Reads a record and prints it in the chosen view."""
-    options = replace(
-        view_options(drawing, ranking, sections),
-        layers=layer_list(choice.layer),
-        rows=row_choice(of_layers.queries),
-        words=of_layers.words,
-    )
-    options = with_output(options, output, read=file.record, has_maps=bool(options.maps))
+    require_sections(options)
+    require_output(options, output, read=file.record)
     if not file.record:
         raise UsageError("mha show needs a record, a file that --save wrote")
 
@@ -74,13 +63,12 @@ def show(
             f"--map and --sort need a record of mha heads, which {file.record} is not",
             hint="leave out --map and --sort",
         )
-    if record.model is None and (options.layers or options.words or of_layers.queries):
+    if record.model is None and (options.layers or options.words or options.rows):
         raise UsageError(
             f"--layer, --words and --from need a record of a checkpoint, which {file.record} is not",
             hint="leave out --layer, --words and --from",
         )
-    if record.model is not None or record.survey is not None:
-        require_own_steps(sections)
+    require_sections(options, record)
     require_choices(record.config.n_heads, len(record.sequences), options)
     _require_rows(record, options)
     write_pictures(record, options, output)

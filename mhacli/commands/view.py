@@ -4,54 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mhacli.cli.console import wants_colour
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import Integer
-from mhacli.cli.options import (
-    HIDE_SINKS,
-    DeviceOptions,
-    LayerOptions,
-    MapScale,
-    SourceOptions,
-    TextOptions,
-    command,
-    number,
-    offers,
-    option,
-    option_group,
+from mhacli.cli.output import (
+    COLOUR,
+    SAVED,
+    Output,
+    note_written,
+    print_notes,
+    require_output,
+    require_self_check,
+    save_files,
 )
-from mhacli.cli.output import COLOUR, SAVED, Output, note_written, print_notes, require_self_check, require_writable
-from mhacli.cli.shared.checkpoint import ComputeRequest, ModelOptions, ModelTextOptions, layer_list
+from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.values import are_literal
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.io.scan_folder import is_scan
-from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
+from mhacli.settings import VIEW, Computation, LayerChoices, Mode, Reading, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
+from mhacli.record.record import Record
 
-    from mhacli.record.record import LayerChoice, Record
-
-_VIEW = "View"
+_HEAD = "Open this head first. (default: the overview of all)"
 _ENDING, _HEADER_BYTES = ".safetensors", 4096
 
 
-@option_group
-class StartOptions:
+@dataclass(frozen=True, kw_only=True)
+class Start:
     """The head, sequence and colours that the viewer shows first."""
 
-    head: Annotated[
-        int | None,
-        number(_VIEW, Integer(0, 1_000_000), "Open this head first. (default: the overview of all)", common=True),
-    ] = None
-    sequence: Annotated[int, number(_VIEW, Integer(0, 1_000_000), "Open this sequence first.", common=True)] = 0
-    map_scale: MapScale = None
-    hide_sinks: Annotated[bool, option(_VIEW, HIDE_SINKS, "--hide-sinks", common=True)] = False
+    # fmt: off
+    head: int | None = setting(None, VIEW, _HEAD, low=0, high=1_000_000, common=True)
+    sequence: int = setting(0, VIEW, "Open this sequence first.", low=0, high=1_000_000, common=True)
+    map_scale: Scale | None = setting(None, VIEW, MAP_SCALE, default="linear, log for long texts")
+    hide_sinks: bool = setting(False, VIEW, HIDE_SINKS, common=True)
+    # fmt: on
+
+
+def _mode(values: Mapping[str, Any]) -> Mode:
+    """A record that the first word names, else a checkpoint or a layer of mha."""
+    return "record" if _record_path(values["typed"] or ()) is not None else layer_or_model(values)
 
 
 @examples(
@@ -59,35 +59,27 @@ class StartOptions:
     "mha view cat.safetensors",
     'mha view "the cat sat on the mat" --model MiniLM',
 )
-@command
-def view(
-    source: SourceOptions,
-    text: TextOptions,
-    layer: LayerOptions,
-    device: DeviceOptions,
-    model: ModelOptions,
-    reading: ModelTextOptions,
-    start: StartOptions,
-    output: Annotated[Output, offers(*SAVED, *COLOUR)],
-) -> None:
+@command(_mode)
+def view(what: Computation, reading: Reading, start: Start, output: Annotated[Output, offers(*SAVED, *COLOUR)]) -> None:
     """Opens the viewer with a saved record, or with the record of a computation as in `run`."""
     _require_terminal()
-    layers = layer_list(model.layer)
-    path = _record_path(source)
+    layers, path = what.model.layers, _record_path(what.source.typed)
     if path is not None:
-        _require_record_alone(source, text, layer, device, model, reading, output)
         record = _opened(path)
         _show(record, start, layers, output)
         from mhacli.record.consistency import require_agreement
 
         require_agreement(record)
         return
-    from mhacli.commands.run import computed
+    from mhacli.cli.source import make_run
+    from mhacli.commands.run import computed, weights_of
 
-    require_writable(output.files, force=output.force)
     heads = None if start.head is None else (start.head,)
     options = ViewOptions(heads=heads, sequences=(start.sequence,), layers=layers)
-    record, notes = computed(ComputeRequest(source, text, layer, device, model, reading, output), options)
+    require_output(options, output)
+    run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
+    record, notes = computed(run, options, what.given)
+    save_files(record, output, lambda: weights_of(run))
     _show(record, start, layers, output)
     require_self_check(record)
     print_notes(record, notes)
@@ -101,7 +93,7 @@ def _opened(path: str) -> Record:
         return storage.load_late(path)
 
 
-def _show(record: Record, start: StartOptions, layers: Sequence[LayerChoice] | None, output: Output) -> None:
+def _show(record: Record, start: Start, layers: LayerChoices, output: Output) -> None:
     """Runs the viewer. Raises `UsageError` for a head, layer or sequence that the record does not have."""
     with uncollected():
         from mhacli.viewer.app import run_viewer
@@ -147,11 +139,11 @@ def _require_terminal() -> None:
         )
 
 
-def _record_path(source: SourceOptions) -> str | None:
+def _record_path(typed: Sequence[str]) -> str | None:
     """The path of a record, None if the words are texts. After `--`, all words are texts."""
-    words = [] if are_literal() else list(source.typed or ())
+    words = [] if are_literal() else typed
     records = [word for word in words if _is_record(word)]
-    if records and (len(words) > 1 or source.text or source.file):
+    if records and len(words) > 1:
         raise UsageError(
             f"{records[0]} is a record, and mha view opens nothing else with it", hint="put -- before texts"
         )
@@ -167,14 +159,3 @@ def _is_record(word: str) -> bool:
             return word.endswith(_ENDING) or b"mha.record/" in file.read(_HEADER_BYTES)
     except OSError:
         return word.endswith(_ENDING)
-
-
-def _require_record_alone(*groups: Any) -> None:
-    """Raises `UsageError` for an option of a computation, which a saved record does not need."""
-    for group in groups:
-        for f in fields(group):
-            if f.name not in ("typed", "layer", *COLOUR) and getattr(group, f.name) != f.default:
-                name = f"--{f.name.replace('_', '-')}"
-                raise UsageError(
-                    f"{name} does not work with a record, which is already computed", hint=f"leave out {name}"
-                )

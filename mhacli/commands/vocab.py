@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import Integer
-from mhacli.cli.options import (
-    OUTPUT,
-    TOP,
-    Everything,
-    SourceOptions,
-    command,
-    offers,
-    option,
-    option_group,
-)
 from mhacli.cli.output import COLOUR, Output, note_written, print_report
+from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
 from mhacli.io.files import check_target, describe, write_whole
-from mhacli.settings import Config
+from mhacli.settings import ALL, OUTPUT, TEXT, TOKENIZER, TOKENIZERS, TOP, VIEW, Config, Punctuation, Source, setting
 from mhacli.text.escape import token_label
 
 if TYPE_CHECKING:
@@ -38,22 +29,21 @@ MAX_ROWS = 24
 _LEAST_ROOM = 5
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class VocabularyOptions:
     """The part of the vocabulary to print."""
 
-    top: Annotated[
-        int | None,
-        option(
-            OUTPUT,
-            "Show only the K most frequent tokens, most frequent first.",
-            *TOP,
-            click_type=Integer(1, 10**9),
-            metavar="K",
-            common=True,
-        ),
-    ] = None
-    all: Everything = False
+    top: int | None = setting(
+        None,
+        OUTPUT,
+        "Show only the K most frequent tokens, most frequent first.",
+        TOP,
+        low=1,
+        high=10**9,
+        metavar="K",
+        common=True,
+    )
+    all: bool = setting(False, VIEW, ALL, "--all")
 
 
 VocabularyOutput = Annotated[
@@ -61,28 +51,36 @@ VocabularyOutput = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tokenization:
+    """How texts are cut into tokens."""
+
+    tokenizer: str = setting("word", TEXT, TOKENIZER, words=TOKENIZERS, common=True)
+    keep_case: bool = setting(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
+    punctuation: Punctuation = setting("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
+
+
 @examples(
     "mha vocab --file poem.txt --top 20",
     "mha vocab --file poem.txt --save vocabulary.json",
 )
-@command
-def vocab(source: SourceOptions, options: VocabularyOptions, output: VocabularyOutput) -> None:
+@command()
+def vocab(source: Source, tokens: Tokenization, options: VocabularyOptions, output: VocabularyOutput) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
     from collections import Counter
 
-    from mhacli.cli.shared.request import make_decoding, source_paths, typed_texts
+    from mhacli.cli.source import decoding_of, source_paths, typed_texts
     from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer
     from mhacli.text.reading import stream_text
 
     if source.lines:
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
-    choices = {"tokenizer": source.tokenizer, "keep_case": source.keep_case, "punctuation": source.punctuation}
-    config = Config(**{name: value for name, value in choices.items() if value is not None})  # type: ignore[arg-type]
+    config = Config(tokenizer=tokens.tokenizer, keep_case=tokens.keep_case, punctuation=tokens.punctuation)
     if output.save is not None:
         check_target(output.save, force=output.force)
     paths = source_paths(source)
-    tokenizer, decoding = make_tokenizer(config, source.max_token_len), make_decoding(source, DEFAULT_MAX_BYTES)
+    tokenizer, decoding = make_tokenizer(config, source.max_token_len), decoding_of(source, DEFAULT_MAX_BYTES)
     texts = [("the text", iter([text])) for text in typed_texts(source, decoding)]
     texts += [(describe(path), stream_text(path, decoding)) for path in paths]
     counts: Counter[str] = Counter()

@@ -15,14 +15,14 @@ import typer
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
 from mhacli.cli.console import note, show_activity, write
 from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
-from mhacli.cli.options import OUTPUT, command, offers, option, option_group
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
+from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode
 from mhacli.io.files import format_size
 from mhacli.models.folder import Checkpoint, StoredTensor, read_weights
 from mhacli.models.sizes import HeadCounts, head_counts
-from mhacli.settings import with_earlier_config
+from mhacli.settings import OUTPUT, setting, with_earlier_config
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
@@ -193,19 +193,14 @@ weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False
 """The group of the command."""
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class InfoOptions:
     """The checkpoint, and whether to list its tensors."""
 
-    path: Annotated[
-        str,
-        typer.Argument(
-            help="A folder with config.json and safetensors, or a .safetensors file.",
-            metavar="PATH",
-            show_default=False,
-        ),
-    ] = ""
-    tensors: Annotated[bool, option(OUTPUT, "List every tensor.", "--tensors")] = False
+    path: str = setting(
+        "", "", "A folder with config.json and safetensors, or a .safetensors file.", argument=True, metavar="PATH"
+    )
+    tensors: bool = setting(False, OUTPUT, "List every tensor.")
 
 
 @weights.callback(invoke_without_command=True)
@@ -217,7 +212,7 @@ def _group(context: typer.Context) -> None:
 
 @weights.command("info", cls=HelpCommand, help=_HELP)
 @examples("mha weights info MiniLM", "mha weights info MiniLM --tensors")
-@command
+@command()
 def info(options: InfoOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Prints the contents of a checkpoint."""
     if not options.path:

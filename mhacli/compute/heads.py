@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import is_finite, visible_cells
+from mhacli.attention.memory import predict_heads_memory
 from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
 from mhacli.attention.tiled.scores import Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import TILES, AttentionResult, attention_of
@@ -58,11 +59,10 @@ from mhacli.record.checks import (
     worst_check,
 )
 from mhacli.record.consistency import MOST_OF_SUMS
-from mhacli.record.heads import HeadsRequest, HeadsSummary, HeadStatistics, Kept
+from mhacli.record.heads import HeadsSummary, HeadStatistics, Kept
 from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
-from mhacli.requests.layer import LayerRequest, require_no_dropout
-from mhacli.requests.memory import predict_heads_memory
+from mhacli.run import Run, require_no_dropout
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that one thread inspects together: some seconds. Masks and matches are evaluated once for all of them."""
@@ -84,7 +84,7 @@ class HeadsRun:
     """The statistics of every head, prepared by `prepare_heads`. `run` computes them; `record` returns what is finished."""
 
     setup: Setup
-    wanted: HeadsRequest
+    wanted: Run
     statistics_request: StatisticsRequest
     scores: Scores
     v: Float[Tensor, "batch kv_head key d_v"]
@@ -97,7 +97,11 @@ class HeadsRun:
     @property
     def heads(self) -> tuple[int, ...]:
         """The heads that are looked at."""
-        return tuple(range(self.setup.config.n_heads)) if self.wanted.heads is None else self.wanted.heads
+        return (
+            tuple(range(self.setup.config.n_heads))
+            if self.wanted.statistics.heads is None
+            else self.wanted.statistics.heads
+        )
 
     @property
     def n_finished(self) -> int:
@@ -124,7 +128,7 @@ class HeadsRun:
                 if attempt >= _MIN_SAMPLES and began > until:
                     break
                 sample = attention_of(small, self.v[:1, :, :n], heads).pattern
-                summarise_by(self.wanted.reducer, sample, statistics_request)
+                summarise_by(self.wanted.statistics.reducer, sample, statistics_request)
                 seconds = min(seconds, perf_counter() - began)
         heads_in_turn = 1 + len(self.heads) / min(self._n_threads, len(self._parts()))
         ratio = heads_in_turn * self._cells_per_head / max(1, n_cells(small.of_heads(heads)))
@@ -135,7 +139,7 @@ class HeadsRun:
         """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
         began = perf_counter()
         report_progress(0.0, "uniform attention")
-        baseline = self.baseline = make_baseline(self.scores, self.statistics_request, self.wanted.reducer)
+        baseline = self.baseline = make_baseline(self.scores, self.statistics_request, self.wanted.statistics.reducer)
         progress = _HeadsProgress(self._cells_per_head, len(self.heads), report_progress)
 
         def inspect(heads: range) -> None:
@@ -205,7 +209,7 @@ class HeadsRun:
 
 
 @torch.no_grad()
-def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
+def prepare_heads(request: Run) -> HeadsRun:
     """An inspection of every head, prepared: queries, keys and values are computed.
 
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
@@ -214,19 +218,21 @@ def prepare_heads(request: LayerRequest, wanted: HeadsRequest) -> HeadsRun:
     require_no_dropout(request.config)
     device = request.config.device
     on_gpu = choose_device(device).type != "cpu"
-    peak_bytes = predict_heads_memory(request.facts, wanted, free_bytes(device), on_gpu=on_gpu)
-    setup = make_setup(request, allow_nonfinite=wanted.allow_nonfinite)
+    peak_bytes = predict_heads_memory(request.facts, request, free_bytes(device), on_gpu=on_gpu)
+    setup = make_setup(request, allow_nonfinite=request.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
     capture = Capture(request.facts, shapes, keep=())
     q, k, v = setup.heads(capture)
-    if not wanted.allow_nonfinite:
+    if not request.allow_nonfinite:
         _require_finite((q, k, v), request.config.dtype)
-    statistics_request = make_statistics_request(setup.axes, wanted.patterns, sink_tokens=wanted.sink_tokens)
+    statistics_request = make_statistics_request(
+        setup.axes, request.statistics.conditions, sink_tokens=request.statistics.first_tokens
+    )
     seconds = {"projections": perf_counter() - began}
-    choice(wanted.reducer, q.device, q.dtype)
+    choice(request.statistics.reducer, q.device, q.dtype)
     return HeadsRun(
-        setup, wanted, statistics_request, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds
+        setup, request, statistics_request, setup.scores(q, k), v, tuple(capture.steps), peak_bytes, seconds=seconds
     )
 
 
@@ -300,7 +306,7 @@ def reduce_heads(
     attention: AttentionResult,
     *,
     statistics_request: StatisticsRequest,
-    wanted: HeadsRequest,
+    wanted: Run,
     baseline: Baseline,
     report_progress: Callable[[int], None] = lambda cells: None,
 ) -> HeadResults:
@@ -310,7 +316,7 @@ def reduce_heads(
     overflow.
     """
     heads, head_baseline = attention.heads, baseline.of_heads(attention.heads)
-    statistics = summarise_by(wanted.reducer, attention.pattern, statistics_request, report_progress)
+    statistics = summarise_by(wanted.statistics.reducer, attention.pattern, statistics_request, report_progress)
     attention = attention.finished()
     pattern, lse, sink_mass = attention.known_pattern, attention.lse, attention.sink_mass
     if sink_mass is not None:
@@ -331,11 +337,13 @@ def reduce_heads(
         arrays["z"] = attention.z
     statistics_of_heads = head_statistics(
         pattern, statistics, heads=heads, top_score=top_score, baseline=head_baseline, axes=axes, sink_mass=sink_mass,
-        sink_share=wanted.sink_share,
+        sink_share=wanted.statistics.sink_weight,
     )  # fmt: skip
     checks = check_statistics(attention, statistics, top_score, axes)
     kept = {name: array.cpu() for name, array in arrays.items()}
-    return HeadResults(statistics_of_heads, kept, attention.kernel, checks, (choice_for(wanted.reducer, pattern),))
+    return HeadResults(
+        statistics_of_heads, kept, attention.kernel, checks, (choice_for(wanted.statistics.reducer, pattern),)
+    )
 
 
 def joined(
@@ -354,7 +362,7 @@ def joined(
 
 def make_summary(
     results: HeadResults,
-    wanted: HeadsRequest,
+    wanted: Run,
     *,
     axes: Axes,
     statistics_request: StatisticsRequest,
@@ -365,9 +373,9 @@ def make_summary(
     return HeadsSummary(
         block=statistics_request.block,
         steps=profile_steps(axes),
-        patterns=tuple(pattern.text for pattern in wanted.patterns),
-        sink_tokens=wanted.sink_tokens,
-        sink_share=wanted.sink_share,
+        patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
+        sink_tokens=wanted.statistics.first_tokens,
+        sink_share=wanted.statistics.sink_weight,
         kernel=results.kernel,
         reducer=" and ".join(dict.fromkeys(chosen.reducer for chosen in results.reducers)),
         torch_because="; ".join(chosen.reason for chosen in results.reducers if chosen.reason) or None,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mhacli.errors import MhaError, first_names, installing
 from mhacli.io import memory
+from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.models.folder import Checkpoint
-from mhacli.requests.device_map import DeviceMap
 
 EXTRA = "device-map"
 _PART_FOR_WEIGHTS = 0.9

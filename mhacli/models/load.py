@@ -17,6 +17,7 @@ from torch import nn
 from mhacli.attention.core import is_finite
 from mhacli.errors import HF, MhaError, first_names, installing
 from mhacli.io import memory
+from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size
 from mhacli.models.device_map import (
     accelerate,
@@ -27,8 +28,7 @@ from mhacli.models.device_map import (
     where_weights_are,
 )
 from mhacli.models.folder import Checkpoint, read_checkpoint
-from mhacli.requests.checkpoint import is_hub_id
-from mhacli.requests.device_map import DeviceMap
+from mhacli.settings import is_hub_id
 from mhacli.text.tokenizer_file import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]

@@ -5,16 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mhacli.errors import UsageError
 from mhacli.record.checks import StatisticsCheck
 from mhacli.record.glossary import Column, HeadTypeWords, column_words
-
-if TYPE_CHECKING:
-    from mhacli.settings import Reducer
-    from mhacli.text.conditions import Condition
-
+from mhacli.settings import SINK_TOKENS
 
 Kind = Literal[
     "previous-token", "sink", "diagonal", "duplicate-token", "induction", "local", "positional", "uniform", "mixed"
@@ -31,10 +27,8 @@ WORTH_NAMING = 0.05
 """The least excess for naming the nearest type of a mixed head."""
 NEAR = 8
 """The distance in tokens up to which attention counts as local."""
-SINK_TOKENS = 4
-"""The number of first tokens that `leading` counts together. Source: Xiao et al. 2023, "StreamingLLM", section 3.2."""
-SINK_SHARE, SINK_LIFT, SINK_PART, SINK_QUERIES = 0.1, 3.0, 0.5, 8
-"""The thresholds of `is_sink`: the least fraction of all attention, the least multiple of uniform attention, the
+SINK_LIFT, SINK_PART, SINK_QUERIES = 3.0, 0.5, 8
+"""The thresholds of `is_sink`: `SINK_SHARE` of all attention, the least multiple of uniform attention, the
 fraction of the queries seeing a key that must give it that much, and the least number of such queries. Source: Gu et
 al. 2024, "When Attention Sink Emerges in Language Models" (the mean weight of a key over the queries that see it, above
 a threshold); here relative to uniform attention, which is large for early keys of a causal text; Xiao et al. 2023,
@@ -348,25 +342,6 @@ class Kept:
     top: int = 0
     corner: Corner | None = None
     z: bool = False
-
-
-@dataclass(frozen=True)
-class HeadsRequest:
-    """The head statistics to compute, beyond the config.
-
-    `heads` None means all. `patterns` are the user's conditions. `sink_tokens` first tokens are counted together, and
-    `sink_share` is the least fraction of attention for a sink key. `kept` are cells to keep, and `reducer` is the
-    implementation.
-    """
-
-    heads: tuple[int, ...] | None = None
-    patterns: tuple[Condition, ...] = ()
-    sink_tokens: int = SINK_TOKENS
-    sink_share: float = SINK_SHARE
-    kept: Kept = Kept()
-    allow_nonfinite: bool = False
-    reducer: Reducer = "auto"
-    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Facts
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, TokenSequence
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
 
 if TYPE_CHECKING:
     Heads = HeadTable
@@ -215,9 +215,6 @@ def layer_prefix(index: int) -> str:
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
-
-LayerChoice = tuple[AttentionKind | None, int]
-"""The kind (None: any) and number of a layer to inspect."""
 
 _Texts = tuple[TokenSequence, ...]
 

@@ -20,7 +20,7 @@ from mhacli.record.arrays import Array, StoredArray, StoredArrays, checksum
 from mhacli.record.consistency import misfit
 from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
-from mhacli.settings import about_file, with_earlier_config
+from mhacli.settings import as_field, with_earlier_config
 from mhacli.sites import SITES
 
 _REQUIRED = ("entropy", "strongest_key", "allowed")
@@ -53,9 +53,9 @@ def load_late(path: str) -> Record:
     sums = _require_unchanged(file)
     record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
-        record = replace(record, config=record.config.resolved())
+        record = replace(record, config=record.config.resolved(as_field))
     except UsageError as fault:
-        raise _bad(file.path, about_file(fault.message)) from None
+        raise _bad(file.path, fault.message) from None
     part = misfit(record)
     if part is not None:
         raise _bad(file.path, f"{part} do not fit the rest of the record")

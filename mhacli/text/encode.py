@@ -49,6 +49,9 @@ class Encoded:
         return max(len(sequence.tokens) for sequence in self.context or self.sequences)
 
 
+NO_TEXT = Encoded((), None, Vocabulary(()))
+
+
 def encode(
     texts: Sequence[str],
     config: Config,

@@ -72,6 +72,8 @@ class TokenSequence:
 AttentionKind = Literal["self", "encoder", "decoder", "cross"]
 """The tokens that an attention reads. In an encoder-decoder model: the encoder's, the decoder's own, or the encoder's
 from the decoder."""
+LayerChoice = tuple[AttentionKind | None, int]
+"""The kind (None: any) and number of a layer to inspect."""
 
 
 def places(n: int) -> TokenSequence:

@@ -13,9 +13,10 @@ from mhacli.render.base.options import ViewOptions
 from mhacli.render.base.selection import listed_numbers, short_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads
 from mhacli.text.escape import visible
+from mhacli.text.tokens import LayerChoice
 
 if TYPE_CHECKING:  # imported only for records with arrays
-    from mhacli.record.record import InspectedLayer, LayerChoice, NonAttentionLayer
+    from mhacli.record.record import InspectedLayer, NonAttentionLayer
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -11,50 +11,49 @@ import typer
 
 from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import MAX_SECONDS, Real
-from mhacli.cli.options import (
-    CAUSAL,
-    D_HEAD,
-    GROUPS,
-    HEAD_WIDTH,
-    HEADS,
-    KV_HEADS,
-    MASKED_LATER,
-    NUMBER_FORMAT,
-    QUERY_HEADS,
-    command,
-    device_option,
-    number,
-    offers,
-    option,
-    option_group,
-    repeat_option,
-    seed_option,
-    threads_option,
-)
+from mhacli.cli.numbers import MAX_SECONDS
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
-from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.parameters import command, offers
+from mhacli.cli.source import leave_deleted_folder, record_command
 from mhacli.cli.values import counts, words_of
 from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import ALL, BACKENDS, Direction, Sweep
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import write_whole
-from mhacli.settings import Config, Dtype
+from mhacli.settings import (
+    CAUSAL,
+    CAUSAL_NAMES,
+    D_HEAD,
+    DEVICE_WORDS,
+    DEVICES,
+    HEAD_WIDTH,
+    KV_HEADS,
+    MAX_SEED,
+    MAX_THREADS,
+    N_HEADS,
+    N_KV_HEADS,
+    NUMBER_FORMAT,
+    QUERY_HEADS,
+    THREADS,
+    Config,
+    Dtype,
+    setting,
+)
 
 _COMPUTED, _TIMING, _BASELINE = "Computation", "Timing", "Baseline"
 
 
-def _counts(example: str, text: str, *names: str) -> Any:
-    """An option that takes a list of numbers."""
-    parse = partial(counts, name=names[0].removeprefix("--"), example=example)
-    return option("Sizes", text, *names, parser=parse, metavar="LIST", common=True)
+def _counts(name: str, example: str, text: str, names: str = "") -> Any:
+    """A setting that takes a list of numbers."""
+    parse = partial(counts, name=name, example=example)
+    return setting(None, "Sizes", text, names, parse=parse, metavar="LIST", common=True)
 
 
-def _words(panel: str, choices: Sequence[str], text: str, name: str) -> Any:
-    """An option that takes a list of words."""
-    parse = partial(words_of, name=name.removeprefix("--"), choices=choices)
-    return option(panel, text, name, parser=parse, metavar="LIST", common=True, autocompletion=lambda: list(choices))
+def _words(panel: str, choices: tuple[str, ...], text: str, name: str) -> Any:
+    """A setting that takes a list of words."""
+    parse = partial(words_of, name=name, choices=choices)
+    return setting(None, panel, text, f"--{name}", parse=parse, metavar="LIST", common=True, words=choices)
 
 
 _BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or {ALL}. (default: those that suit the device)"
@@ -66,42 +65,41 @@ _DTYPES = f"{NUMBER_FORMAT} (default: float32; on CUDA, bfloat16)"
 _PASSES = "Pass to time: forward, backward, or both. (default: forward)"
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """The fields of a `Sweep`; lists are combined in all ways. None: not given."""
 
-    backends: Annotated[Any, _words(_COMPUTED, (*BACKENDS, ALL), _BACKENDS, "--backends")] = None
-    directions: Annotated[Any, _words(_COMPUTED, get_args(Direction), _PASSES, "--direction")] = None
-    causal: Annotated[bool | None, option(_COMPUTED, MASKED_LATER, *CAUSAL, common=True)] = None
-    decode: Annotated[
-        bool, option(_COMPUTED, "Time one decoding step: one query against all keys.", "--decode", common=True)
-    ] = False
-    lengths: Annotated[Any, _counts("512,1k", _LENGTHS, "--lengths", "--seq-len")] = None
-    batch: Annotated[Any, _counts("1,4", _BATCH, "--batch", "--batch-size")] = None
-    n_heads: Annotated[Any, _counts("8,16", _HEADS, *HEADS)] = None
-    n_kv_heads: Annotated[Any, _counts("1,2,8", f"{GROUPS} (default: heads)", *KV_HEADS)] = None
-    d_head: Annotated[Any, _counts("64,128", f"{HEAD_WIDTH} (default: 64)", *D_HEAD)] = None
-    dtypes: Annotated[Any, _words("Sizes", get_args(Dtype), _DTYPES, "--dtype")] = None
+    # fmt: off
+    backends: tuple[str, ...] | None = _words(_COMPUTED, (*BACKENDS, ALL), _BACKENDS, "backends")
+    directions: tuple[Direction, ...] | None = _words(_COMPUTED, get_args(Direction), _PASSES, "direction")
+    causal: bool | None = setting(None, _COMPUTED, CAUSAL, CAUSAL_NAMES, common=True)
+    decode: bool = setting(False, _COMPUTED, "Time one decoding step: one query against all keys.", common=True)
+    lengths: tuple[int, ...] | None = _counts("lengths", "512,1k", _LENGTHS, "--lengths --seq-len")
+    batch: tuple[int, ...] | None = _counts("batch", "1,4", _BATCH, "--batch --batch-size")
+    n_heads: tuple[int, ...] | None = _counts("heads", "8,16", _HEADS, N_HEADS)
+    n_kv_heads: tuple[int, ...] | None = _counts("kv-heads", "1,2,8", f"{KV_HEADS} (default: heads)", N_KV_HEADS)
+    d_head: tuple[int, ...] | None = _counts("d-head", "64,128", f"{HEAD_WIDTH} (default: 64)", D_HEAD)
+    dtypes: tuple[Dtype, ...] | None = _words("Sizes", get_args(Dtype), _DTYPES, "dtype")
+    # fmt: on
 
 
-_SECONDS = Real(high=MAX_SECONDS, above=0)
+_BUDGET = "Seconds of timing for each size."
+_CALL_LIMIT = "Skip a backend whose single call is predicted to take longer."
+_REPEAT = "until each median is accurate to 1 %, or --budget is spent"
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
     """Device, threads, seed and duration of the measurement."""
 
-    device: Annotated[str, device_option(_TIMING, common=True)] = "auto"
-    threads: Annotated[int | None, threads_option(_TIMING)] = None
-    repeat: Annotated[
-        int | None, repeat_option(_TIMING, "until each median is accurate to 1 %, or --budget is spent")
-    ] = None
-    budget: Annotated[float, number(_TIMING, _SECONDS, "Seconds of timing for each size.", metavar="SECONDS")] = 3.0
-    call_limit: Annotated[
-        float,
-        number(_TIMING, _SECONDS, "Skip a backend whose single call is predicted to take longer.", metavar="SECONDS"),
-    ] = 5.0
-    seed: Annotated[int, seed_option(_TIMING)] = 0
+    # fmt: off
+    device: str = setting("auto", _TIMING, DEVICES, words=DEVICE_WORDS, default="", common=True)
+    threads: int | None = setting(None, _TIMING, THREADS, low=1, high=MAX_THREADS, default="chosen by torch")
+    repeat: int | None = setting(None, _TIMING, "Number of timed runs.", low=1, high=100_000, default=_REPEAT)
+    budget: float = setting(3.0, _TIMING, _BUDGET, above=0, high=MAX_SECONDS, metavar="SECONDS")
+    call_limit: float = setting(5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS")
+    seed: int = setting(0, _TIMING, "Seed of random numbers.", low=0, high=MAX_SEED)
+    # fmt: on
 
 
 _COMPARE = "Compare with a saved run, measured at the same sizes by default."
@@ -110,14 +108,14 @@ _STRICT = "With --fail-if: exit with code 3 if the result is inconclusive, too."
 _SAVE = "Save this run, for --compare."
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class BaselineOptions:
     """The baseline to compare with, and the file to save one in."""
 
-    compare: Annotated[str | None, option(_BASELINE, _COMPARE, metavar="FILE", common=True)] = None
-    fail_if: Annotated[float | None, option(_BASELINE, _FAIL_IF, parser=parse_rule, metavar="RULE", common=True)] = None
-    strict: Annotated[bool, option(_BASELINE, _STRICT, "--strict")] = False
-    save_baseline: Annotated[str | None, option(_BASELINE, _SAVE, metavar="FILE", common=True)] = None
+    compare: str | None = setting(None, _BASELINE, _COMPARE, metavar="FILE", common=True)
+    fail_if: float | None = setting(None, _BASELINE, _FAIL_IF, parse=parse_rule, metavar="RULE", common=True)
+    strict: bool = setting(False, _BASELINE, _STRICT)
+    save_baseline: str | None = setting(None, _BASELINE, _SAVE, metavar="FILE", common=True)
 
 
 BenchOutput = Annotated[
@@ -139,7 +137,7 @@ BenchOutput = Annotated[
     "mha bench --lengths 1k --save-baseline before.json",
     "mha bench --compare before.json --fail-if slower:1.10",
 )
-@command
+@command()
 def bench(
     sweep_options: SweepOptions, measuring: MeasureOptions, against: BaselineOptions, output: BenchOutput
 ) -> None:

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import typer
 
 from mhacli.cli.console import note, progress
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import MAX_SECONDS, Integer, Real
-from mhacli.cli.options import (
-    ARG,
-    CALL_ARG,
-    HEADS,
-    MASKED_LATER,
-    QUERY_HEADS,
-    SCALE,
-    TIME_LIMIT,
-    command,
-    device_option,
-    number,
-    offers,
-    option,
-    option_group,
-    seed_option,
-)
+from mhacli.cli.numbers import MAX_SECONDS
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
-from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.parameters import command, offers
+from mhacli.cli.source import leave_deleted_folder, record_command
 from mhacli.cli.values import pairs
 from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
-from mhacli.settings import MAX_HEADS, Config
+from mhacli.settings import (
+    ARG,
+    CALL_ARG,
+    CAUSAL,
+    DEVICE_WORDS,
+    DEVICES,
+    MAX_HEADS,
+    MAX_SEED,
+    N_HEADS,
+    QUERY_HEADS,
+    SCALE,
+    TIME_LIMIT,
+    Config,
+    setting,
+)
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, require_readable
 
 _CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
@@ -41,51 +41,45 @@ _TARGET_HELP = (
 )
 
 
+_AGAINST = "Compare with this implementation instead of the reference."
 _AGAINST_ARG = "Argument of the constructor of --against; repeatable."
 _AGAINST_ARG += " (default: the values of --arg, under the names that it uses)"
 _AGAINST_CALL_ARG = "Argument of every call of --against; repeatable. (default: as --call-arg)"
 _ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J). (default: either)"
-_Arguments = list[str] | None
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
     """The attention to check, and the arguments to build and call it with."""
 
-    target: Annotated[str, typer.Argument(help=_TARGET_HELP, metavar="TARGET", show_default=False)] = ""
-    arg: Annotated[_Arguments, option(_CODE, ARG, metavar="NAME=VALUE")] = None
-    call_arg: Annotated[_Arguments, option(_CODE, CALL_ARG, metavar="NAME=VALUE")] = None
-    against: Annotated[
-        str | None, option(_CODE, "Compare with this implementation instead of the reference.", metavar="TARGET")
-    ] = None
-    against_arg: Annotated[_Arguments, option(_CODE, _AGAINST_ARG, metavar="NAME=VALUE")] = None
-    against_call_arg: Annotated[_Arguments, option(_CODE, _AGAINST_CALL_ARG, metavar="NAME=VALUE")] = None
+    target: str = setting("", "", _TARGET_HELP, argument=True, metavar="TARGET")
+    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", many=True)
+    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", many=True)
+    against: str | None = setting(None, _CODE, _AGAINST, metavar="TARGET")
+    against_arg: tuple[str, ...] = setting((), _CODE, _AGAINST_ARG, metavar="NAME=VALUE", many=True)
+    against_call_arg: tuple[str, ...] = setting((), _CODE, _AGAINST_CALL_ARG, metavar="NAME=VALUE", many=True)
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class MeaningOptions:
     """The author's intentions, where the code does not show them."""
 
-    causal: Annotated[bool, option(_MEANT, MASKED_LATER, "--causal", "--is-causal")] = False
-    mask_means: Annotated[
-        Literal["keep", "hide"] | None, option(_MEANT, "What True in a mask means. (default: either)")
-    ] = None
-    rope: Annotated[Literal["half", "interleaved"] | None, option(_MEANT, _ROPE)] = None
-    scale: Annotated[float | None, number(_MEANT, Real(), SCALE, metavar="X")] = None
-    heads: Annotated[
-        int | None, number(_MEANT, Integer(1, MAX_HEADS), f"{QUERY_HEADS} (default: from its arguments)", *HEADS)
-    ] = None
+    causal: bool = setting(False, _MEANT, CAUSAL, "--causal", "--is-causal")
+    mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, "What True in a mask means. (default: either)")
+    rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE)
+    scale: float | None = setting(None, _MEANT, SCALE, low=-math.inf, metavar="X")
+    heads: int | None = setting(
+        None, _MEANT, f"{QUERY_HEADS} (default: from its arguments)", N_HEADS, low=1, high=MAX_HEADS
+    )
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Device, seed and time limit."""
 
-    device: Annotated[str, device_option(_RUN)] = "cpu"
-    seed: Annotated[int, seed_option(_RUN)] = 0
-    time_limit: Annotated[float, number(_RUN, Real(high=MAX_SECONDS, above=0), TIME_LIMIT, metavar="SECONDS")] = (
-        DEFAULT_TIME_LIMIT_S
-    )
+    device: str = setting("cpu", _RUN, DEVICES, words=DEVICE_WORDS, default="")
+    seed: int = setting(0, _RUN, "Seed of random numbers.", low=0, high=MAX_SEED)
+    time_limit: float = setting(DEFAULT_TIME_LIMIT_S, _RUN, TIME_LIMIT, high=MAX_SECONDS, above=0, metavar="SECONDS")
 
 
 @examples(
@@ -93,7 +87,7 @@ class RunOptions:
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
-@command
+@command()
 def check(
     subject: SubjectOptions,
     meaning: MeaningOptions,

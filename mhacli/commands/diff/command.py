@@ -2,91 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import typer
 
 from mhacli.cli.console import show_activity
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import Real
-from mhacli.cli.options import (
-    Everything,
-    MapScale,
-    Precision,
-    command,
-    head_list,
-    number,
-    offers,
-    option,
-    option_group,
-    sequence_list,
-)
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
-from mhacli.cli.shared.checkpoint import LayerChoiceOptions, layer_list
-from mhacli.cli.shared.request import record_command
-from mhacli.cli.values import index_list
+from mhacli.cli.parameters import command, offers
+from mhacli.cli.source import record_command
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.record.consistency import require_agreement
-from mhacli.render.base.options import ViewOptions
+from mhacli.render.base.options import HEADS_SHOWN, SEQUENCES_SHOWN, ViewOptions
+from mhacli.settings import VIEW, setting
 
-_COMPARISON, _VIEW = "Comparison", "View"
-
-
-@option_group
-class PairOptions:
-    """The two files, and the tolerance."""
-
-    a: Annotated[
-        str, typer.Argument(help="The reference, a record that --save wrote.", metavar="A", show_default=False)
-    ] = ""
-    b: Annotated[str, typer.Argument(help="The record to compare with it.", metavar="B", show_default=False)] = ""
-    tolerance: Annotated[
-        float | None,
-        number(
-            _COMPARISON,
-            Real(0),
-            "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
-            "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)",
-            "--tolerance",
-            "--atol",
-            metavar="X",
-        ),
-    ] = None
+_A, _B = "The reference, a record that --save wrote.", "The record to compare with it."
+_TOLERANCE = (
+    "Largest difference that counts as equal, relative to the largest number of a site; 0 for the same bits. "
+    "(default: 1e-12, 1e-5, 5e-3, 2e-2 for float64, float32, float16, bfloat16, by the coarser record)"
+)
+_HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
+_SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
 
 
-@option_group
-class PanelOptions:
-    """The heads to draw side by side, and their view."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The two files, the tolerance, and how heads are drawn side by side."""
 
-    view: Annotated[Literal["heatmap", "none"], option(_VIEW, "How to draw each head.")] = "heatmap"
-    head: Annotated[str | None, head_list("those that changed most")] = None
-    sequence: Annotated[str | None, sequence_list("where a head changed most")] = None
-    map_scale: MapScale = None
-    precision: Precision = 2
-    all: Everything = False
+    # fmt: off
+    a: str = setting("", "", _A, argument=True, metavar="A")
+    b: str = setting("", "", _B, argument=True, metavar="B")
+    tolerance: float | None = setting(None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X")
+    view: Literal["heatmap", "none"] = setting("heatmap", VIEW, "How to draw each head.")
+    # fmt: on
 
 
 @examples(
     "mha diff before.safetensors after.safetensors",
     "mha diff before.safetensors after.safetensors --tolerance 1e-3",
 )
-@command
+@command()
 def diff(
-    pair: PairOptions,
-    panels: PanelOptions,
-    choice: LayerChoiceOptions,
+    pair: Comparison,
+    options: Annotated[
+        ViewOptions,
+        offers("precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES),
+    ],
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
-    options = ViewOptions(
-        view=panels.view,
-        heads=index_list(panels.head, "head"),
-        sequences=index_list(panels.sequence, "sequence"),
-        layers=layer_list(choice.layer),
-        map_scale=panels.map_scale,
-        precision=panels.precision,
-        everything=panels.all,
-    )
+    options = replace(options, view=pair.view)
     if not pair.a or not pair.b:
         raise UsageError("mha diff needs two records, files that --save wrote")
     from mhacli.commands.diff.compare import compare

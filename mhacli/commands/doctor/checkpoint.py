@@ -26,7 +26,7 @@ from mhacli.commands.doctor.installation import libraries
 from mhacli.commands.doctor.result import DoctorRequest, ExaminedModel, HealthCheck, Report
 from mhacli.compute.base.devices import choose_device, environment, free_bytes
 from mhacli.compute.base.rounding import TIMES_SHAKEN
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest, LayerResults
+from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -38,8 +38,8 @@ from mhacli.models.layer_names import most_positions
 from mhacli.models.load import Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.models.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
-from mhacli.record.heads import HeadsRequest
-from mhacli.settings import PaddingSide
+from mhacli.run import Run
+from mhacli.settings import ModelSettings, PaddingSide
 from mhacli.text.spans import Message
 from mhacli.text.tokens import TokenSequence
 
@@ -435,7 +435,9 @@ def check_row_sums(loaded: Loaded, rows: Sequence[ModelText], side: PaddingSide,
     base = replace(loaded, model=loaded.model.base_model)
     context = [row.context for row in rows if row.context is not None] or None
     inputs = make_inputs(base.model, [row.tokens for row in rows], context, side, pad_id)
-    run = CheckpointRun(base, inputs, CheckpointRunRequest(HeadsRequest(allow_nonfinite=True)), str(base.model.device))
+    run = CheckpointRun(
+        base, inputs, Run(model=ModelSettings(device=str(base.model.device)), keep=(), allow_nonfinite=True)
+    )
     try:
         run.run()
     except UsageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os.path import isdir
 from shlex import quote
 from typing import Annotated
@@ -11,72 +11,68 @@ import typer
 
 from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
-from mhacli.cli.options import (
-    LITERAL_TEXT,
-    NUMBER_FORMAT,
-    ModelPath,
-    Revision,
-    command,
-    device_option,
-    offers,
-    option,
-    option_group,
-    seed_option,
-)
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
-from mhacli.cli.shared.checkpoint import ModelOptions, local_checkpoint, require_without_model
-from mhacli.cli.shared.request import leave_deleted_folder, record_command
+from mhacli.cli.parameters import command, offers
+from mhacli.cli.source import leave_deleted_folder, local_checkpoint, record_command
 from mhacli.cli.values import are_literal, require_words
 from mhacli.commands.doctor.result import DoctorRequest, Report
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
-from mhacli.settings import Config, Dtype
+from mhacli.settings import (
+    CHECKPOINT,
+    DEVICE_WORDS,
+    DEVICES,
+    LITERAL_TEXT,
+    MAX_SEED,
+    MODEL,
+    NUMBER_FORMAT,
+    REVISION,
+    Config,
+    Dtype,
+    ModelSettings,
+    setting,
+)
 from mhacli.text.reading import Decoding, argument_text
 
 _MODEL, _DEVICE = "Checkpoint", "Device"
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class ExaminedModelOptions:
     """The checkpoint to examine, and its texts."""
 
-    typed: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Texts for the checkpoint to read, preferably of different lengths. (default: three sentences)",
-            metavar="[TEXT]...",
-            show_default=False,
-        ),
-    ] = None
-    text: Annotated[list[str] | None, option(_MODEL, LITERAL_TEXT, "--text")] = None
-    model: ModelPath = None
-    revision: Revision = None
-    tokenizer: Annotated[
-        str | None, option(_MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME")
-    ] = None
+    typed: tuple[str, ...] = setting(
+        (),
+        "",
+        "Texts for the checkpoint to read, preferably of different lengths. (default: three sentences)",
+        argument=True,
+        metavar="[TEXT]...",
+        many=True,
+    )
+    text: tuple[str, ...] = setting((), _MODEL, LITERAL_TEXT, many=True)
+    model: str | None = setting(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
+    revision: str | None = setting(None, CHECKPOINT, REVISION, metavar="NAME")
+    tokenizer: str | None = setting(
+        None, _MODEL, "byte, or the path of a tokenizer.json. (default: its own)", metavar="NAME"
+    )
 
 
-@option_group
+@dataclass(frozen=True, kw_only=True)
 class DoctorDeviceOptions:
     """Device, dtype, seed and backends of the examination."""
 
-    device: Annotated[
-        str,
-        device_option(_DEVICE, " (default: every device; with --model, the fastest)", show_default=False),
-    ] = "auto"
-    dtype: Annotated[Dtype | None, option(_DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)")] = (
-        None
+    device: str = setting(
+        "auto", _DEVICE, DEVICES + " (default: every device; with --model, the fastest)", words=DEVICE_WORDS, default=""
     )
-    compile: Annotated[
-        bool, option(_DEVICE, "Also try the backends that torch compiles, which may take minutes.", "--compile")
-    ] = False
-    seed: Annotated[int, seed_option(_DEVICE)] = 0
+    dtype: Dtype | None = setting(None, _DEVICE, f"{NUMBER_FORMAT} (default: all four; with --model, its own)")
+    compile: bool = setting(False, _DEVICE, "Also try the backends that torch compiles, which may take minutes.")
+    seed: int = setting(0, _DEVICE, "Seed of random numbers.", low=0, high=MAX_SEED)
 
 
 @examples(
     "mha doctor",
     "mha doctor --model MiniLM",
 )
-@command
+@command()
 def doctor(
     examined: ExaminedModelOptions,
     device: DoctorDeviceOptions,
@@ -87,10 +83,10 @@ def doctor(
     if not examined.model and examined.typed and not are_literal() and isdir(examined.typed[0]):
         folder, *typed = examined.typed
         note(f"{folder} is a checkpoint: examined as with --model {quote(folder)}")
-        examined = replace(examined, model=folder, typed=typed or None)
-    for word in examined.typed or ():
+        examined = replace(examined, model=folder, typed=tuple(typed))
+    for word in examined.typed:
         require_words(word)
-    texts = tuple(argument_text(word, Decoding()) for word in (*(examined.typed or ()), *(examined.text or ())))
+    texts = tuple(argument_text(word, Decoding()) for word in (*(examined.typed), *(examined.text)))
     leave_deleted_folder()
     report = _checkpoint(examined, texts, device) if examined.model else _installation(examined, texts, device)
     print_report(output, view=lambda on: next(report.views(on)), json=lambda: json_document(report.to_dict()))
@@ -101,7 +97,9 @@ def doctor(
 def _installation(examined: ExaminedModelOptions, texts: tuple[str, ...], device: DoctorDeviceOptions) -> Report:
     if texts:
         raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
-    require_without_model(revision=examined.revision, tokenizer=examined.tokenizer)
+    for name, value in (("--revision", examined.revision), ("--tokenizer", examined.tokenizer)):
+        if value is not None:
+            raise UsageError(f"{name} needs --model", hint="add --model DIR")
     with loading_torch():
         from mhacli.commands.doctor.installation import examine_installation
     with progress() as report_progress:
@@ -118,7 +116,7 @@ def _checkpoint(examined: ExaminedModelOptions, texts: tuple[str, ...], device: 
     empty = next((place for place, text in enumerate(texts) if not text.strip()), None)
     if empty is not None:
         raise MhaError(f"text {empty} is empty or white space", code="no-tokens")
-    checkpoint = local_checkpoint(ModelOptions(model=examined.model, revision=examined.revision))
+    checkpoint = local_checkpoint(ModelSettings(path=examined.model, revision=examined.revision))
     request = DoctorRequest(
         examined.model or "", checkpoint, texts, examined.revision, examined.tokenizer, device.device, device.dtype,
         device.seed, record_command(),

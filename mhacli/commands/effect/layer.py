@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from mhacli.attention.core import no_tap
 from mhacli.attention.layer import MultiHeadAttention
 from mhacli.commands.effect.metric import Changes, Reading, changes
 from mhacli.commands.effect.removal import Removal, StandIns, softmax_without
-from mhacli.commands.effect.request import LayerEffectRequest
 from mhacli.commands.effect.run import floor_of, largest_and_others, row_of
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effect_of
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.layer.run import Observed, prepare, record_run
@@ -28,41 +28,42 @@ from mhacli.record.checks import TOLERANCES, Verification
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
+from mhacli.run import Run
 
 _ROWS_AT_ONCE = 1024
 """The number of removals that go through the output projection together."""
 
 
 @torch.no_grad()
-def layer_effects(request: LayerEffectRequest) -> Record:
+def layer_effects(run: Run, settings: EffectSettings) -> Record:
     """The record of a run of the layer, with the effects of removals on its output at one position.
 
     Raises `UsageError` for positions that do not exist, and for a layer with dropout, whose runs differ.
     """
-    return _LayerStudy(request).record()
+    return _LayerStudy(run, settings).record()
 
 
 class _LayerStudy:
-    def __init__(self, request: LayerEffectRequest) -> None:
-        facts, config = request.layer.facts, request.layer.config
+    def __init__(self, run: Run, settings: EffectSettings) -> None:
+        facts, config = run.facts, run.config
         if facts.batch != 1:
             raise UsageError(
                 f"mha effect takes one text, and {facts.batch} are given", hint="give each text in a run of its own"
             )
         if config.train and config.dropout:
             raise UsageError("mha effect measures a layer without dropout", hint="leave out --train")
-        self.request, self.setup = request, prepare(request.layer)
+        self.run, self.settings, self.setup = run, settings, prepare(run)
         self.key: LayerKey = ("self" if self.setup.context is None else "cross", 0)
-        position = request.position
+        position = settings.position
         if position is not None and not -facts.q_len <= position < facts.q_len:
             raise UsageError(out_of_range("--position", position, facts.q_len))
-        if request.at is not None and request.at >= facts.q_len:
-            raise UsageError(out_of_range("--at", request.at, facts.q_len))
+        if settings.at is not None and settings.at >= facts.q_len:
+            raise UsageError(out_of_range("--at", settings.at, facts.q_len))
         self.position = facts.q_len - 1 if position is None else position % facts.q_len
 
     def record(self) -> Record:
         """The record with the effects of all removals, some of them verified."""
-        record, observed = record_run(self.setup, self.request.layer, also=("z", "pattern", "v"))
+        record, observed = record_run(self.setup, self.run, also=("z", "pattern", "v"))
         plan = [*self._plan()]
         untouched = self._reading(self.setup)
         measured = self._measured(plan, observed, untouched)
@@ -80,17 +81,19 @@ class _LayerStudy:
         return replace(record, self_check=check, effects=effects, effect=summary)
 
     def _plan(self) -> Iterator[tuple[Removal, ...]]:
-        request = self.request
-        heads = range(self.setup.config.n_heads) if request.heads is None else sorted(set(request.heads))
-        if request.edges:
-            together = [tuple(heads)] if request.heads is None else [(head,) for head in heads]
+        settings = self.settings
+        heads: Sequence[int] = range(self.setup.config.n_heads)
+        if settings.heads is not None:
+            heads = sorted({head for _, _, head in settings.heads})
+        if settings.edges:
+            together = [tuple(heads)] if settings.heads is None else [(head,) for head in heads]
             for group in together:
                 for key in range(self.setup.facts.k_len):
                     yield (Removal(self.key, group, (self.position,), (key,), "renormalise"),)
             return
-        made = [Removal(self.key, (head,), replace=request.replace, at=request.at) for head in heads]
+        made = [Removal(self.key, (head,), replace=settings.replace or "zero", at=settings.at) for head in heads]
         yield from ((removal,) for removal in made)
-        if request.heads is not None and len(made) > 1:
+        if settings.heads is not None and len(made) > 1:
             yield tuple(made)
 
     def _reading(self, setup: Setup) -> Reading:
@@ -148,7 +151,7 @@ class _LayerStudy:
         """Repeats some removals, from the text to the output, by a layer with other weights or another mask."""
         sizes = {item: float(change.d_output) for item, change in enumerate(measured.changes)}
         errors = []
-        for item in largest_and_others(sizes, self.request.n_verified):
+        for item in largest_and_others(sizes, self.settings.verify):
             other = self._other_setup(plan[item], observed)
             if other is not None:
                 errors.append(float((self._reading(other).hidden[0] - measured.outputs[item]).abs().max()))

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from mhacli.attention.memory import EffectFacts, rows_that_fit
 from mhacli.commands.effect.direct import DirectPaths, direct_paths
 from mhacli.commands.effect.estimates.first_order import first_order, z_gradients
 from mhacli.commands.effect.estimates.pictures import judgements
@@ -32,7 +33,6 @@ from mhacli.models.layer_names import LayerKey
 from mhacli.models.load import Loaded
 from mhacli.record.checks import TOLERANCES, Verification
 from mhacli.record.effect import Judgement
-from mhacli.requests.memory import EffectFacts, rows_that_fit
 
 TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""

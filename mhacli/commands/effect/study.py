@@ -10,13 +10,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from mhacli.attention.memory import EffectFacts
 from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.parts import find_parts
 from mhacli.commands.effect.removal import Removal
-from mhacli.commands.effect.request import EffectRequest
 from mhacli.commands.effect.run import Cost, EffectRun, Floor
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, inputs_of, make_texts, read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
@@ -26,7 +26,7 @@ from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Effect, EffectSummary, Screening
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.record.tables import EffectTable
-from mhacli.requests.memory import EffectFacts
+from mhacli.run import Run
 from mhacli.text.align import align
 from mhacli.text.tokens import TokenSequence
 
@@ -34,10 +34,10 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 @torch.no_grad()
-def prepare_effect(request: EffectRequest) -> tuple[EffectStudy, tuple[str, ...]]:
+def prepare_effect(request: Run, settings: EffectSettings) -> tuple[EffectStudy, tuple[str, ...]]:
     """The study, and notes for the user. Raises `MhaError` for a request that cannot work."""
     began = perf_counter()
-    checkpoint = read(request.model, "predict")
+    checkpoint = read(request, "predict")
     loaded, texts = checkpoint.loaded, checkpoint.texts
     if len(checkpoint.inputs.sequences) != 1:
         raise UsageError(
@@ -45,18 +45,23 @@ def prepare_effect(request: EffectRequest) -> tuple[EffectStudy, tuple[str, ...]
             hint="give each text in a run of its own",
         )
     base = replace(loaded, model=loaded.model.base_model)
-    wanted = CheckpointRunRequest(request.model.wanted, spans=texts.spans)
-    run = CheckpointRun(base, checkpoint.inputs, wanted, request.model.device)
+    run = CheckpointRun(base, checkpoint.inputs, of_all_layers(request), texts.spans)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    return EffectStudy(request, checkpoint, run, _other_inputs(request, checkpoint)), (*loaded.notes, *texts.notes)
+    other = _other_inputs(request, settings, checkpoint)
+    return EffectStudy(request, settings, checkpoint, run, other), (*loaded.notes, *texts.notes)
 
 
-def _other_inputs(request: EffectRequest, checkpoint: ReadCheckpoint) -> ModelInputs | None:
+def of_all_layers(request: Run) -> Run:
+    """The run that inspects the heads of all layers and keeps no matrix, in which removals are chosen."""
+    return replace(request, model=replace(request.model, layers=None), keep=())
+
+
+def _other_inputs(request: Run, settings: EffectSettings, checkpoint: ReadCheckpoint) -> ModelInputs | None:
     """The inputs of the text that heads are resampled from."""
-    if request.other is None:
+    if settings.other is None:
         return None
-    model = replace(request.model, texts=(request.other,), spans=())
+    model = replace(request, texts=(settings.other,), spans=())
     texts = make_texts(model, checkpoint.tokenizer, checkpoint.loaded.config)
     return inputs_of(checkpoint.loaded, texts, checkpoint.tokenizer, model)
 
@@ -65,7 +70,8 @@ def _other_inputs(request: EffectRequest, checkpoint: ReadCheckpoint) -> ModelIn
 class EffectStudy:
     """The statistics of all heads and the effects of removals: call `inspect`, then `run`; `record` has the results."""
 
-    request: EffectRequest
+    request: Run
+    settings: EffectSettings
     checkpoint: ReadCheckpoint
     inspected: CheckpointRun
     other: ModelInputs | None
@@ -81,9 +87,9 @@ class EffectStudy:
             self.checkpoint.inputs.keywords,
             self._plan(position),
             position,
-            n_verified=self.request.n_verified,
-            n_screened=self.request.n_screened,
-            is_judged=self.request.judge,
+            n_verified=self.settings.verify,
+            n_screened=self.settings.screen,
+            is_judged=self.settings.judge,
             resampled={} if self.other is None else self._resampled(self.other),
         )
         cost = self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
@@ -114,9 +120,9 @@ class EffectStudy:
     def _places(self, mine: TokenSequence, other: TokenSequence) -> list[int]:
         """The position of the corresponding token for each token. Raises `UsageError` if a needed one is missing."""
         places = corresponding(mine.tokens, other.tokens)
-        wanted = places if self.request.at is None else places[self.request.at : self.request.at + 1]
+        wanted = places if self.settings.at is None else places[self.settings.at : self.settings.at + 1]
         if -1 in wanted:
-            at = places.index(-1) if self.request.at is None else self.request.at
+            at = places.index(-1) if self.settings.at is None else self.settings.at
             raise UsageError(
                 f"{self._named('other')} cannot be aligned: none of its tokens corresponds to {mine.tokens[at]!r} at "
                 f"position {at}",
@@ -127,26 +133,26 @@ class EffectStudy:
 
     def _plan(self, position: int) -> list[tuple[Removal, ...]]:
         layers = self._layers()
-        if self.request.cut is not None:
-            return [self._cut(layers, *self.request.cut)]
+        if self.settings.cut is not None:
+            return [self._cut(layers, *self.settings.cut)]
         heads = self._heads(layers)
-        if self.request.edges:
+        if self.settings.edges:
             return self._edges(layers, heads, position)
         made = [self._head(key, head) for key, head in heads]
-        joint = [tuple(made)] if self.request.heads is not None and len(made) > 1 else []
+        joint = [tuple(made)] if self.settings.heads is not None and len(made) > 1 else []
         return [*((removal,) for removal in made), *joint]
 
     def _head(self, key: LayerKey, head: int) -> Removal:
-        if self.request.at is not None and self.request.at >= (n := self.inspected.axes(key[0]).q_len):
-            raise UsageError(out_of_range(self._named("at"), self.request.at, n))
-        return Removal(key, (head,), replace=self.request.replace, at=self.request.at)
+        if self.settings.at is not None and self.settings.at >= (n := self.inspected.axes(key[0]).q_len):
+            raise UsageError(out_of_range(self._named("at"), self.settings.at, n))
+        return Removal(key, (head,), replace=(self.settings.replace or "zero"), at=self.settings.at)
 
     def _edges(
         self, layers: dict[LayerKey, InspectedLayer], heads: list[tuple[LayerKey, int]], query: int
     ) -> list[tuple[Removal, ...]]:
         """The removals of the weights from one query to each key, in each named head or in all heads of a layer together."""
         named: list[tuple[LayerKey, tuple[int, ...]]] = [(key, (head,)) for key, head in heads]
-        if self.request.heads is None:
+        if self.settings.heads is None:
             named = [(key, tuple(range(layer.n_heads))) for key, layer in layers.items() if key[0] != "encoder"]
         if not named or any(key[0] == "encoder" for key, _ in named):
             raise UsageError(
@@ -176,21 +182,20 @@ class EffectStudy:
         """The layers with removals, in the order in which they run."""
         layers = {(done.layer.kind, done.layer.layer): done.layer for done in self.inspected.results}
         asked = self.request.model.layers
-        wanted = replace(self.inspected.wanted, layers=asked)
         for kind, n in asked or ():
             if not any(number == n and kind in (None, own) for own, number in layers):
                 raise UsageError(
                     f"{self._named('layers')} {n} has no attention", hint=f"layers with attention: {_listed(layers)}"
                 )
-        return {key: layer for key, layer in layers.items() if wanted.is_wanted(key[1], key[0])}
+        return {key: layer for key, layer in layers.items() if self.request.model.includes(key[1], key[0])}
 
     def _heads(self, layers: dict[LayerKey, InspectedLayer]) -> list[tuple[LayerKey, int]]:
-        if self.request.heads is None:
-            shown = self.request.model.wanted.heads
+        if self.settings.heads is None:
+            shown = self.request.statistics.heads
             return [(key, head) for key, layer in layers.items() for head in shown or range(layer.n_heads)]
         own = "decoder" if self.checkpoint.inputs.context else "self"
         chosen = []
-        for kind, n, head in self.request.heads:
+        for kind, n, head in self.settings.heads:
             place = str(n) if kind is None else f"{kind}.{n}"
             layer, name = layers.get((kind or own, n)), f"{self._named('heads')} {place}.{head}"  # type: ignore[arg-type]
             if layer is None:
@@ -200,7 +205,7 @@ class EffectStudy:
                 )
             if head >= layer.n_heads:
                 raise UsageError(out_of_range(f"{name}: head", head, layer.n_heads))
-            chosen.append(((layer.kind, n), head))
+            chosen.append(((layer.kind, layer.layer), head))
         return sorted(set(chosen), key=lambda item: (list(layers).index(item[0]), item[1]))
 
     # --------------------------------------------------------------------------------------------- where it is measured
@@ -211,7 +216,7 @@ class EffectStudy:
         return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
     def _position(self) -> int:
-        sequence, asked = self.checkpoint.inputs.sequences[0], self.request.position
+        sequence, asked = self.checkpoint.inputs.sequences[0], self.settings.position
         n = len(sequence.ids)
         if asked is not None:
             if not -n <= asked < n:
@@ -221,9 +226,9 @@ class EffectStudy:
         return next((i for i, token in enumerate(sequence.ids) if token in masks), n - 1)
 
     def _target(self) -> Target | None:
-        asked = self.request
+        asked = self.settings
         if not self._has_head:
-            needing = {"screen": asked.n_screened, "target": asked.target, "versus": asked.versus}
+            needing = {"screen": asked.screen, "target": asked.target, "versus": asked.versus}
             given = next((name for name, value in needing.items() if value is not None), None)
             if given is not None:
                 raise UsageError(
@@ -248,7 +253,7 @@ class EffectStudy:
         sequence = self.checkpoint.tokenizer.sequence(word, special=False)
         if not sequence.ids:
             raise UsageError(f"{name} {word!r} has no token")
-        if len(sequence.ids) > 1 and not self.request.target_first:
+        if len(sequence.ids) > 1 and not self.settings.target_first:
             pieces = " ".join(repr(token) for token in sequence.tokens)
             raise UsageError(
                 f"{name} {word!r} is {len(sequence.ids)} tokens: {pieces}",
@@ -263,7 +268,7 @@ class EffectStudy:
 
     def _named(self, parameter: str) -> str:
         """A parameter as the user names it: an option or an argument."""
-        return self.request.name_of(parameter)
+        return self.settings.name_of(parameter)
 
     # ------------------------------------------------------------------------------------------------------- the record
 
@@ -277,7 +282,7 @@ class EffectStudy:
                 done.floor,
                 direct=done.direct.get(item),
                 first_order=done.estimates.get(item),
-                spans=self.request.cut or (),
+                spans=self.settings.cut or (),
                 is_masked=item in done.masked,
             )
             for item, changes in sorted(dict(done.results).items())
@@ -310,14 +315,14 @@ class EffectStudy:
             n_passes=done.n_batches,
             verified=done.verified,
             direct=None if done.direct_paths is None else done.direct_paths.sum,
-            resampled_from=self.request.other,
+            resampled_from=self.settings.other,
             screening=self._screening(),
             judgements=done.judgements,
         )
 
     def _screening(self) -> Screening | None:
         """The rank correlation of the estimates with the computed effects."""
-        done, n = self.effects, self.request.n_screened
+        done, n = self.effects, self.settings.screen
         if n is None:
             return None
         floor = done.floor(done.metric)

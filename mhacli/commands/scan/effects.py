@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from mhacli.commands.effect.request import EffectRequest
 from mhacli.commands.effect.run import rows_at_once
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import EffectStudy
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.effect import Effect
-from mhacli.requests.checkpoint import ModelRequest
+from mhacli.run import Run
 
 N_VERIFIED = 4
 """The number of removals of a document that are repeated by a second method."""
 
 
 def effects_of_heads(
-    request: ModelRequest, checkpoint: ReadCheckpoint, run: CheckpointRun, *, n_verified: int
+    request: Run, checkpoint: ReadCheckpoint, run: CheckpointRun, *, n_verified: int
 ) -> tuple[Effect, ...]:
     """The effect of removing each head at all positions, in the order of the heads that `run` inspects. `run` is run here.
 
     The size of batches does not depend on the free memory, because it decides the rounding of sums. Raises `MhaError` if a batch
     does not fit, and if repeated removals give different effects.
     """
-    study = EffectStudy(EffectRequest(request, n_verified=n_verified), checkpoint, run, None)
+    study = EffectStudy(request, EffectSettings(verify=n_verified), checkpoint, run, None)
     study.inspect()
     if study.effects.most_rows < rows_at_once(checkpoint.inputs.keywords):
         raise MhaError(

@@ -86,7 +86,7 @@ class Gathered:
         names = self.settings.span_names
         if not names:
             return
-        indices = [names.index(span.name) for span in run.wanted.spans]
+        indices = [names.index(span.name) for span in run.spans]
         grid, n = np.ix_(indices, indices), len(names)
         counts = np.zeros((n, n))
         counts[grid[0], grid[1]] = 1

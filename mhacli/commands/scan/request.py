@@ -9,24 +9,24 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from mhacli.io.data import plain
-from mhacli.record.record import LayerChoice
-from mhacli.requests.checkpoint import ModelRequest
+from mhacli.run import Run
 from mhacli.settings import Reducer
 from mhacli.text.corpus import CorpusFormat
+from mhacli.text.tokens import LayerChoice
 
 RowFormat = Literal["parquet", "jsonl"]
 
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """The corpus, the folder of the result `out`, and what to compute of each document: `model` is a request without texts.
+    """The corpus, the folder of the result `out`, and what to compute of each document: `run` has no texts.
 
-    A document may lack spans of `model`. With `effect`, each head is also removed. `strict` refuses bad documents, `mixed`
+    A document may lack spans of `run`. With `effect`, each head is also removed. `strict` refuses bad documents, `mixed`
     accepts units of other devices, and `command` is the command line for the record. The request can be pickled: each worker
     loads the model by it.
     """
 
-    model: ModelRequest
+    run: Run
     sources: tuple[str, ...]
     form: CorpusFormat
     out: str
@@ -36,9 +36,9 @@ class ScanRequest:
     mixed: bool = False
     command: tuple[str, ...] = ()
 
-    def of_document(self, text: str) -> ModelRequest:
-        """The request that `mha heads` would make for one document, without spans."""
-        return replace(self.model, texts=(text,), spans=())
+    def of_document(self, text: str) -> Run:
+        """The run that `mha heads` would make for one document, without spans."""
+        return replace(self.run, texts=(text,), spans=())
 
 
 @dataclass(frozen=True)

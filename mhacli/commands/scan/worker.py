@@ -14,7 +14,6 @@ from mhacli.commands.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.commands.scan.gather import Gathered
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.prepare import (
     ReadCheckpoint,
     UnloadedCheckpoint,
@@ -55,36 +54,36 @@ def settings_here(request: ScanRequest) -> ScanSettings:
 
     Raises `MhaError` for requests that the model does not support.
     """
-    unloaded = find(request.model)
-    if request.model.spans and unloaded.config.is_encoder_decoder:
+    unloaded = find(request.run)
+    if request.run.spans and unloaded.config.is_encoder_decoder:
         raise spans_of_pair()
     return _settings(request, unloaded)
 
 
 def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSettings:
-    device, model, heads = unloaded.device, request.model, request.model.wanted
-    dtype = model.dtype or str(getattr(unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
+    run, device = request.run, unloaded.device
+    dtype = run.model.dtype or str(getattr(unloaded.config, "dtype", None) or torch.float32).removeprefix("torch.")
     return ScanSettings(
-        model=model.source,
-        model_digest=checkpoint_digest(unloaded.checkpoint, model.tokenizer),
+        model=run.path,
+        model_digest=checkpoint_digest(unloaded.checkpoint, run.model.tokenizer),
         mha=mhacli.__version__,
         torch=torch.__version__,
         transformers=version("transformers"),
         dtype=dtype,
-        reducer=choice(heads.reducer, device, getattr(torch, dtype)).reducer,
+        reducer=choice(run.statistics.reducer, device, getattr(torch, dtype)).reducer,
         device=_device_text(device),
         threads=torch.get_num_threads(),
         rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
         unit_size=UNIT_SIZE,
-        max_tokens=model.max_tokens,
+        max_tokens=run.max_tokens,
         pack=False,
-        layers=model.layers,
-        heads=heads.heads,
-        conditions=tuple(condition.text for condition in heads.patterns),
-        spans=model.spans,
-        first_tokens=heads.sink_tokens,
-        sink_weight=heads.sink_share,
-        allow_nonfinite=heads.allow_nonfinite,
+        layers=run.model.layers,
+        heads=run.statistics.heads,
+        conditions=tuple(condition.text for condition in run.statistics.conditions),
+        spans=run.spans,
+        first_tokens=run.statistics.first_tokens,
+        sink_weight=run.statistics.sink_weight,
+        allow_nonfinite=run.allow_nonfinite,
         effect=request.effect,
     )
 
@@ -100,13 +99,13 @@ class Worker:
     """The model of a scan. `compute` gives the same bytes for the same unit, in any order."""
 
     def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
-        unloaded = find(request.model)
+        unloaded = find(request.run)
         differences = settings.differences(_settings(request, unloaded))
         changed = [f"{name} {new} instead of {old}" for name, old, new in differences]
         if changed:
             raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
         self._request, self._settings, self._unloaded = request, settings, unloaded
-        self._loaded = unloaded.load(request.model, "predict" if request.effect else None)
+        self._loaded = unloaded.load(request.run, "predict" if request.effect else None)
 
     def compute(self, unit: Unit) -> UnitFiles:
         """The files of a unit. Each document is computed separately, as by `mha heads`.
@@ -137,10 +136,9 @@ class Worker:
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
-        heads = replace(request.wanted, reducer=self._settings.reducer)
-        run_request = CheckpointRunRequest(heads, request.layers, (), spans=texts.spans)
+        request = replace(request, statistics=replace(request.statistics, reducer=self._settings.reducer))
         base = replace(self._loaded, model=self._loaded.model.base_model)
-        run = CheckpointRun(base, inputs, run_request, request.device)
+        run = CheckpointRun(base, inputs, request, texts.spans)
         if self._request.effect:
             checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
             return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
@@ -152,7 +150,7 @@ class Worker:
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
-        for word in self._request.model.spans:
+        for word in self._request.run.spans:
             span = _span_in(word, sequence.text)
             tokens = () if span is None else tokens_of(span, sequence)
             if span is not None and tokens:

@@ -30,8 +30,6 @@ from mhacli.record.heads import (
     MAX_SINKS,
     NEAR,
     SINK_LIFT,
-    SINK_SHARE,
-    SINK_TOKENS,
     Averages,
     HeadStatistics,
     Sink,
@@ -40,7 +38,7 @@ from mhacli.record.heads import (
     with_kind,
 )
 from mhacli.record.record import SpanTokens
-from mhacli.settings import PaddingSide, Reducer
+from mhacli.settings import SINK_SHARE, SINK_TOKENS, PaddingSide, Reducer
 from mhacli.text.conditions import Condition
 from mhacli.text.tokens import TokenSequence
 

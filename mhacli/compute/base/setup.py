@@ -23,7 +23,7 @@ from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
 from mhacli.record.record import Environment
-from mhacli.requests.layer import LayerRequest
+from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import Facts
 from mhacli.text.encode import Encoded
@@ -154,12 +154,12 @@ class Setup:
         return cells.expand(self.facts.batch, -1, len(q_idx), len(k_idx))
 
 
-def make_setup(request: LayerRequest, *, allow_nonfinite: bool = False) -> Setup:
+def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
     """The setup for a request, with the weights of its file or new ones from the seed.
 
     Raises `MhaError` if the device is missing or the weights do not fit the vocabulary.
     """
-    encoded, config, facts, source = request.encoded, request.config, request.facts, request.source
+    encoded, config, facts, source = request.encoded, request.config, request.facts, request.weights
     device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -35,9 +35,9 @@ def decode_checkpoint(run: CheckpointRun, prompt_len: int) -> Record:
     Raises `UsageError` for texts of different lengths, and `MhaError` for a model that does not decode.
     """
     n = _length(run, prompt_len)
-    chosen = run.wanted.layers or ((None, 0),)
+    chosen = run.wanted.model.layers or ((None, 0),)
     kind = chosen[0][0] or ("decoder" if run.loaded.config.is_encoder_decoder else "self")
-    run.wanted = replace(run.wanted, layers=((kind, chosen[0][1]),), keep=("pattern",))
+    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, chosen[0][1]),)), keep=("pattern",))
     run.run()
     record = run.record()
     layer = record.layers[0]

@@ -14,7 +14,7 @@ from torch import nn
 
 from mhacli.compute.checkpoint.cached_passes import CachedPasses
 from mhacli.compute.checkpoint.head_sums import HeadSums
-from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, CheckpointRunRequest, ModelFacts, PassInspection
+from mhacli.compute.checkpoint.layers import KEPT, ROUNDED, ModelFacts, PassInspection
 from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.compute.checkpoint.run import facts_of
 from mhacli.errors import MhaError, UsageError, out_of_range
@@ -25,11 +25,11 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
-from mhacli.record.heads import HeadsRequest
-from mhacli.record.record import LayerChoice, Model, Record
+from mhacli.record.record import Model, Record
 from mhacli.record.tables import HeadTable
-from mhacli.settings import DEFAULT_KEEP_LIMIT
-from mhacli.text.tokens import AttentionKind
+from mhacli.run import Run
+from mhacli.settings import DEFAULT_KEEP_LIMIT, ModelSettings, Statistics
+from mhacli.text.tokens import AttentionKind, LayerChoice
 
 _NAME = "mhacli.inspecting"
 
@@ -61,7 +61,13 @@ def inspecting(
     for a model that hides its parts (compiled, scripted, distributed), and in a call from another thread.
     """
     require_open(model, _NAME)
-    wanted = CheckpointRunRequest(_heads(heads), _layers(layers), _kept(keep), _limit(keep_limit))
+    wanted = Run(
+        model=ModelSettings(layers=_layers(layers)),
+        statistics=Statistics(heads=_heads(heads)),
+        keep=_kept(keep),
+        keep_limit=_limit(keep_limit),
+        allow_nonfinite=True,
+    )
     seen = Seen(model, None if tokenizer is None else own_tokenizer(tokenizer), wanted, keep_passes=keep_passes)
     try:
         with followed(model, seen, by=_NAME) as watch:
@@ -77,9 +83,7 @@ class Seen:
     `silent` are modules, with their classes, that are named like attentions but in which no attention was captured.
     """
 
-    def __init__(
-        self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: CheckpointRunRequest, *, keep_passes: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, tokenizer: ModelTokenizer | None, wanted: Run, *, keep_passes: bool) -> None:
         self._tokenizer, self._wanted = tokenizer, wanted
         self._name = type(model).__name__
         self._parts = _classes(model.named_modules())
@@ -129,7 +133,7 @@ class Seen:
         ]
         missing = [
             f"layer {_words([(kind, layer)])} was not seen"
-            for kind, layer in self._wanted.layers or ()
+            for kind, layer in self._wanted.model.layers or ()
             if self._passes and not any(layer == n and kind in (None, own) for own, n in self._met)
         ]
         unseen = [
@@ -148,7 +152,7 @@ class Seen:
             self._chain.go_on(began)
         else:
             self.finish()
-            inspection = PassInspection(_NO_INPUTS, self._wanted, self._facts.model.dtype, 1)
+            inspection = PassInspection(_NO_INPUTS, self._wanted, (), self._facts.model.dtype, 1)
             self._chain = _TextPasses(
                 PassTexts(began, self._tokenizer), inspection, CachedPasses(self._wanted.keep_limit), began
             )
@@ -157,8 +161,8 @@ class Seen:
         """Inspects an attention of the pass."""
         chain, place = self._chain, (call.kind, call.layer)
         assert chain is not None
-        largest = max(self._wanted.heads.heads or (0,))
-        is_wanted = self._wanted.is_wanted(call.layer, call.kind)
+        largest = max(self._wanted.statistics.heads or (0,))
+        is_wanted = self._wanted.model.includes(call.layer, call.kind)
         if 0 in call.shape:
             chain.inspection.unfit[place] = "attention without a token"
         elif is_wanted and largest >= call.shape[1]:
@@ -225,9 +229,9 @@ class Seen:
                 hint=self._remedy(),
                 code="not-tokens",
             )
-        if self._wanted.layers is not None and self._met:
+        if self._wanted.model.layers is not None and self._met:
             return MhaError(
-                f"none of the layers {_words(self._wanted.layers)} was seen in {name}",
+                f"none of the layers {_words(self._wanted.model.layers)} was seen in {name}",
                 hint="layers with attention: " + ", ".join(map(str, sorted({layer for _, layer in self._met}))),
                 code="no-layer",
             )
@@ -346,16 +350,16 @@ def _layer(given: Any) -> LayerChoice:
     return kind, index(number)
 
 
-def _heads(heads: Sequence[int] | None) -> HeadsRequest:
+def _heads(heads: Sequence[int] | None) -> tuple[int, ...] | None:
     if heads is None:
-        return HeadsRequest(None, allow_nonfinite=True)
+        return None
     try:
         chosen = tuple(dict.fromkeys(map(index, heads)))
     except TypeError:
         chosen = ()
     if not chosen or min(chosen) < 0:
         raise noted(UsageError(f"heads {heads!r} must be numbers from 0 on, one at least"))
-    return HeadsRequest(chosen, allow_nonfinite=True)
+    return chosen
 
 
 # ---------------------------------------------------------------------------------------------- what a record says of it

@@ -27,11 +27,10 @@ from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention,
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
 from mhacli.record.checks import SelfCheck
-from mhacli.record.heads import HeadsRequest, HeadsSummary, HeadStatistics
+from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.record import (
     NOT_SEEN,
     InspectedLayer,
-    LayerChoice,
     Model,
     NonAttentionLayer,
     Record,
@@ -40,30 +39,12 @@ from mhacli.record.record import (
     texts_of,
 )
 from mhacli.record.tables import HeadTable
-from mhacli.settings import DEFAULT_KEEP_LIMIT, Config
+from mhacli.run import Run
+from mhacli.settings import Config
 from mhacli.text.tokens import AttentionKind
 
 KEPT = ("pattern", "z", "scores", "qk")
 """The matrices of a layer that can be kept, the most important first."""
-
-
-@dataclass(frozen=True)
-class CheckpointRunRequest:
-    """The request for a run of a checkpoint: the statistics of heads, and the `layers` to inspect (None: all).
-
-    `keep` are the matrices to keep of each layer (None: as many as fit), within `keep_limit` bytes in all; `spans` are the
-    tokens of named spans.
-    """
-
-    heads: HeadsRequest
-    layers: tuple[LayerChoice, ...] | None = None
-    keep: tuple[str, ...] | None = ()
-    keep_limit: int = DEFAULT_KEEP_LIMIT
-    spans: tuple[SpanTokens, ...] = ()
-
-    def is_wanted(self, layer: int, kind: AttentionKind) -> bool:
-        """Whether a layer is to be inspected."""
-        return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
 
 
 class LayerResults(NamedTuple):
@@ -100,7 +81,8 @@ class PassInspection:
     """
 
     inputs: ModelInputs
-    wanted: CheckpointRunRequest
+    wanted: Run
+    spans: tuple[SpanTokens, ...]
     dtype: str
     n_layers: int
     on_layer: Callable[[Call, AttentionResult], None] | None = None
@@ -123,7 +105,7 @@ class PassInspection:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
-        if not self.wanted.is_wanted(call.layer, call.kind):
+        if not self.wanted.model.includes(call.layer, call.kind):
             return
         self.results.append(self._inspect(call, axes))
         self.report_progress(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
@@ -134,14 +116,14 @@ class PassInspection:
 
     def _inspect(self, call: Call, axes: Axes) -> LayerResults:
         """The statistics of all requested heads, the kept matrices, and the checks."""
-        wanted = self.wanted.heads
+        wanted = self.wanted
         attention = as_attention(call, axes.real_queries(), self._masks)
         if call.has_dropout:  # z belongs to other weights
             attention = replace(attention, v=None)
         if self.on_layer is not None:
             self.on_layer(call, attention)
         statistics_request = make_statistics_request(
-            axes, wanted.patterns, sink_tokens=wanted.sink_tokens, spans=self.wanted.spans
+            axes, wanted.statistics.conditions, sink_tokens=wanted.statistics.first_tokens, spans=self.spans
         )
         is_small = call.device.type == "cpu" and prod(attention.shape[2:]) <= SMALL_CELLS
         with one_thread() if is_small else nullcontext():
@@ -169,7 +151,7 @@ class PassInspection:
         baseline: Baseline,
     ) -> list[HeadResults]:
         """The results of all requested heads. On a CPU every thread takes its own."""
-        wanted = self.wanted.heads
+        wanted = self.wanted
 
         def of_heads(heads: range) -> HeadResults:
             return reduce_heads(
@@ -177,26 +159,28 @@ class PassInspection:
             )
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
-        return shared_out([partial(of_heads, heads) for heads in head_ranges(attention, wanted.heads, n_parts)])
+        return shared_out(
+            [partial(of_heads, heads) for heads in head_ranges(attention, wanted.statistics.heads, n_parts)]
+        )
 
     def _baseline(self, call: Call, attention: AttentionResult, statistics_request: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
         if not isinstance(call, ScoredCall):
-            return make_baseline(attention.pattern, statistics_request, self.wanted.heads.reducer)
+            return make_baseline(attention.pattern, statistics_request, self.wanted.statistics.reducer)
         allowed = attention.pattern.allowed
         key = (call.kind, call.device, id(allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
             self._baselines[key] = (
-                make_baseline(attention.pattern, statistics_request, self.wanted.heads.reducer),
+                make_baseline(attention.pattern, statistics_request, self.wanted.statistics.reducer),
                 allowed,
             )  # kept alive, so that its id stays unique
         return self._baselines[key][0]
 
     def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
         """The matrices to keep of the requested heads, within the limit for all layers."""
-        matrix_bytes, heads = 4 * prod(attention.shape), self.wanted.heads.heads
+        matrix_bytes, heads = 4 * prod(attention.shape), self.wanted.statistics.heads
         keep = self._keep(matrix_bytes)
         if not keep:
             return {}
@@ -237,7 +221,7 @@ class PassInspection:
         }
         layers, model = tuple(done.layer for done in results), self._model(facts)
         return Record(
-            command=self.wanted.heads.command,
+            command=self.wanted.command,
             config=_config(facts, results[0].layer, model, self.inputs),
             sequences=self.inputs.sequences,
             context=self.inputs.context,
@@ -253,7 +237,7 @@ class PassInspection:
             not_kept=tuple(self.not_kept),
             model=model,
             layers=layers,
-            spans=self.wanted.spans,
+            spans=self.spans,
             arrays=arrays,
         )
 

@@ -11,7 +11,6 @@ import torch
 
 from mhacli.attention.tiled.reducer import choice
 from mhacli.compute.base.devices import choose_device
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.folder import Checkpoint
@@ -20,7 +19,7 @@ from mhacli.models.layer_names import most_positions
 from mhacli.models.load import LanguageHead, Loaded, find_checkpoint, guarded, load_config, load_model
 from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, require_ids, require_texts
 from mhacli.record.record import Generated, SpanTokens
-from mhacli.requests.checkpoint import ModelRequest
+from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS
 from mhacli.text.spans import Turn, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
@@ -45,7 +44,7 @@ class ReadCheckpoint(NamedTuple):
 
 
 @torch.no_grad()
-def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str, ...]]:
+def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
     """The run, and notes for the user. Raises `MhaError` as `read` does, and if the requested reducer cannot run."""
     began = perf_counter()
     loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
@@ -53,15 +52,14 @@ def prepare_checkpoint(request: ModelRequest) -> tuple[CheckpointRun, tuple[str,
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    choice(request.wanted.reducer, loaded.device, loaded.model.dtype)
-    wanted = CheckpointRunRequest(request.wanted, request.layers, request.keep, request.keep_limit, texts.spans)
-    run = CheckpointRun(loaded, inputs, wanted, request.device, generated)
+    choice(request.statistics.reducer, loaded.device, loaded.model.dtype)
+    run = CheckpointRun(loaded, inputs, request, texts.spans, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
     return run, (*loaded.notes, *texts.notes)
 
 
-def read(request: ModelRequest, head: LanguageHead | None) -> ReadCheckpoint:
+def read(request: Run, head: LanguageHead | None) -> ReadCheckpoint:
     """The model, with a language `head` if requested, and the texts as its inputs. Raises `MhaError` for requests that cannot
     work, if possible before the weights are loaded."""
     unloaded = find(request)
@@ -79,47 +77,47 @@ class UnloadedCheckpoint(NamedTuple):
     tokenizer: ModelTokenizer
     device: torch.device
 
-    def load(self, request: ModelRequest, head: LanguageHead | None) -> Loaded:
+    def load(self, request: Run, head: LanguageHead | None) -> Loaded:
         """The loaded model, with a language `head` if requested."""
         return load_model(
-            request.source,
+            request.path,
             self.checkpoint,
             self.config,
             revision=self.revision,
             device=self.device,
-            device_map=request.device_map,
-            dtype=request.dtype,
+            device_map=request.model.device_map,
+            dtype=request.model.dtype,
             head=head,
-            allow_nonfinite=request.wanted.allow_nonfinite,
+            allow_nonfinite=request.allow_nonfinite,
         )
 
 
-def find(request: ModelRequest) -> UnloadedCheckpoint:
+def find(request: Run) -> UnloadedCheckpoint:
     """The checkpoint of a request, after setting the number of torch threads. Raises `MhaError`."""
     device = _device_of(request)
-    if request.threads is not None:
-        torch.set_num_threads(request.threads)
+    if request.model.threads is not None:
+        torch.set_num_threads(request.model.threads)
     checkpoint, revision = (
-        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
+        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.path, request.model.revision)
     )
     config = load_config(checkpoint)
     _require_kinds(request, config)
-    return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.tokenizer), device)
+    return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.model.tokenizer), device)
 
 
-def _device_of(request: ModelRequest) -> torch.device:
+def _device_of(request: Run) -> torch.device:
     """The device that computes; in a map, the first except CPU and disk, to which their weights are moved. Raises `MhaError`
     for a missing device."""
-    if not isinstance(request.device_map, Mapping):
-        return choose_device(request.device)
-    found = {name: choose_device(name, "--device-map") for name in request.device_map.values() if name != "disk"}
+    if not isinstance(request.model.device_map, Mapping):
+        return choose_device(request.model.device)
+    found = {name: choose_device(name, "--device-map") for name in request.model.device_map.values() if name != "disk"}
     return next((device for name, device in found.items() if name != "cpu"), torch.device("cpu"))
 
 
-def _require_kinds(request: ModelRequest, config: Any) -> None:
+def _require_kinds(request: Run, config: Any) -> None:
     """Raises `UsageError` for a kind of attention that the model does not have."""
     kinds = ("encoder", "decoder", "cross") if config.is_encoder_decoder else ("self",)
-    for kind, n in request.layers or ():
+    for kind, n in request.model.layers or ():
         if kind is not None and kind not in kinds:
             raise UsageError(
                 f"--layer {kind}.{n}: {config.model_type} has no {kind} layers, only {', '.join(kinds)}",
@@ -127,9 +125,9 @@ def _require_kinds(request: ModelRequest, config: Any) -> None:
             )
 
 
-def make_texts(request: ModelRequest, tokenizer: ModelTokenizer, config: Any) -> Texts:
+def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     """The tokens of all texts, as many as the model has positions for. Raises `MhaError` and `UsageError`."""
-    most, path, n_vocabulary = most_positions(config), request.source, n_vocabulary_of(config)
+    most, path, n_vocabulary = most_positions(config), request.path, n_vocabulary_of(config)
     is_pair = bool(config.is_encoder_decoder)
     given, special = list(request.texts), True
     turns: tuple[Turn, ...] = ()
@@ -207,7 +205,7 @@ def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
 
 
 def _spans(
-    request: ModelRequest, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
+    request: Run, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
 ) -> tuple[SpanTokens, ...]:
     """The tokens of each named span in every text."""
     if not request.spans:
@@ -231,11 +229,11 @@ def spans_of_pair() -> UsageError:
     )
 
 
-def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: ModelRequest) -> ModelInputs:
+def inputs_of(loaded: Loaded, texts: Texts, tokenizer: ModelTokenizer, request: Run) -> ModelInputs:
     """The inputs of the model; padding is on the side of the tokenizer, unless the request names another."""
-    if request.padding == "left" and loaded.config.is_encoder_decoder:
+    if request.model.padding == "left" and loaded.config.is_encoder_decoder:
         raise UsageError("--padding left does not work with a pair of encoder and decoder", hint="leave out --padding")
-    side, pad_id = request.padding or tokenizer.side, tokenizer.pad_id or 0
+    side, pad_id = request.model.padding or tokenizer.side, tokenizer.pad_id or 0
     n_vocabulary = n_vocabulary_of(loaded.config)  # padding is masked, so any valid id will do
     return make_inputs(loaded.model, texts.sequences, texts.context, side, pad_id if pad_id < n_vocabulary else 0)
 

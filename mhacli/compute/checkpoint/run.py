@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhacli.attention.memory import CheckpointFacts, predict_checkpoint_memory
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.compute.checkpoint.layers import (
     KEPT,
-    CheckpointRunRequest,
     LayerResults,
     ModelFacts,
     PassInspection,
@@ -40,9 +40,9 @@ from mhacli.models.layer_names import (
     size_of,
 )
 from mhacli.models.load import Loaded
-from mhacli.record.record import Generated, LayerChoice, Model, Record
-from mhacli.requests.memory import CheckpointFacts, predict_checkpoint_memory
-from mhacli.text.tokens import AttentionKind
+from mhacli.record.record import Generated, Model, Record, SpanTokens
+from mhacli.run import Run
+from mhacli.text.tokens import AttentionKind, LayerChoice
 
 COMPARED_WHOLE, COMPARED_LEN = 1024, 128
 """Texts up to the first length are run a second time without inspection; of longer ones, the second number of tokens is run
@@ -55,8 +55,8 @@ class CheckpointRun:
 
     loaded: Loaded
     inputs: ModelInputs
-    wanted: CheckpointRunRequest
-    device_asked: str = "auto"
+    wanted: Run
+    spans: tuple[SpanTokens, ...] = ()
     generated: Generated | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     identical: bool | None = None
@@ -73,6 +73,7 @@ class CheckpointRun:
         return PassInspection(
             self.inputs,
             self.wanted,
+            self.spans,
             self.loaded.dtype,
             self.n_layers,
             on_layer=self.on_layer,
@@ -89,9 +90,9 @@ class CheckpointRun:
     def n_layers(self) -> int:
         """The expected number of attentions, according to the config."""
         config = self.loaded.config
-        if self.wanted.layers is None:
+        if self.wanted.model.layers is None:
             return max(1, n_attentions_of(config))
-        return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.layers)
+        return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.model.layers)
 
     @property
     def n_finished(self) -> int:
@@ -103,7 +104,7 @@ class CheckpointRun:
         config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
         name = getattr(self.loaded.config, "_attn_implementation", None)
         d_model = size_of(config, "hidden_size") or 1
-        kept, keep = self.wanted.heads.kept, KEPT if self.wanted.keep is None else self.wanted.keep
+        kept, keep = self.wanted.kept, KEPT if self.wanted.keep is None else self.wanted.keep
         corner = 0 if kept.corner is None else kept.corner.n_queries * kept.corner.n_keys
         return CheckpointFacts(
             batch=len(self.inputs.sequences),
@@ -161,8 +162,8 @@ class CheckpointRun:
 
     def _nothing_seen(self) -> MhaError:
         layers = self.layers
-        unfit = [reason for (kind, layer), reason in layers.unfit.items() if self.wanted.is_wanted(layer, kind)]
-        return nothing_seen(self.loaded.config.model_type, self.wanted.layers, layers.found, unfit)
+        unfit = [reason for (kind, layer), reason in layers.unfit.items() if self.wanted.model.includes(layer, kind)]
+        return nothing_seen(self.loaded.config.model_type, self.wanted.model.layers, layers.found, unfit)
 
     def axes(self, kind: AttentionKind) -> Axes:
         """The texts on the query and key axes of an attention of this kind."""
@@ -182,7 +183,7 @@ class CheckpointRun:
         return replace(
             facts,
             model=model,
-            device_asked=self.device_asked,
+            device_asked=self.wanted.model.device,
             tokenizer=checkpoint.tokenizer or "word",
             weights=checkpoint.path,
         )

@@ -23,7 +23,7 @@ from mhacli.models.captured_pattern import full_matrices
 from mhacli.models.layer_names import kind_of, rope_theta_of
 from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.record.tables import HeadTable
-from mhacli.requests.layer import CellIndex
+from mhacli.run import CellIndex
 from mhacli.text.tokens import AttentionKind
 
 _BUILDING = ("eager", "math", "softmax")
@@ -57,8 +57,8 @@ class _Collected:
 def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellIndex | None = None) -> Record:
     """The record of a pass with the trace of one attention, the first requested; with `values`, the numbers of each tensor; with
     `place`, the computation of this cell. Raises `MhaError` if there is no such layer."""
-    kind, layer = (run.wanted.layers or ((None, 0),))[0]
-    run.wanted = replace(run.wanted, layers=((kind, layer),))
+    kind, layer = (run.wanted.model.layers or ((None, 0),))[0]
+    run.wanted = replace(run.wanted, model=replace(run.wanted.model, layers=((kind, layer),)))
     seen = _Collected()
     with _watched(run, kind, seen):
         run.run()

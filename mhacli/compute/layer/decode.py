@@ -15,6 +15,7 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
 from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, TokenVectors
+from mhacli.attention.memory import plan_memory
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
@@ -23,8 +24,7 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step, Timing
-from mhacli.requests.layer import LayerRequest, decodable
-from mhacli.requests.memory import plan_memory
+from mhacli.run import Run, decodable
 from mhacli.settings import Config
 from mhacli.sites import (
     CacheKind,
@@ -41,7 +41,7 @@ _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 
 
 def decode(
-    request: LayerRequest, *, cache: CacheKind = "preallocated", prompt_len: int = 0, lengths: Sequence[int] = ()
+    request: Run, *, cache: CacheKind = "preallocated", prompt_len: int = 0, lengths: Sequence[int] = ()
 ) -> Record:
     """A record whose trace has one entry per step: a prefill of `prompt_len` tokens if any, then one token at a time.
 
@@ -50,15 +50,15 @@ def decode(
     `inspect` does, and `UsageError` for options that token-by-token decoding does not support.
     """
     request = decodable(request, prompt_len)
-    setup, options = prepare(request), request.options
+    setup = prepare(request)
     with torch.no_grad():
         for length in lengths:
             _require_room(setup, length)
         decoder = Decoder(setup, setup.rows(), cache, prompt_len)
         observed = decoder.observe()
-        if not options.allow_nonfinite:
+        if not request.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-        timings = time_stages(decoder.run, observed.first_s, setup.device, options.repeat)
+        timings = time_stages(decoder.run, observed.first_s, setup.device, request.repeat)
         record = make_record(setup, request, observed, timings)
         timings_of_caches = time_caches(
             setup.layer.attention, setup.config, lengths or (setup.facts.q_len,), setup.facts.batch

@@ -26,7 +26,7 @@ from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, Step, Timing
 from mhacli.record.tables import HeadTable
-from mhacli.requests.layer import LayerRequest, RecordingOptions, layer_request, require_memory
+from mhacli.run import Run, require_memory
 from mhacli.settings import Config
 from mhacli.text.encode import Encoded, encode
 
@@ -39,7 +39,6 @@ def inspect(
     *,
     context: Sequence[str] = (),
     source: LayerFile | None = None,
-    options: RecordingOptions = RecordingOptions(),
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
@@ -54,26 +53,26 @@ def inspect(
         if isinstance(text, Encoded)
         else encode([text] if isinstance(text, str) else text, resolved, context=context)
     )
-    return inspect_layer(layer_request(encoded, resolved, source=source, options=options))
+    return inspect_layer(Run(encoded=encoded, config=resolved, weights=source))
 
 
-def inspect_layer(request: LayerRequest) -> Record:
+def inspect_layer(request: Run) -> Record:
     """The record for a resolved request, as by `inspect`."""
     setup = prepare(request)
     with torch.no_grad():
         return record_run(setup, request)[0]
 
 
-def prepare(request: LayerRequest) -> Setup:
+def prepare(request: Run) -> Setup:
     """The setup of a run. Raises `MhaError`, before the first large tensor, if the run does not fit into the device's
     memory."""
     require_memory(request, free_bytes(request.config.device))
-    return make_setup(request, allow_nonfinite=request.options.allow_nonfinite)
+    return make_setup(request, allow_nonfinite=request.allow_nonfinite)
 
 
 def record_run(
     setup: Setup,
-    request: LayerRequest,
+    request: Run,
     *,
     route: str = "separate",
     values: bool = False,
@@ -82,16 +81,16 @@ def record_run(
     """The record of one observed run and its repetitions, and the observed run, which keeps the sites of `also` as
     well."""
     observed = observe(setup, (*request.plan.keep, *also), route=route, values=values)
-    if not request.options.allow_nonfinite:
+    if not request.allow_nonfinite:
         require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
-    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, request.options.repeat)
+    timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, request.repeat)
     return make_record(setup, request, observed, timings), observed
 
 
-def weights_content(request: LayerRequest) -> bytes:
+def weights_content(request: Run) -> bytes:
     """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
     setup = make_setup(request)
-    number = None if request.source is None else request.source.layer
+    number = None if request.weights is None else request.weights.layer
     return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens, number=number)
 
 
@@ -138,12 +137,12 @@ def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", value
     return Observed(tuple(capture.steps), tensors, visible.cpu(), watch.seconds)
 
 
-def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings: Mapping[str, Timing]) -> Record:
+def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping[str, Timing]) -> Record:
     """The record of an observed run, moved to the CPU once.
 
     Raises `UsageError` for an array of a site that the run does not have.
     """
-    for name in request.options.keep or ():
+    for name in request.keep or ():
         if name not in observed.tensors:
             passed = [step.site for step in observed.steps if step.cache is None] or list(observed.tensors)
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
@@ -156,7 +155,7 @@ def make_record(setup: Setup, request: LayerRequest, observed: Observed, timings
         "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
     }
     return Record(
-        command=request.options.command,
+        command=request.command,
         config=setup.config,
         sequences=setup.encoded.sequences,
         context=setup.encoded.context,

@@ -22,14 +22,12 @@ from mhacli.io.data import finite
 from mhacli.record.checks import RouteCheck
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart
-from mhacli.requests.layer import CellIndex, LayerRequest, require_inside
+from mhacli.run import CellIndex, Run, require_inside
 from mhacli.settings import ROPE
 from mhacli.sites import alibi_slopes, mask_rules
 
 
-def walk(
-    request: LayerRequest, *, route: str = "separate", values: bool = False, place: CellIndex | None = None
-) -> Record:
+def walk(request: Run, *, route: str = "separate", values: bool = False, place: CellIndex | None = None) -> Record:
     """A record whose trace follows `route`, checked against the other routes; with `values`, includes each tensor's
     numbers.
 
@@ -195,7 +193,7 @@ MAX_CELLS = 1 << 34
 _BLOCK_CELLS = 1 << 20
 
 
-def summarise_mask(request: LayerRequest) -> MaskSummary:
+def summarise_mask(request: Run) -> MaskSummary:
     """What the mask of a request allows. Raises `MhaError` if the device is missing or there are too many cells."""
     facts, device = request.facts, choose_device(request.config.device)
     n_asked = facts.batch * facts.q_len * facts.k_len

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import Literal
 
 from mhacli.errors import UsageError, out_of_range
-
-if TYPE_CHECKING:
-    from mhacli.record.record import LayerChoice
+from mhacli.record.heads import SORTS, require_order
+from mhacli.settings import (
+    ALL,
+    CHECKPOINT,
+    FITTING,
+    LAYERS,
+    PICTURES,
+    PRECISION,
+    VERBOSE,
+    VIEW,
+    LayerChoices,
+    index_list,
+    layer_list,
+    setting,
+)
 
 View = Literal["auto", "matrix", "heatmap", "top", "none"]
 """`auto` is the matrix, or, if it does not fit, the view that shows most."""
@@ -17,6 +30,37 @@ Scale = Literal["linear", "log", "rank"]
 Figure = Literal["head", "grid", "walk", "effects"]
 Rows = Literal["generated", "last"] | tuple[int, ...]
 """Query rows of a text: those whose next token was generated, the last one, or positions."""
+
+
+def row_choice(word: str) -> Rows:
+    """The queries that a word names. Raises `ValueError` for any other word."""
+    names: tuple[Literal["generated", "last"], ...] = ("generated", "last")
+    if word in names:
+        return names[names.index(word)]
+    try:
+        return index_list(word)
+    except ValueError:
+        raise ValueError(f"{word[:80]!r} is not generated, last or a list such as 0,2 or 0,4-6") from None
+
+
+def _order(word: str) -> str:
+    require_order(word)
+    return word
+
+
+_indices = partial(setting, parse=index_list, metavar="LIST")
+HEADS_SHOWN = "Show only these heads, such as 0,2 or 0-3."
+SEQUENCES_SHOWN = "Show only these sequences, such as 0,2."
+MAP_SCALE = "Colour scale of attention weights."
+HIDE_SINKS = "Leave out sinks, and rescale each row to sum to 1."
+_TOP = "Keys per query, with --view top."
+_MAP = "Draw a map of these heads, such as 3 or 0-3."
+_SORT = "Order the heads by a statistic, such as entropy: largest first, or with :up smallest first."
+_WORDS = "Merge subword tokens into words: sum over keys, mean over queries."
+_ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
+_FIGURE = "What --svg and --png show."
+_FULL = "Store every attention weight in the page, whatever its size."
+BY_LENGTH, _BY_HEAD = "linear, log for long texts", "the head chosen by --head, or all in a grid"
 
 
 @dataclass(frozen=True)
@@ -31,26 +75,28 @@ class ViewOptions:
     `verbose` adds all of them and every column of a matrix; `brief` omits the table of heads.
     """
 
-    view: View = "matrix"
-    heads: tuple[int, ...] | None = None
-    sequences: tuple[int, ...] | None = None
-    top: int = 3
-    precision: int = 2
-    everything: bool = False
-    maps: tuple[int, ...] = ()
-    map_scale: Scale | None = None
-    sort: str = "head"
-    layers: tuple[LayerChoice, ...] | None = None
-    rows: Rows | None = None
-    words: bool = False
-    figure: Figure | None = None
-    hide_sinks: bool = False
-    full: bool = False
-    tokens: bool = False
-    shapes: bool = False
-    timings: bool = False
-    verbose: bool = False
-    brief: bool = False
+    # fmt: off
+    view: View = setting("auto", VIEW, "How to draw each head.", common=True)
+    heads: tuple[int, ...] | None = _indices(None, VIEW, HEADS_SHOWN, "--head", default=FITTING, common=True)
+    sequences: tuple[int, ...] | None = _indices(None, VIEW, SEQUENCES_SHOWN, "--sequence", default=FITTING)
+    top: int = setting(3, VIEW, _TOP, "--top --top-k", low=1, high=1000, metavar="K")
+    precision: int = setting(2, VIEW, PRECISION, "--precision --decimals", low=1, high=9)
+    everything: bool = setting(False, VIEW, ALL, "--all")
+    tokens: bool = setting(False, VIEW, "Print the tokens with their ids.")
+    shapes: bool = setting(False, VIEW, "Print the shape of every step.", modes=("layer", "record"))
+    timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
+    verbose: bool = setting(False, VIEW, VERBOSE)
+    brief: bool = setting(False, VIEW, "Print one line per head.")
+    words: bool = setting(False, VIEW, _WORDS, modes=("model",))
+    rows: Rows | None = setting(None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",))
+    maps: tuple[int, ...] = _indices((), VIEW, _MAP, "--map", common=True)
+    sort: str = setting("head", VIEW, _SORT, parse=_order, metavar="NAME[:up]", words=SORTS)
+    layers: LayerChoices = setting(None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True)
+    figure: Figure | None = setting(None, PICTURES, _FIGURE, default=_BY_HEAD)
+    map_scale: Scale | None = setting(None, PICTURES, MAP_SCALE, default=BY_LENGTH)
+    hide_sinks: bool = setting(False, PICTURES, HIDE_SINKS)
+    full: bool = setting(False, PICTURES, _FULL)
+    # fmt: on
 
 
 @dataclass(frozen=True)

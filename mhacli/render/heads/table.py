@@ -17,7 +17,6 @@ from mhacli.record.heads import (
     CERTAIN_ENOUGH,
     HEAD_TYPES,
     LEAST_PRIORITY,
-    SINK_TOKENS,
     STATISTICS,
     UNTYPED,
     Averages,
@@ -42,6 +41,7 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.base.selection import names_of, short_name, survey_of
+from mhacli.settings import SINK_TOKENS
 from mhacli.text.escape import visible
 
 _PROFILE, _TYPE = "distance →", "head type"

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mhacli.attention.memory import BASE_BYTES
 from mhacli.record.arrays import Array
 from mhacli.record.heads import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
@@ -42,7 +43,6 @@ from mhacli.render.base.tokens import token_tables
 from mhacli.render.heads.head_map import where
 from mhacli.render.heads.heatmap import pooled_map
 from mhacli.render.heads.table import legend, overview
-from mhacli.requests.memory import BASE_BYTES
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 

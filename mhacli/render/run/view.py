@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.record.checks import SelfCheck, error_text
-from mhacli.record.heads import SINK_SHARE
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
     bytes_text,
@@ -43,6 +42,7 @@ from mhacli.render.heads.matrix import (
 )
 from mhacli.render.heads.table import legend, overview
 from mhacli.render.heads.view import sinks_line
+from mhacli.settings import SINK_SHARE
 from mhacli.sites import token_bytes
 from mhacli.text.escape import visible
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.commands.effect.in_memory.removed import head_place
-from mhacli.commands.effect.request import EffectRequest, HeadChoice, require_one_removal
-from mhacli.commands.effect.study import EffectStudy
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.commands.effect.settings import EffectSettings, HeadChoice, require_one_removal
+from mhacli.commands.effect.study import EffectStudy, of_all_layers
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, Texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
@@ -23,10 +22,10 @@ from mhacli.models.load import Loaded
 from mhacli.models.passes import noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.effect import REPLACEMENTS
-from mhacli.record.heads import HeadsRequest
-from mhacli.record.record import LayerChoice, Record
-from mhacli.requests.checkpoint import ModelRequest
-from mhacli.text.tokens import AttentionKind, TokenSequence, named_by_ids
+from mhacli.record.record import Record
+from mhacli.run import Run
+from mhacli.settings import ModelSettings
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids
 
 _NAME = "mhacli.effects"
 
@@ -59,19 +58,17 @@ def effects(
     `target` and `versus` are tokens or their ids. For verification, weights are changed for a moment and restored. Raises
     `MhaError` for options that do not fit together, and if the verification fails.
     """
-    removal = {"heads": heads, "edges": edges, "at": at, "screen": screen, "judge": judge, "other": other, "cut": None}
-    wanted = EffectRequest(
-        _model_request(model, _layers(layers)),
+    settings = EffectSettings(
         heads=_heads(heads),
         edges=edges,
-        replace=replace,
+        replace=None if replace == "zero" else replace,
         at=_whole("at", at, 0),
         position=_whole("position", position),
         target=_token("target", target),
         versus=_token("versus", versus),
         target_first=target_first,
-        n_verified=_whole("n_verified", n_verified, 0) or 0,
-        n_screened=_whole("screen", screen, 1),
+        verify=_whole("n_verified", n_verified, 0) or 0,
+        screen=_whole("screen", screen, 1),
         judge=judge,
         from_python=True,
     )
@@ -79,8 +76,9 @@ def effects(
         require_open(model, _NAME)
         _require_transformers(model)
         _require_replacement(replace)
-        require_one_removal(wanted.name_of, **removal, replace=None if replace == "zero" else replace)
-        return _record(model, inputs, tokenizer, wanted, other)
+        require_one_removal(settings, has_other=other is not None)
+        run = _run(model, _layers(layers))
+        return _record(model, inputs, tokenizer, run, settings=settings, other=other)
     except MhaError as fault:
         if fault.code == "out-of-memory":  # the hint of the command names an option
             fault.hint = "a smaller model or a shorter text needs less"
@@ -88,14 +86,12 @@ def effects(
         raise
 
 
-def _model_request(model: Any, layers: tuple[LayerChoice, ...] | None) -> ModelRequest:
+def _run(model: Any, layers: tuple[LayerChoice, ...] | None) -> Run:
     device = str(device_of(model)) if isinstance(model, nn.Module) else "cpu"
-    return ModelRequest(
-        type(model).__name__, None, (), HeadsRequest(allow_nonfinite=True), layers=layers, device=device
-    )
+    return Run(model=ModelSettings(path=type(model).__name__, layers=layers, device=device), allow_nonfinite=True)
 
 
-def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, other: Any) -> Record:
+def _record(model: Any, inputs: Any, tokenizer: Any, run: Run, *, settings: EffectSettings, other: Any) -> Record:
     """The record of effects in a model whose parts can be followed."""
     names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
     text_inputs = _inputs(model, inputs, names)
@@ -103,9 +99,9 @@ def _record(model: Any, inputs: Any, tokenizer: Any, request: EffectRequest, oth
     source = getattr(model, "name_or_path", "") or type(model).__name__
     loaded = Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
     base = Loaded(model.base_model, loaded.checkpoint, source, None)
-    inspected = CheckpointRun(base, text_inputs, CheckpointRunRequest(request.model.wanted), request.model.device)
+    inspected = CheckpointRun(base, text_inputs, of_all_layers(run))
     texts = Texts(text_inputs.sequences, text_inputs.context, (), ())
-    study = EffectStudy(request, ReadCheckpoint(loaded, text_inputs, texts, names), inspected, other_inputs)
+    study = EffectStudy(run, settings, ReadCheckpoint(loaded, text_inputs, texts, names), inspected, other_inputs)
     with torch.no_grad():
         study.inspect()
         study.run()

@@ -89,7 +89,7 @@ class RayEngine:
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of a worker. Ray runs until `run` has ended or `end` is called."""
         ray = self._connected()
-        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.model.device))
+        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.run.model.device))
         settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
         return settings
 
@@ -202,7 +202,7 @@ class _Crew:
     def run(self) -> None:
         """Computes all units."""
         ray = _ray()
-        needs = self.engine.needs(self.start.request.model.device)
+        needs = self.engine.needs(self.start.request.run.model.device)
         actors, start = ray.remote(_Actor).options(**needs), ray.put(self.start)
         try:
             while self._assign():

@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 from mhacli.attention.tiled.reduction import CPU_TILE, device_bytes, tile_bytes
 from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.files import format_size
-from mhacli.record.heads import HeadsRequest
 from mhacli.settings import DEFAULT_KEEP_LIMIT, ITEM_BYTES, ROPE
 from mhacli.sites import SITES, WAVES_AT_ONCE, Facts
+
+if TYPE_CHECKING:
+    from mhacli.run import Run
 
 DEFAULT_KEEP = ("pattern", "out", "z", "scores", "qk")
 """The arrays that a record keeps by default, the most important first."""
@@ -69,16 +72,14 @@ def plan_memory(
     return make_plan(facts, keep, keep_limit, also=also)
 
 
-def predict_heads_memory(
-    facts: Facts, request: HeadsRequest, available: int | None = None, *, on_gpu: bool = False
-) -> int:
+def predict_heads_memory(facts: Facts, run: Run, available: int | None = None, *, on_gpu: bool = False) -> int:
     """The predicted peak in bytes of head statistics without matrices, on a GPU or the CPU.
 
     Raises `MhaError` as `plan_memory` does.
     """
     room = memory.available_bytes() if available is None else available
-    _require_room(facts, lambda other: _heads_bytes(other, request, on_gpu=on_gpu), room)
-    return _heads_bytes(facts, request, on_gpu=on_gpu)
+    _require_room(facts, lambda other: _heads_bytes(other, run, on_gpu=on_gpu), room)
+    return _heads_bytes(facts, run, on_gpu=on_gpu)
 
 
 def _require_room(facts: Facts, needed: Callable[[Facts], int], have: int) -> None:
@@ -152,7 +153,7 @@ def _row_bytes(facts: Facts) -> int:
     return facts.batch * ((facts.q_len + facts.k_len) * widths + read) * ITEM_BYTES[facts.config.dtype]
 
 
-def _heads_bytes(facts: Facts, request: HeadsRequest, *, on_gpu: bool) -> int:
+def _heads_bytes(facts: Facts, run: Run, *, on_gpu: bool) -> int:
     """The peak of head statistics: the largest of input, projection and reduction.
 
     Rotation holds a few wide copies of the queries. A score bias is kept whole, beside a copy without −∞. Kept cells
@@ -165,7 +166,8 @@ def _heads_bytes(facts: Facts, request: HeadsRequest, *, on_gpu: bool) -> int:
     z = batch * facts.q_len * facts.size("head·d_v") * item
     heads = queries * item + batch * facts.k_len * facts.size("kv_head·d_head+kv_head·d_v") * item
     rotated = 3 * queries * wide + queries * item if facts.config.positions in ROPE else 0
-    n_heads, kept = facts.config.n_heads if request.heads is None else len(request.heads), request.kept
+    chosen, kept = run.statistics.heads, run.kept
+    n_heads = facts.config.n_heads if chosen is None else len(chosen)
     cells = 0 if kept.corner is None else min(kept.corner.n_queries, facts.q_len) * min(kept.corner.n_keys, facts.k_len)
     cells = batch * n_heads * (4 * cells + 8 * len(kept.queries) * min(kept.top, facts.k_len)) * wide
     vectors = batch * (n_heads + 1) * (facts.q_len + facts.k_len) * VECTORS * wide

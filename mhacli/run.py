@@ -1,0 +1,181 @@
+"""What a command computes: the settings, the texts, and what is kept of the result. Made before torch is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from mhacli.attention.memory import Plan, make_plan, plan_memory
+from mhacli.errors import UsageError, out_of_range
+from mhacli.io import memory
+from mhacli.record.heads import Kept
+from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
+from mhacli.sites import Facts
+from mhacli.text.encode import NO_TEXT, Encoded
+from mhacli.text.tokens import AttentionKind
+
+if TYPE_CHECKING:
+    from mhacli.attention.weights_file import LayerFile
+    from mhacli.models.folder import Checkpoint
+    from mhacli.text.spans import Message
+
+HeadChoice = tuple[AttentionKind | None, int, int]
+"""The kind, layer and number of a head. None means the only kind, or the decoder of an encoder-decoder model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The settings, the texts and what to compute, of a layer of mha or of a checkpoint (`model.path`).
+
+    A layer reads `encoded` tokens under a resolved `config`, with weights of a file or of the config's seed. A checkpoint reads
+    `texts`, or a `chat` in place of one; `context` is the input of an encoder, `spans` are named parts of the text as typed,
+    and `n_generated` tokens are generated greedily. `max_tokens` truncates texts; without it, longer texts are refused. Its
+    folder is the `checkpoint`, if it is read already.
+
+    `keep` are the arrays to keep, within `keep_limit` bytes; None keeps as many as fit. `also` are arrays to keep besides, and
+    `kept` cells of long texts. `repeat` is the number of timed runs. `notes` are for the user.
+    """
+
+    command: tuple[str, ...] = ()
+    config: Config = Config()
+    encoded: Encoded = NO_TEXT
+    weights: LayerFile | None = None
+    model: ModelSettings = ModelSettings()
+    checkpoint: Checkpoint | None = None
+    texts: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
+    chat: tuple[Message, ...] = ()
+    spans: tuple[str, ...] = ()
+    n_generated: int = 0
+    max_tokens: int | None = None
+    statistics: Statistics = Statistics()
+    keep: tuple[str, ...] | None = None
+    keep_limit: int = DEFAULT_KEEP_LIMIT
+    also: tuple[str, ...] = ()
+    kept: Kept = Kept()
+    repeat: int | None = None
+    allow_nonfinite: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The path or id of the checkpoint."""
+        assert self.model.path is not None, "a layer of mha has no checkpoint"
+        return self.model.path
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The sizes of the run of a layer."""
+        encoded = self.encoded
+        return Facts.of(self.config, encoded.sequences, encoded.context, n_tokens=len(encoded.vocabulary.tokens))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The arrays of a layer to keep, and the memory that its run takes. Raises `MhaError` as `make_plan` does."""
+        return make_plan(self.facts, self.keep, self.keep_limit, also=self.also)
+
+
+@dataclass(frozen=True)
+class CellIndex:
+    """A cell of the pattern by sequence, head, query and key."""
+
+    sequence: int
+    head: int
+    query: int
+    key: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectSettings:
+    """What is taken out of the attention, and where the effect is measured.
+
+    `heads` None means all heads of the inspected layers. With `edges`, each attention weight of the query at the position is
+    removed instead: in each of `heads`, or in all heads of a layer at once. With `cut`, the queries of the second span cannot
+    see the keys of the first, in all of these layers together. `at` is the only position at which a head is replaced; None
+    means all positions. With `replace` resample, a head's output comes from `other`, a text whose tokens correspond. `position`
+    None is the last token, or the masked one. `target` None is the model's prediction; a number is an id; `target_first` takes
+    the first token of a target of several tokens. `n_verified` removals are computed a second time. With `n_screened`, that
+    many heads with the largest estimates are removed, and as many others. With `judge`, common visualisations of attention are
+    compared with the effects.
+    """
+
+    heads: tuple[HeadChoice, ...] | None = None
+    edges: bool = False
+    cut: tuple[str, str] | None = None
+    replace: Literal["zero", "mean", "resample"] = "zero"
+    other: str | None = None
+    at: int | None = None
+    position: int | None = None
+    target: str | int | None = None
+    versus: str | int | None = None
+    target_first: bool = False
+    n_verified: int = 4
+    n_screened: int | None = None
+    judge: bool = False
+
+
+def require_memory(run: Run, available: int | None = None) -> None:
+    """Raises `MhaError` as `plan_memory` does. `available` defaults to the memory of this machine."""
+    have = memory.available_bytes() if available is None else available
+    plan_memory(run.facts, run.keep, run.keep_limit, have, also=run.also)
+
+
+def require_no_dropout(config: Config) -> None:
+    """Raises `UsageError` in training, because head statistics never build the patterns that dropout acts on."""
+    if config.train:
+        raise UsageError(
+            "--train does not work with mha heads, which never builds the patterns that dropout acts on",
+            hint="leave out --train",
+        )
+
+
+def require_inside(cell: CellIndex, run: Run) -> None:
+    """Raises `UsageError` for a cell outside of the pattern."""
+    encoded = run.encoded
+    if not 0 <= cell.sequence < len(encoded.sequences):
+        raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
+    keys = encoded.context or encoded.sequences
+    for name, value, count in (
+        ("head", cell.head, run.config.n_heads),
+        ("query", cell.query, len(encoded.sequences[cell.sequence].tokens)),
+        ("key", cell.key, len(keys[cell.sequence].tokens)),
+    ):
+        if not 0 <= value < count:
+            typed = f"--cell {cell.head},{cell.query},{cell.key}: {name}"
+            raise UsageError(out_of_range(typed, value, count))
+
+
+def decodable(run: Run, prompt_len: int) -> Run:
+    """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
+    encoded, config, longest = run.encoded, run.config, run.encoded.q_len
+    if not 0 <= prompt_len <= longest:
+        raise UsageError(
+            f"--prompt-len {prompt_len} is out of range: the text has {longest} token{'s' * (longest != 1)}"
+        )
+    if encoded.context is not None:
+        raise UsageError(
+            "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
+        )
+    if config.train:
+        raise UsageError(
+            "--train does not work with mha decode: with dropout a step differs from the full recomputation",
+            hint="leave out --train",
+        )
+    needed = _prefix_end(config, encoded)
+    if needed > prompt_len:
+        raise UsageError(
+            f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once",
+            hint=f"try --prompt-len {needed}",
+        )
+    return run if config.prefix is not None else replace(run, config=replace(config, causal=True))
+
+
+def _prefix_end(config: Config, encoded: Encoded) -> int:
+    """The end of the last prefix token that an earlier token sees; 0 without one. A step must not split these tokens."""
+    end = 0
+    for sequence in encoded.sequences:
+        first = config.first_column(len(sequence.tokens), encoded.q_len)
+        seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
+        end = max(end, first + seen[-1] + 1) if seen else end
+    return end
