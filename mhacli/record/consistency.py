@@ -31,11 +31,11 @@ def _parts(record: Record) -> Iterator[tuple[str, bool]]:
     yield "offsets", all(0 <= begin <= end <= len(t.text) for t in texts for begin, end in t.offsets)
     yield "documents and pieces", all({len(t.documents), len(t.pieces)} <= {0, len(t.tokens)} for t in texts)
     yield "the layers", bool(record.layers) == (record.model is not None)
-    views = [record.of_layer(index) for index in range(len(record.layers))] or [record]
+    views = record.layer_records
     yield "the number of heads", sum(len(view.heads) for view in views) == len(record.heads)
     for view in views:
         facts, numbers = view.facts, [head.head for head in view.heads]
-        yield "the heads", len({*numbers} & {*range(view.config.n_heads)}) == len(numbers)
+        yield "the heads", len({*numbers}) == len(numbers) and all(0 <= n < view.config.n_heads for n in numbers)
         yield "the kv heads", view.config.n_heads % (view.config.n_kv_heads or 1) == 0
         cells = [(c.sequence, c.query, c.key) for head in view.heads for c in head.largest]
         cells += [(sink.sequence, 0, sink.key) for head in view.heads for sink in head.sinks]

@@ -15,6 +15,8 @@ from mhacli.text.tokens import TokenSequence
 if TYPE_CHECKING:
     import xarray
 
+    from mhacli.record.record import Record
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern(Table, ShownInHtml):
@@ -99,23 +101,21 @@ class Pattern(Table, ShownInHtml):
         return xarray.DataArray(self.values, coordinates, self.dims, name="pattern")
 
 
-def pattern_of_heads(
-    arrays: Mapping[str, Array], layer: int, heads: Sequence[int], texts: tuple[TokenSequence, TokenSequence],
-    *, head: int | None, batch: int, first: tuple[int, int],
-) -> Pattern:  # fmt: skip
-    """The pattern of all heads of a layer, or of one of them.
+def pattern_of_layer(view: Record, layer: int, *, head: int | None, batch: int) -> Pattern:
+    """The pattern of all heads of a layer, or of one of them, without padding.
 
-    `heads` are the numbers of the arrays' heads, `texts` those of the queries and the keys, and `first` the indices of
-    their first tokens after padding. Raises `MhaError` if the pattern was not kept or the head does not exist.
+    `view` is the record of the layer. Raises `MhaError` if the pattern was not kept or the head does not exist.
     """
+    arrays, texts = view.arrays, (view.sequences[batch], view.keys[batch])
+    heads = range(view.config.n_heads) if view.survey is None else [each.head for each in view.heads]
     if "pattern" not in arrays:
         hint = 'mha run keeps it, with --keep pattern --keep-limit SIZE where it is large; Python has keep=("pattern",)'
         raise MhaError(f"the pattern of layer {layer} is not in the record", hint=hint, code="not-kept")
     if head is not None and head not in heads:
         listed = ", ".join(map(str, heads))
         raise UsageError(f"head {head} is not in layer {layer} of the record, which has the heads {listed}")
-    ends = tuple(begin + len(text.tokens) for begin, text in zip(first, texts, strict=True))
-    rows, columns = (slice(begin, end) for begin, end in zip(first, ends, strict=True))
+    begins = view.first_query(batch), view.first_key(batch)
+    rows, columns = (slice(i, i + len(text.tokens)) for i, text in zip(begins, texts, strict=True))
     values = arrays["pattern"][batch, :, rows, columns]
     allowed = arrays["allowed"][batch, :, rows, columns].repeat(len(values) // arrays["allowed"].shape[1], axis=0)
     if head is None:

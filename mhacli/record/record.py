@@ -23,7 +23,7 @@ from mhacli.record.corpus import CorpusSummary
 from mhacli.record.display import Page, Shown, page_of
 from mhacli.record.effect import Effect, EffectSummary
 from mhacli.record.heads import HeadsSummary, HeadStatistics
-from mhacli.record.pattern import Pattern, pattern_of_heads, stacked
+from mhacli.record.pattern import Pattern, pattern_of_layer, stacked
 from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Facts
@@ -121,7 +121,6 @@ class Record(Shown):
 
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
-
         layer = self.layers[index]
         queries, keys = texts_of(layer.kind, self.sequences, self.context)
         sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
@@ -137,6 +136,11 @@ class Record(Shown):
             arrays=under(self.arrays, layer_prefix(index)),
         )
 
+    @property
+    def layer_records(self) -> tuple[Record, ...]:
+        """The records of the inspected layers; the record itself if it has none."""
+        return tuple(self.of_layer(index) for index in range(len(self.layers))) or (self,)
+
     def pattern(
         self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
     ) -> Pattern:
@@ -148,34 +152,25 @@ class Record(Shown):
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
-        chosen = self._layer_views(layer, kind)
-        patterns = []
-        for number, view in chosen:
-            heads = range(view.config.n_heads) if view.survey is None else [head.head for head in view.heads]
-            texts = view.sequences[batch], view.keys[batch]
-            first = view.first_query(batch), view.first_key(batch)
-            patterns.append(pattern_of_heads(view.arrays, number, heads, texts, head=head, batch=batch, first=first))
+        views = self._layer_views(layer, kind)
+        patterns = [pattern_of_layer(view, number, head=head, batch=batch) for number, view in views]
         return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def _layer_views(self, layer: int | None, kind: AttentionKind | None) -> list[tuple[int, Record]]:
         """The layers of this number and kind (None: any), with their records. Raises `UsageError` for none or ambiguous
         ones."""
-        if not self.layers:
-            number = self.heads[0].layer if self.heads else 0
-            numbers = [number] if kind is None else []
-            views = [(number, self)] if numbers and layer in (None, number) else []
-        else:
-            numbered = [(i, attention) for i, attention in enumerate(self.layers) if kind in (None, attention.kind)]
-            numbers = [attention.layer for _, attention in numbered]
-            views = [
-                (attention.layer, self.of_layer(i)) for i, attention in numbered if layer in (None, attention.layer)
-            ]
-        if not numbers:
-            kinds = ", ".join(dict.fromkeys(attention.kind for attention in self.layers)) or "self"
+        own = self.heads[0].layer if self.heads else 0
+        every = [(each.layer, each.kind) for each in self.layers] or [(own, "self")]
+        of_kind = [(place[0], i) for i, place in enumerate(every) if kind in (None, place[1])]
+        if not of_kind:
+            kinds = ", ".join(dict.fromkeys(its_kind for _, its_kind in every))
             raise UsageError(f"kind {kind!r} is not in the record, which has {kinds}")
+        records = self.layer_records
+        views = [(number, records[i]) for number, i in of_kind if layer in (None, number)]
         name = " ".join([*([kind] if kind else []), f"layer {layer}"])
         if not views:
-            raise UsageError(f"{name} is not in the record, which has layers {', '.join(map(str, numbers))}")
+            numbers = ", ".join(str(number) for number, _ in of_kind)
+            raise UsageError(f"{name} is not in the record, which has layers {numbers}")
         if len(views) > len({number for number, _ in views}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
             several = "several attentions of a layer" if layer is None else f"{len(views)} attentions of {name}"
@@ -201,7 +196,7 @@ class Record(Shown):
         import numpy as np
         from safetensors.numpy import save
 
-        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        arrays = {name: np.ascontiguousarray(self.arrays[name]) for name in sorted(self.arrays)}
         sums = {name: checksum(array) for name, array in arrays.items()}
         document = self.document() | {"array_checksums": sums}
         header = json.dumps(document | {"checksum": json_checksum(document)}, separators=(",", ":"))

@@ -59,9 +59,11 @@ def load_late(path: str) -> Record:
     part = misfit(record)
     if part is not None:
         raise _bad(file.path, f"{part} do not fit the rest of the record")
-    views = {layer_prefix(i): record.of_layer(i) for i in range(len(record.layers))} or {"": record}
-    views = {} if record.module is not None else views  # the trace of user code has no arrays
-    names = [prefix + name for prefix, view in views.items() for name in _fitting(view, file, prefix)]
+    prefixes = [layer_prefix(i) for i in range(len(record.layers))] or [""]
+    views = zip(
+        prefixes, record.layer_records if record.module is None else (), strict=False
+    )  # user code has no arrays
+    names = [prefix + name for prefix, view in views for name in _fitting(view, file, prefix)]
     arrays = {name: StoredArray(partial(_read, file, name, sums.get(name))) for name in names}
     return replace(record, arrays=StoredArrays(arrays))
 

@@ -27,6 +27,15 @@ class Column:
     values: Sequence[Any] | Array
 
 
+_TYPES: Mapping[type, tuple[str, str, str]] = {
+    int: ("Int64", "Int64", "int64"),
+    float: ("Float64", "float64", "float64"),
+    str: ("String", "str", "string"),
+    bool: ("Boolean", "bool", "bool_"),
+}
+"""The types of columns in polars, pandas and pyarrow."""
+
+
 class Table(ABC):
     """A result that converts to a table."""
 
@@ -48,19 +57,17 @@ class Table(ABC):
         require_library("polars", "to_polars")
         import polars
 
-        kinds = {int: polars.Int64, float: polars.Float64, str: polars.String, bool: polars.Boolean}
-        columns = self.columns().items()
-        return polars.DataFrame([polars.Series(name, column.values, kinds[column.kind]) for name, column in columns])
+        return polars.DataFrame(
+            [polars.Series(name, c.values, getattr(polars, _TYPES[c.kind][0])) for name, c in self.columns().items()]
+        )
 
     def to_pandas(self) -> pandas.DataFrame:
         """A pandas DataFrame; NA or NaN for a missing value. Raises `MhaError` if pandas is missing."""
         require_library("pandas", "to_pandas")
         import pandas
 
-        kinds = {int: "Int64", float: "float64", str: "str", bool: "bool"}
-        columns = self.columns().items()
         return pandas.DataFrame(
-            {name: pandas.Series(column.values, dtype=kinds[column.kind]) for name, column in columns}
+            {name: pandas.Series(c.values, dtype=_TYPES[c.kind][1]) for name, c in self.columns().items()}
         )
 
     def to_arrow(self) -> pyarrow.Table:
@@ -68,9 +75,9 @@ class Table(ABC):
         require_library("pyarrow", "to_arrow")
         import pyarrow
 
-        kinds = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string(), bool: pyarrow.bool_()}
-        columns = self.columns().items()
-        return pyarrow.table({name: pyarrow.array(column.values, kinds[column.kind]) for name, column in columns})
+        return pyarrow.table(
+            {name: pyarrow.array(c.values, getattr(pyarrow, _TYPES[c.kind][2])()) for name, c in self.columns().items()}
+        )
 
 
 def require_library(name: str, method: str) -> None:
