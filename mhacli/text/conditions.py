@@ -25,8 +25,6 @@ from typing import Any, Final, Literal, Protocol
 
 from mhacli.errors import UsageError
 
-DUPLICATE: Final = "tok[k] == tok[q] and k != q"
-"""The same token elsewhere in the text. Source: Wang et al. 2022, "Interpretability in the Wild", duplicate-token heads."""
 INDUCTION: Final = "tok[k - 1] == tok[q] and k - 1 != q"
 """The token after the same token elsewhere. Source: Olsson et al. 2022, "In-context Learning and Induction Heads"."""
 

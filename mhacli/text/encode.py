@@ -43,11 +43,6 @@ class Encoded:
         """The length to which all sequences are padded."""
         return max(len(sequence.tokens) for sequence in self.sequences)
 
-    @property
-    def k_len(self) -> int:
-        """The length to which all keys are padded."""
-        return max(len(sequence.tokens) for sequence in self.context or self.sequences)
-
 
 NO_TEXT = Encoded((), None, Vocabulary(()))
 
@@ -101,9 +96,9 @@ def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -
             f"--random takes random vectors in place of text, but a {'text' if texts else 'context'} is given",
             hint=f"leave out --random or the {'text' if texts else 'context'}",
         )
-    if config.positions == "learned" and length > config.max_positions:
-        raise _too_long(length, config)
-    return Encoded((places(length),) * batch, None, Vocabulary(()))
+    sequences = (places(length),) * batch
+    _require_places(sequences, config)
+    return Encoded(sequences, None, Vocabulary(()))
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
@@ -121,19 +116,15 @@ def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config)
 
 
 def _require_places(sequences: Sequence[TokenSequence], config: Config) -> None:
-    longest = max(max(sequence.places) + 1 for sequence in sequences)
-    if config.positions == "learned" and longest > config.max_positions:
-        raise _too_long(longest, config)
-
-
-def _too_long(length: int, config: Config) -> MhaError:
-    most = config.max_positions
-    shorter = f"--max-tokens {most}" if config.random is None else f"--random {config.random[0]},{most}"
-    return MhaError(
-        f"{length} tokens are more than the {most} learned positions",
-        hint=f"{shorter} fits; without --weights --max-positions {length} makes room for all",
-        code="too-large",
-    )
+    """Raises `MhaError` for more tokens than learned positions."""
+    longest, most = max(max(sequence.places) + 1 for sequence in sequences), config.max_positions
+    if config.positions == "learned" and longest > most:
+        shorter = f"--max-tokens {most}" if config.random is None else f"--random {config.random[0]},{most}"
+        raise MhaError(
+            f"{longest} tokens are more than the {most} learned positions",
+            hint=f"{shorter} fits; without --weights --max-positions {longest} makes room for all",
+            code="too-large",
+        )
 
 
 def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[TokenSequence]) -> None:
