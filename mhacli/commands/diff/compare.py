@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from mhacli.errors import UsageError
 from mhacli.record.arrays import Array
 from mhacli.record.checks import TOLERANCES
 from mhacli.record.effect import Effect
-from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS, HeadStatistics
+from mhacli.record.heads import FOR_ALL_HEADS, PER_QUERY, STATISTICS
 from mhacli.record.record import InspectedLayer, Record, Step, TensorSummary
 from mhacli.record.storage import load
 from mhacli.sites import SITES
@@ -89,7 +89,7 @@ def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | 
     texts = (*_texts("texts", a.sequences, b.sequences),)
     texts += (*_texts("context", a.keys, b.keys),) if a.context is not None or b.context is not None else ()
     has_same_tokens = len(a.sequences) == len(b.sequences) and all(text.is_same for text in texts)
-    pairs = [*_pairs(a, b, texts)]
+    pairs = [*_layer_pairs(a, b, texts)]
     has_trace = len(pairs) == 1 and a.decoding is None and b.decoding is None  # steps of decoding are not sites
     scales = {row.field: _scale(pairs, row.field) for row in CHANGES}
     return RecordDiff(
@@ -122,46 +122,22 @@ def _texts(family: TokenFamily, a: Texts, b: Texts) -> Iterator[TextDifference]:
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """A layer of both records (`a` and `b`), with the texts of its queries and keys, sequence by sequence."""
+def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Iterator[LayerDifference]:
+    """The layers of A that B has too, in A's order, not compared yet; for records without layers the whole records."""
 
-    label: str
-    a: Record
-    b: Record
-    queries: tuple[TextDifference, ...]
-    keys: tuple[TextDifference, ...]
-    inspected: tuple[InspectedLayer, InspectedLayer] | None = None
-
-    @property
-    def heads(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
-        """The heads with statistics in both records; none if the numbers of heads differ."""
-        heads_b = {head.head: head for head in self.b.heads}
-        is_alike = self.a.config.n_heads == self.b.config.n_heads
-        return [(head, heads_b[head.head]) for head in self.a.heads if is_alike and head.head in heads_b]
-
-    def arrays(self, name: str) -> tuple[Array, Array]:
-        """An array of both."""
-        return self.a.arrays[name], self.b.arrays[name]
-
-
-def _pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> Iterator[_Pair]:
-    """The layers of A that B has too, in A's order; for records without layers the whole records."""
-
-    def pair(label: str, x: Record, y: Record, *inspected: InspectedLayer) -> _Pair:
-        is_of_texts = [
-            of_a == a.sequences and of_b == b.sequences for of_a, of_b in ((x.sequences, y.sequences), (x.keys, y.keys))
-        ]
-        queries, keys = (tuple(t for t in texts if (t.family == "texts") is is_text) for is_text in is_of_texts)
-        return _Pair(label, x, y, queries, keys, (inspected[0], inspected[1]) if inspected else None)
+    def pair(label: str, x: Record, y: Record, *inspected: InspectedLayer) -> LayerDifference:
+        sides = ((x.sequences, y.sequences), (x.keys, y.keys))
+        families = ["texts" if of_a == a.sequences and of_b == b.sequences else "context" for of_a, of_b in sides]
+        queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
+        return LayerDifference(label, x, y, queries, keys, inspected)
 
     if a.model is None and b.model is None:
         yield pair("", a, b)
     layers_b = _layers(b)
-    for key, (label, index) in _layers(a).items():
+    for key, (label, i) in _layers(a).items():
         if key in layers_b:
-            other = layers_b[key][1]
-            yield pair(label, a.of_layer(index), b.of_layer(other), a.layers[index], b.layers[other])
+            _, j = layers_b[key]
+            yield pair(label, a.of_layer(i), b.of_layer(j), a.layers[i], b.layers[j])
 
 
 def _layers(record: Record) -> dict[tuple[str, int, int], tuple[str, int]]:
@@ -183,33 +159,28 @@ def _labels_alone(a: Record, b: Record) -> tuple[str, ...]:
 
 
 def _compared_layer(
-    pair: _Pair, tolerance: float, scales: Mapping[str, float], *, has_trace: bool, has_same_tokens: bool
+    layer: LayerDifference, tolerance: float, scales: Mapping[str, float], *, has_trace: bool, has_same_tokens: bool
 ) -> LayerDifference:
     """The comparison of a layer's sites in the order of execution. Steps of a trace stand in for missing arrays."""
-    a, b = pair.a, pair.b
+    a, b = layer.a, layer.b
     names = [name for name in ORDER if name in a.arrays and name in b.arrays]
-    sites = [_compared_array(name, pair, tolerance) for name in names]
+    sites = [_compared_array(name, layer, tolerance) for name in names]
     if any(site.departs for site in sites if site.site in _WEIGHTS):  # other keys are then more than rounding
+        others = [site.site in _INDICES and site.n_different > 0 for site in sites]
         sites = [
-            replace(site, status="beyond", why="") if site.site in _INDICES and site.n_different else site
-            for site in sites
+            replace(s, status="beyond", why="") if is_other else s for s, is_other in zip(sites, others, strict=True)
         ]
-    patterns = [site for site in sites if site.site in PATTERN_SITES]
+    n_heads = [len(site.heads) for site in sites if site.site in PATTERN_SITES]
     if has_trace:
-        steps = _compared_steps(pair, tolerance, arrays=names, has_same_tokens=has_same_tokens)
+        steps = _compared_steps(layer, tolerance, arrays=names, has_same_tokens=has_same_tokens)
         sites = [*_in_order(sites, steps)]
-    return LayerDifference(
-        label=pair.label,
-        a=a,
-        b=b,
-        inspected=None if pair.inspected is None else pair.inspected[0],
-        queries=pair.queries,
-        keys=pair.keys,
+    return replace(
+        layer,
         sites=tuple(sites),
-        heads=tuple(_changed_heads(pair, scales, tolerance)),
+        heads=tuple(_changed_heads(layer, scales, tolerance)),
         only_a=_names_alone(a, b, has_trace=has_trace),
         only_b=_names_alone(b, a, has_trace=has_trace),
-        n_heads=max([len(pair.heads), *(len(site.heads) for site in patterns)]),
+        n_heads=max([len(layer.head_pairs), *n_heads]),
     )
 
 
@@ -277,7 +248,7 @@ def _measured(a: Array, b: Array, counted: Array | bool = True) -> _Cells:
     )
 
 
-def _compared_array(name: str, pair: _Pair, tolerance: float) -> Difference:
+def _compared_array(name: str, pair: LayerDifference, tolerance: float) -> Difference:
     """The comparison of an array that both records have."""
     a, b = pair.arrays(name)
     row = Difference(name, "array", "skipped", _axes(name, pair.a), a.shape, b.shape)
@@ -338,7 +309,7 @@ def _largest_by_head(pieces: Sequence[_Piece]) -> Iterator[HeadLargest]:
         yield HeadLargest(head, gap if math.isfinite(gap) else None, sequence)
 
 
-def _pieces(name: str, pair: _Pair) -> Iterator[_Piece]:
+def _pieces(name: str, pair: LayerDifference) -> Iterator[_Piece]:
     """The corresponding cells of both records, a sequence and few cells at a time."""
     axes = _axes(name, pair.a)
     has_masks = name in _ONLY_WHERE_ALLOWED and "allowed" in pair.a.arrays and "allowed" in pair.b.arrays
@@ -367,7 +338,7 @@ def _chunks(axes: list[_Axis]) -> Iterator[list[_Axis]]:
         yield from ([cut, *part] for part in (_chunks(rest) if n_rest > _PIECE else [rest]))
 
 
-def _as_tokens_of_a(a: Array, b: Array, pair: _Pair, sequence: int) -> tuple[Array, Array]:
+def _as_tokens_of_a(a: Array, b: Array, pair: LayerDifference, sequence: int) -> tuple[Array, Array]:
     """Key indices as tokens of A, so that a token equals itself and its replacement. Tokens that A lacks have no index."""
     text, first_b = pair.keys[sequence].alignment, pair.b.first_key(sequence)
     place_in_a = np.full(text.n_b, -2)
@@ -390,7 +361,7 @@ def heads_of(record: Record) -> list[int]:
     return [head.head for head in record.heads] if record.survey else [*range(record.config.n_heads)]
 
 
-def _unlike_arrays(name: str, pair: _Pair) -> tuple[Status, str] | None:
+def _unlike_arrays(name: str, pair: LayerDifference) -> tuple[Status, str] | None:
     """Why an array that both have cannot be compared, and whether that is a difference; None if it can."""
     axes, shapes = _axes(name, pair.a), [array.shape for array in pair.arrays(name)]
     unlike = _unlike_axes(axes, _axes(name, pair.b)) or (_unlike_summaries(axes, pair) if name in _AXES else None)
@@ -415,7 +386,7 @@ def _unlike_axes(a: Sequence[str], b: Sequence[str]) -> tuple[Status, str] | Non
     return None if tuple(a) == tuple(b) else ("skipped" if is_same else "shape", why)
 
 
-def _unlike_summaries(axes: Sequence[str], pair: _Pair) -> tuple[Status, str] | None:
+def _unlike_summaries(axes: Sequence[str], pair: LayerDifference) -> tuple[Status, str] | None:
     """Why summaries cannot be compared: blocks, distances, spans and chosen cells must be the same."""
     a, b = pair.a.survey, pair.b.survey
     if a is None or b is None:
@@ -439,7 +410,7 @@ def _sizes_text(axis: str, a: int, b: int) -> str:
     return f"{a} {_COUNTED[axis]} against {b}" if axis in _COUNTED else f"{axis} {a} against {b}"
 
 
-def _matched(axis: str, name: str, pair: _Pair, sequence: int) -> _Axis:
+def _matched(axis: str, name: str, pair: LayerDifference, sequence: int) -> _Axis:
     """The matching indices of both along an axis: of tokens, of blocks with the same tokens, of heads; else the same."""
     axes = _axes(name, pair.a)
     n_a, n_b = (array.shape[axes.index(axis)] for array in pair.arrays(name))
@@ -456,7 +427,7 @@ def _matched(axis: str, name: str, pair: _Pair, sequence: int) -> _Axis:
     return _Axis(axis, index, index, index, index)
 
 
-def _of_tokens(axis: str, pair: _Pair, sequence: int) -> _Axis:
+def _of_tokens(axis: str, pair: LayerDifference, sequence: int) -> _Axis:
     """The corresponding tokens; with the same text and padding, the padding too."""
     text = (pair.queries if axis == "query" else pair.keys)[sequence]
     first_a, first_b = (
@@ -469,7 +440,7 @@ def _of_tokens(axis: str, pair: _Pair, sequence: int) -> _Axis:
     return _Axis(axis, a + first_a, b + first_b, a, b)
 
 
-def _of_heads(pair: _Pair, n_a: int, n_b: int) -> _Axis:
+def _of_heads(pair: LayerDifference, n_a: int, n_b: int) -> _Axis:
     """The common heads. An array of length 1 holds for all heads, −1, unless there is one."""
     heads_a, heads_b = heads_of(pair.a), heads_of(pair.b)
     if n_a == n_b == 1:
@@ -493,15 +464,15 @@ _SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
 """Statistics from 0 to 1, by which changes are sorted."""
 
 
-def _scale(pairs: Sequence[_Pair], name: str) -> float:
+def _scale(pairs: Sequence[LayerDifference], name: str) -> float:
     """The largest value of a statistic among all heads of both records, to which the tolerance is relative."""
-    values = (getattr(head, name) for pair in pairs for both in pair.heads for head in both)
+    values = (getattr(head, name) for pair in pairs for both in pair.head_pairs for head in both)
     return max((abs(value) for value in values if value is not None), default=0.0)
 
 
-def _changed_heads(pair: _Pair, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
+def _changed_heads(pair: LayerDifference, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
     """The heads of another type, or with a statistic that changed by more than the tolerance."""
-    for a, b in pair.heads:
+    for a, b in pair.head_pairs:
         both = (StatisticChange(row.field, getattr(a, row.field), getattr(b, row.field)) for row in CHANGES)
         changes = tuple(change for change in both if change.size > tolerance * scales[change.name])
         if changes or a.kind != b.kind:
@@ -562,7 +533,7 @@ _EXTREMES = ("min", "max", "mean", "std")
 
 
 def _compared_steps(
-    pair: _Pair, tolerance: float, *, arrays: Collection[str], has_same_tokens: bool
+    pair: LayerDifference, tolerance: float, *, arrays: Collection[str], has_same_tokens: bool
 ) -> Iterator[Difference]:
     """The steps of both traces in order. Their numbers are compared unless both records have the `arrays`.
 
@@ -688,17 +659,13 @@ def _settings_of(record: Record) -> dict[str, str]:
         settings["kernel"] = record.survey.kernel
     if record.effect is not None:
         summary, effects = record.effect, record.effects
-        settings |= {
-            "measured": "the logit" if summary.metric == "d_logit" else "the output vector",
-            "position": f"{summary.position} {record.sequences[0].tokens[summary.position]}",
-            "target": summary.target,
-            "versus": summary.versus,
-            "removed": tuple(dict.fromkeys(effect.removed for effect in effects)),
-            "replaced by": tuple(dict.fromkeys(effect.replace for effect in effects)),
-            "removed at": tuple(
-                dict.fromkeys("all positions" if effect.at is None else effect.at for effect in effects)
-            ),
-        }
+        settings |= {"measured": "the logit" if summary.metric == "d_logit" else "the output vector"}
+        settings |= {"position": f"{summary.position} {record.sequences[0].tokens[summary.position]}"}
+        settings |= {"target": summary.target, "versus": summary.versus}
+        settings |= {"removed": tuple(dict.fromkeys(effect.removed for effect in effects))}
+        settings |= {"replaced by": tuple(dict.fromkeys(effect.replace for effect in effects))}
+        places = ("all positions" if effect.at is None else effect.at for effect in effects)
+        settings |= {"removed at": tuple(dict.fromkeys(places))}
     e = record.environment
     settings |= {"device": e.device, "device name": e.device_name, "threads": e.threads, "platform": e.platform}
     settings |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
@@ -715,7 +682,7 @@ def _kind(record: Record) -> str:
     return layer if record.survey is None else f"head statistics of {layer}"
 
 
-def _settings_of_layers(pairs: Sequence[_Pair]) -> tuple[Setting, ...]:
+def _settings_of_layers(pairs: Sequence[LayerDifference]) -> tuple[Setting, ...]:
     """The settings of layers that differ, each once with its layers."""
     labels_of: dict[tuple[str, str, str], list[str]] = {}
     for a, b in (pair.inspected for pair in pairs if pair.inspected):

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mhacli.io.data import plain
+from mhacli.record.arrays import Array
 from mhacli.record.display import Shown
 from mhacli.record.effect import Effect
-from mhacli.record.heads import Kind
+from mhacli.record.heads import HeadStatistics, Kind
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.text.align import Alignment
 from mhacli.text.escape import without_surrogates
@@ -198,21 +199,32 @@ class HeadChange:
 class LayerDifference:
     """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
 
-    `queries` and `keys` are its aligned texts, and `inspected` is the layer of A in a checkpoint.
-    `n_heads` heads were compared; `heads` are those that changed. `only_a` and `only_b` are sites of one record alone.
+    `queries` and `keys` are its aligned texts, and `inspected` describes the layers of checkpoints. `n_heads` heads were
+    compared; `heads` are those that changed. `only_a` and `only_b` are sites of one record alone.
     """
 
     label: str
     a: Record
     b: Record
-    inspected: InspectedLayer | None
     queries: tuple[TextDifference, ...]
     keys: tuple[TextDifference, ...]
-    sites: tuple[Difference, ...]
-    heads: tuple[HeadChange, ...]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
-    n_heads: int
+    inspected: tuple[InspectedLayer, ...]
+    sites: tuple[Difference, ...] = ()
+    heads: tuple[HeadChange, ...] = ()
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    n_heads: int = 0
+
+    @property
+    def head_pairs(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
+        """The heads with statistics in both records; none if the numbers of heads differ."""
+        heads_b = {head.head: head for head in self.b.heads}
+        is_alike = self.a.config.n_heads == self.b.config.n_heads
+        return [(head, heads_b[head.head]) for head in self.a.heads if is_alike and head.head in heads_b]
+
+    def arrays(self, name: str) -> tuple[Array, Array]:
+        """An array that both have."""
+        return self.a.arrays[name], self.b.arrays[name]
 
     def changed_heads(self, tolerance: float) -> set[int]:
         """The heads whose pattern or statistics differ by more than the tolerance."""

@@ -49,7 +49,6 @@ from mhacli.render.base.format import (
     count_of,
     filled,
     fitted,
-    flowing,
     number_text,
     plain_table,
     short_text,
@@ -76,21 +75,17 @@ def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> Renderable
     layers = [layer for layer in d.layers if _is_chosen(layer, options)]
     shown, everything = layers or d.layers, options.everything
     alike = [f"{name} {visible(word)}" for name, word in d.alike]
-    head = [
-        *(Text(f"{letter} = {visible(name)}", style="bold") for letter, name in zip("AB", d.names, strict=True)),
-        Text(verdict_text(d), style=_COLOURS[d.verdict]),
-        *(
-            [Text("\n".join(filled([f"the same in both: {alike[0]}", *alike[1:]], screen.width)), style="dim")]
-            if alike
-            else []
-        ),
-    ]
+    head = [Text(f"{letter} = {visible(name)}", style="bold") for letter, name in zip("AB", d.names, strict=True)]
+    head.append(Text(verdict_text(d), style=_COLOURS[d.verdict]))
+    if alike:
+        lines = filled([f"the same in both: {alike[0]}", *alike[1:]], screen.width)
+        head.append(Text("\n".join(lines), style="dim"))
     sections = [
         Group(*head),
         *_settings(d.settings, screen, everything=everything),
         *_texts(d, everything=everything),
         *_sites(d, shown, screen, everything=everything),
-        *_effects(d, screen, everything=everything),
+        *_effects(d, everything=everything),
         *_heads(shown, screen, everything=everything),
         *_maps(d, layers, options, screen),
         Text(_tolerance(d), style="dim"),
@@ -101,9 +96,8 @@ def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> Renderable
 
 def _is_chosen(layer: LayerDifference, options: ViewOptions) -> bool:
     """Whether `--layer` names the layer, or is not given."""
-    if options.layers is None or layer.inspected is None:
-        return options.layers is None
-    return any(layer.inspected.layer == n and kind in (None, layer.inspected.kind) for kind, n in options.layers)
+    names = [(kind, each.layer) for each in layer.inspected for kind in (None, each.kind)]
+    return options.layers is None or any(name in options.layers for name in names)
 
 
 def _tolerance(d: RecordDiff) -> str:
@@ -113,9 +107,9 @@ def _tolerance(d: RecordDiff) -> str:
     return f"numbers agree if |B − A| ≤ {d.tolerance:.3g} × the largest number of the site ({origin})"
 
 
-def _more(n: int, noun: str = "") -> list[Text]:
+def _more(n: int, noun: str) -> list[Text]:
     """The line for what is left out."""
-    return [Text(f"⋮ {count_of(n, noun) if noun else n} more (--all)", style="dim")] if n else []
+    return [Text(f"⋮ {count_of(n, noun)} more (--all)", style="dim")] if n else []
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
@@ -198,9 +192,8 @@ def _how_far(d: RecordDiff, layer: LayerDifference, site: Difference) -> str:
     if site.seen == "shape":
         return "another formula; its numbers were not saved"
     if site.n_nonfinite:
-        return f"{count_of(site.n_nonfinite, 'number')} finite in only one of the records, the first at {where}".removesuffix(
-            ", the first at "
-        )
+        first = f", the first at {where}" if where else ""
+        return f"{count_of(site.n_nonfinite, 'number')} finite in only one of the records{first}"
     if site.n_only_a or site.n_only_b:
         return f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B, the first at {where}"
     if site.largest is None:
@@ -235,7 +228,7 @@ def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) 
     """The settings that differ. The commands only if nothing else differs, since they repeat the rest."""
     if not settings:
         return
-    listed = settings if everything else [s for s in settings if s.name != "command"][:40] or settings
+    listed = settings if everything else [s for s in settings if s.name != "command"] or settings
     table = plain_table(width=screen.width)
     table.add_column("", no_wrap=True, max_width=28)
     for letter in "AB":
@@ -301,30 +294,25 @@ def _change(text: TextDifference, a: range, b: range) -> Text:
 # ---------------------------------------------------------------------------------------------------- effects and heads
 
 
-def _effects(d: RecordDiff, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     """A table of the effects that changed; empty unless both records have effects."""
     if d.effects is None:
         return
     parts: list[RenderableType] = []
     metric, changes = d.effects.metric, d.effects.changes
     if changes:
-        table = plain_table(
-            ("removed", False), (f"{column_words().effect[metric].heading} of A", True), ("of B", True), ("B − A", True)
-        )
+        heading = column_words().effect[metric].heading
+        table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
         shown = changes if everything else changes[:10]
         for change in shown:
             words = number_words(change.a, metric), number_words(change.b, metric)
             table.add_row(*map(Text, (removal_words(change.a, d.a), *words, signed_text(change.change))))
         least = f"differences up to {number_text(d.effects.tolerance)} are noise or within the tolerance"
-        parts += [
-            table,
-            *_more(len(changes) - len(shown), "removal"),
-            flowing([Text(least, style="dim")], screen.width),
-        ]
+        parts += [table, *_more(len(changes) - len(shown), "removal"), Text(least, style="dim")]
     for letter, effects, record in (("A", d.effects.only_a, d.a), ("B", d.effects.only_b, d.b)):
         if effects:
             names = first_names(dict.fromkeys(removal_name(effect, record) for effect in effects))
-            parts.append(flowing([Text(f"removed only in {letter}: {names}", style="dim")], screen.width))
+            parts.append(Text(f"removed only in {letter}: {names}", style="dim"))
     if parts:
         yield Group(title_rule(f"{d.effects.summary}, the largest difference first"), *parts)
 
