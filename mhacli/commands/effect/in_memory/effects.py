@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
+from types import SimpleNamespace
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -122,6 +123,7 @@ class _IdNames(ModelTokenizer):
 
     def __init__(self) -> None:
         self.side, self.bos_id, self.pad_id = "right", None, None
+        self.path, self.library = "ids", SimpleNamespace(token_to_id=lambda name: None)
 
     def sequence(self, text: str, *, special: bool = True) -> TokenSequence:
         """The ids that a text is made of."""
