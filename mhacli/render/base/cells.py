@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.color import Color
 from rich.style import Style
 
 from mhacli.record.arrays import Array
@@ -17,7 +16,6 @@ from mhacli.render.base.colours import (
     GLYPHS,
     NAN_SIGN,
     change_glyph,
-    change_paint,
     change_style,
     glyph,
     half_block,
@@ -78,11 +76,10 @@ def range_text(scale: Scale, top: float, n_open: int, *, is_exceeded: bool = Fal
 
 @dataclass(frozen=True)
 class Ramp:
-    """The look of levels 0 … `top`: the `style` of a cell, the `paint` of half a cell, and the `sign` without colour."""
+    """The look of levels 0 … `top`: the `style` of a cell, and its `sign` without colour."""
 
     top: int
     style: Callable[[int], Style]
-    paint: Callable[[int], Color]
     sign: Callable[[int], str]
     signs: str
 
@@ -93,14 +90,8 @@ class Ramp:
         return [(" ", self.style(round(self.top * place / (count - 1)))) for place in range(count)]
 
 
-WEIGHTS = Ramp(255, shade, ramp_paint, glyph, GLYPHS)
-CHANGES = Ramp(
-    510,
-    lambda level: change_style(level - 255),
-    lambda level: change_paint(level - 255),
-    lambda level: change_glyph(level - 255),
-    "=-.+#",
-)
+WEIGHTS = Ramp(255, shade, glyph, GLYPHS)
+CHANGES = Ramp(510, lambda level: change_style(level - 255), lambda level: change_glyph(level - 255), "=-.+#")
 
 
 def cell(
@@ -116,7 +107,7 @@ def cell(
 
 
 def half_cells(
-    upper: Sequence[int], lower: Sequence[int] | None, *, ramp: Ramp = WEIGHTS, broken: Style = _PLAIN
+    upper: Sequence[int], lower: Sequence[int] | None, *, broken: Style = _PLAIN
 ) -> Iterator[tuple[str, Style]]:
     """Two rows of levels as one line with a character per pair; None without a second row. `broken` styles pairs with a
     `NOT_A_NUMBER`."""
@@ -124,7 +115,7 @@ def half_cells(
         if NOT_A_NUMBER in (top, bottom):
             yield NAN_SIGN, broken
         else:
-            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp.paint)
+            yield half_block(top if top >= 0 else None, bottom if bottom >= 0 else None, ramp_paint)
 
 
 def ticks(places: Sequence[int], width: int = 1, *, every: int = 10, begin: int = 0) -> str:
