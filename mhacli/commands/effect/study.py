@@ -222,8 +222,7 @@ class EffectStudy:
             if not -n <= asked < n:
                 raise UsageError(out_of_range(self._named("position"), asked, n))
             return asked % n
-        masks = [self.checkpoint.tokenizer.library.token_to_id(name) for name in _MASKS]
-        return next((i for i, token in enumerate(sequence.ids) if token in masks), n - 1)
+        return next((i for i, token in enumerate(sequence.tokens) if token.strip() in _MASKS), n - 1)
 
     def _target(self) -> Target | None:
         asked = self.settings
