@@ -14,7 +14,8 @@ from functools import partial
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.data import decode, json_checksum
-from mhacli.io.safetensors import TensorFile, read_tensor_header
+from mhacli.io.files import format_size
+from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
 from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, StoredArray, StoredArrays, checksum
 from mhacli.record.consistency import misfit
@@ -23,6 +24,7 @@ from mhacli.record.record import SCHEMA, Record, layer_prefix
 from mhacli.settings import as_field, with_earlier_config
 from mhacli.sites import SITES
 
+MAX_FILE_BYTES = 64 << 30
 _REQUIRED = ("entropy", "strongest_key", "allowed")
 _KINDS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
 """The kinds of arrays that hold no floating point numbers."""
@@ -40,7 +42,7 @@ class _Header:
 def load(path: str) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    record = load_late(path)
+    record = _record(read_tensor_file(summary_of(path), MAX_FILE_BYTES))
     return replace(record, arrays=dict(record.arrays))
 
 
@@ -49,7 +51,10 @@ def load_late(path: str) -> Record:
 
     Raises `MhaError` for a file that is no record, or was changed, and so does the use of an array.
     """
-    file = read_tensor_header(summary_of(path))
+    return _record(read_tensor_header(summary_of(path)))
+
+
+def _record(file: TensorFile) -> Record:
     sums = _require_unchanged(file)
     record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
@@ -64,7 +69,7 @@ def load_late(path: str) -> Record:
         prefixes, record.layer_records if record.module is None else (), strict=False
     )  # user code has no arrays
     names = [prefix + name for prefix, view in views for name in _fitting(view, file, prefix)]
-    arrays = {name: StoredArray(partial(_read, file, name, sums.get(name))) for name in names}
+    arrays = {name: StoredArray(partial(_array, file, name, sums.get(name))) for name in names}
     return replace(record, arrays=StoredArrays(arrays))
 
 
@@ -90,13 +95,25 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
     return header.array_checksums
 
 
-def _read(file: TensorFile, name: str, expected: str | None) -> Array:
-    """An array of the file, which is read and not mapped: a mapped file that is cut ends the process."""
+def _array(file: TensorFile, name: str, expected: str | None) -> Array:
+    """An array of the file. Raises `MhaError` if it is not what was written."""
     with memory.uncollected():
         import numpy as np
     info = file.tensors[name]
+    data = bytearray(file.data[info.start : info.start + info.n_bytes]) if file.data else _read(file, info)
+    dtype = _DTYPES[info.dtype]
+    array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
+    array = array.view(bool) if dtype == "bool" else array
+    if expected not in (None, checksum(array)):
+        raise _changed(file.path, f"its array {name}")
+    return array
+
+
+def _read(file: TensorFile, info: TensorInfo) -> bytearray:
+    """The bytes of an array, which are read and not mapped: a mapped file that is cut ends the process."""
     if not memory.fits(info.n_bytes, memory.available_bytes()):
-        raise MhaError(f"{file.path} is too large to read: array {name}", code="too-large", path=file.path)
+        message = f"{file.path} is too large to read: an array of {format_size(info.n_bytes)}"
+        raise MhaError(message, code="too-large", path=file.path)
     data = bytearray(info.n_bytes)
     try:
         with open(file.path, "rb") as source:
@@ -104,15 +121,10 @@ def _read(file: TensorFile, name: str, expected: str | None) -> Array:
             source.seek(info.start)
             n_read = source.readinto(data)
     except OSError as fault:
-        raise _bad(file.path, f"array {name} cannot be read: {fault.strerror}") from None
+        raise _bad(file.path, f"an array cannot be read: {fault.strerror}") from None
     if n_read < len(data) or size != file.n_bytes:
         raise _bad(file.path, "the file was replaced while it was in use")
-    dtype = _DTYPES[info.dtype]
-    array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
-    array = array.view(bool) if dtype == "bool" else array
-    if expected not in (None, checksum(array)):
-        raise _changed(file.path, f"its array {name}")
-    return array
+    return data
 
 
 def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
