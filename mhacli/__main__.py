@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import NoReturn
 
 from mhacli.io import interrupts
 from mhacli.io.files import remove_temporary_folders
-from mhacli.io.memory import keep_what_is_loaded, uncollected
+from mhacli.io.memory import uncollected
 
 
 def main() -> NoReturn:
@@ -16,7 +17,7 @@ def main() -> NoReturn:
     code = 0
     try:
         interrupts.install()
-        keep_what_is_loaded()
+        gc.freeze()  # what is loaded stays
         with uncollected():
             from mhacli.cli import app as cli
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import errno
 import os
 import re
-import select
 import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from mhacli.errors import MhaError, UsageError
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
 
 READ_CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
 """The ending of files that have no name of their own yet; their names begin with a dot."""
-_UNNAMED = getattr(os, "O_TMPFILE", os.O_DIRECTORY)
-"""Opens a file without a name on Linux. Elsewhere `open` fails as on a file system that has no unnamed files."""
-_temporary: set[str] = set()
+_temporary: list[TemporaryDirectory[str]] = []
 """The temporary folders of the process. They are global so that `remove_temporary_folders` finds them from another thread."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -76,7 +75,7 @@ def describe(path: str) -> str:
 def opened(path: str) -> Iterator[Callable[[int], bytes]]:
     """The `read(n)` of a file, a pipe or (`-`) stdin, open within the context. Faults become `MhaError` with the path.
 
-    A device is refused, and so is a pipe that has no writer: it would block for ever."""
+    A device is refused, and so is a pipe that no process writes to: it would block for ever."""
     try:
         if path == "-":
             if sys.stdin is None:
@@ -84,52 +83,19 @@ def opened(path: str) -> Iterator[Callable[[int], bytes]]:
             yield sys.stdin.buffer.read
             return
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            mode, first = os.fstat(file.fileno()).st_mode, []
-            if stat.S_ISFIFO(mode):
-                first = _first_byte(file.fileno(), path)
-            elif not stat.S_ISREG(mode):
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
                 raise MhaError(f"{path} is a device, not a regular file or a pipe", code="unreadable", path=path)
             os.set_blocking(file.fileno(), True)
-            yield lambda n: first.pop() if first else file.read(n)
-    except OSError as fault:
-        raise MhaError(f"{describe(path)} {_reason(fault)}", code="unreadable", path=path) from fault
-    except ValueError as fault:  # a NUL in the name, or stdin closed under us
-        raise MhaError(f"{describe(path)} cannot be read: {fault}", code="unreadable", path=path) from fault
+            if stat.S_ISFIFO(mode) and not file.peek(1):
+                raise MhaError(f"{path} is a pipe that no process writes to", code="unreadable", path=path)
+            yield file.read
+    except (OSError, ValueError) as fault:  # a ValueError: a NUL in the name, or stdin closed under us
+        raise MhaError(f"{describe(path)}: {_reason(fault)}", code="unreadable", path=path) from fault
 
 
-def _first_byte(fd: int, path: str) -> list[bytes]:
-    """The first byte of a pipe if one arrives without waiting, else nothing.
-
-    Only `read` distinguishes a pipe whose writer is slow (try again) from a pipe that never had a writer (end of file).
-    """
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
-    if waiting.poll(0):  # data, or a writer that has come and gone
-        return []
-    with suppress(BlockingIOError):
-        byte = os.read(fd, 1)
-        if not byte:
-            raise MhaError(f"{path} is a FIFO that no process writes to", code="unreadable", path=path)
-        return [byte]
-    return []
-
-
-_REASONS = {
-    errno.ENOENT: "does not exist",
-    errno.EISDIR: "is a directory, not a file",
-    errno.EACCES: "cannot be opened: permission denied",
-    errno.EPERM: "cannot be opened: permission denied",
-    errno.ELOOP: "is a loop of symbolic links",
-    errno.ENAMETOOLONG: "has too long a name",
-    errno.ENOTDIR: "lies below something that is not a folder",
-    errno.ENXIO: "is a socket or an absent device, not a regular file or a pipe",
-}
-
-
-def _reason(fault: OSError) -> str:
-    if fault.errno == errno.ENOENT and isinstance(fault.filename, str) and os.path.islink(fault.filename):
-        return f"is a broken link to {os.readlink(fault.filename)}"
-    return _REASONS.get(fault.errno or 0, f"failed: {fault.strerror or fault}")
+def _reason(fault: OSError | ValueError) -> str:
+    return str(getattr(fault, "strerror", None) or fault)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -138,34 +104,27 @@ def _reason(fault: OSError) -> str:
 def check_target(path: str, *, force: bool) -> str:
     """The absolute path, with all links resolved, of the file to which `write_whole` writes. Raises `MhaError`, before any
     work, where it could not write."""
-    if not path:
-        raise MhaError("the name of the file to save to is empty", code="unwritable")
     mode = None
     try:
         target = os.path.realpath(path)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             mode = os.stat(target).st_mode
-    except FileNotFoundError as fault:
-        raise _unwritable(path, "cannot be written: the working directory was deleted") from fault
-    except OSError as fault:
+    except (OSError, ValueError) as fault:
         raise _unwritable(path, _reason(fault)) from fault
-    except ValueError as fault:
-        raise _unwritable(path, f"cannot be written: {fault}") from fault
     folder = os.path.dirname(target)
-    if mode is None and not os.path.isdir(folder):
-        raise _unwritable(path, f"cannot be written: there is no folder {folder}")
     if mode is not None and not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-        raise _unwritable(path, f"is {kind}, not a regular file")
+        raise _unwritable(path, "it is a directory, a device or a pipe, not a regular file")
     if mode is not None and not force:
         raise _exists(path)
+    if not os.path.isdir(folder):
+        raise _unwritable(path, f"there is no folder {folder}")
     if not os.access(folder, os.W_OK):
-        raise _unwritable(path, f"cannot be written: the folder {folder} is read-only")
+        raise _unwritable(path, f"the folder {folder} is read-only")
     return target
 
 
 def _unwritable(path: str, reason: str) -> MhaError:
-    return MhaError(f"{path} {reason}", code="unwritable", path=path)
+    return MhaError(f"{path} cannot be written: {reason}", code="unwritable", path=path)
 
 
 def _exists(path: str) -> MhaError:
@@ -175,50 +134,36 @@ def _exists(path: str) -> MhaError:
 def write_whole(path: str, data: bytes, *, force: bool) -> None:
     """Writes a file atomically: after any failure the path holds either its old content or all of `data`.
 
-    The bytes go to an unnamed file in the same folder (a named one where the file system has no unnamed files), are
-    synced, and take the name in one step. A symbolic link stays a link, an existing file keeps its mode, and without
-    `force` an existing file is never replaced. Raises `MhaError`; a failure leaves no temporary file.
+    The bytes go to a file of another name in the same folder, are synced, and take the name in one step. A symbolic link stays
+    a link, an existing file keeps its mode, and without `force` an existing file is never replaced. Raises `MhaError`; a
+    failure leaves no temporary file.
     """
-    place, name = os.path.split(check_target(path, force=force))
+    target = check_target(path, force=force)
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with open(temporary, "xb", buffering=0) as file:
+            _fill(file.fileno(), data, like=target)
+        # unlike a rename, a link never replaces a file that was created meanwhile
+        (os.replace if force else os.link)(temporary, target)
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _write_then_name(folder, name, data, force=force)
-            os.fsync(folder)
+            os.fsync(place)
         finally:
-            os.close(folder)
+            os.close(place)
     except FileExistsError as fault:
         raise _exists(path) from fault
     except OSError as fault:
-        raise _unwritable(path, f"cannot be written: {fault.strerror or fault}") from fault
-
-
-def _write_then_name(folder: int, name: str, data: bytes, *, force: bool) -> None:
-    temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}"
-    try:
-        fd = os.open(".", _UNNAMED | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
-        source = f"/proc/self/fd/{fd}"
-    except OSError:
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=folder)
-        source = temporary
-    try:
-        _fill(fd, data, like=name, folder=folder)
-        if not force:  # unlike a rename, a link never replaces a file that was created meanwhile
-            os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder)
-            return
-        if source != temporary:
-            os.link(source, temporary, src_dir_fd=folder, dst_dir_fd=folder)
-        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        raise _unwritable(path, _reason(fault)) from fault
     finally:
-        os.close(fd)
-        with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
-def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
+def _fill(fd: int, data: bytes, *, like: str) -> None:
     """Writes and syncs `data`, with the mode and owner of the file `like`, which it will replace."""
     with suppress(FileNotFoundError):
-        old = os.stat(like, dir_fd=folder)
+        old = os.stat(like)
         if os.geteuid() == 0:
             os.fchown(fd, old.st_uid, old.st_gid)
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
@@ -230,18 +175,13 @@ def _fill(fd: int, data: bytes, *, like: str, folder: int) -> None:
 
 def temporary_folder() -> str:
     """A folder that is removed when the process exits."""
-    from tempfile import mkdtemp
+    from tempfile import TemporaryDirectory
 
-    folder = mkdtemp(prefix="mha-")
-    _temporary.add(folder)
-    return folder
+    _temporary.append(TemporaryDirectory(prefix="mha-", ignore_cleanup_errors=True))
+    return _temporary[-1].name
 
 
-@atexit.register
 def remove_temporary_folders() -> None:
     """Removes all temporary folders of the process; an exit that does not unwind the stack calls it itself."""
-    if _temporary:
-        from shutil import rmtree
-
-        for folder in tuple(_temporary):
-            rmtree(folder, ignore_errors=True)
+    for folder in _temporary:
+        folder.cleanup()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from mhacli.io.files import remove_temporary_folders
@@ -51,45 +51,30 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
     The first Ctrl-C calls `on_interrupt`. Ignored interrupts stay ignored. For the main thread only.
     """
     stopped = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        yield stopped.is_set
-        return
-    writing = signal.set_wakeup_fd(-1)  # the thread that ends the process must not be woken
-
-    def leave() -> None:
-        signal.signal(signal.SIGINT, before)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        leave()
+        leave.close()
         stopped.set()
         on_interrupt()
 
-    signal.signal(signal.SIGINT, stop)
-    try:
+    with ExitStack() as leave:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            leave.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, stop))
+            # the thread that ends the process must not be woken
+            leave.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
         yield stopped.is_set
-    finally:
-        leave()
 
 
 @contextmanager
 def uninterrupted(seconds: float) -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted. A signal
-    that arrives after `seconds` interrupts at once. Outside the main thread, which alone is interrupted, it does nothing."""
+    """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted, but by at
+    most `seconds`. Outside the main thread, which alone is interrupted, it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    until, received = time.monotonic() + seconds, list[int]()
-
-    def delay(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if time.monotonic() >= until:
-            signal.signal(number, before[signal.Signals(number)])
-            signal.raise_signal(received.pop())
-
+    received = list[int]()
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, delay) for number in numbers}
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     more_time(seconds)
     try:
         yield

@@ -10,16 +10,31 @@ import os
 import platform
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 USABLE_FRACTION = 0.8
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""The limit and the use of a control group, of version 2 and 1."""
 
 
 def available_bytes() -> int:
     """Bytes that this process may still allocate: the least of free memory, the control group's limit and the rlimit."""
-    limits = [limit for limit in (_mem_available(), _cgroup_room(), _rlimit_room()) if limit is not None]
-    return max(0, min(limits, default=1 << 62))
+    rooms = [os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()]
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        rooms += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for limit, usage in _CONTROL_GROUPS:
+        with suppress(OSError, ValueError):  # absent, or the word "max"
+            rooms.append(int(Path(limit).read_text()) - int(Path(usage).read_text()))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        with suppress(OSError):
+            rooms.append(soft - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return max(0, min(rooms))
 
 
 def fits(needed: int, available: int) -> bool:
@@ -27,17 +42,12 @@ def fits(needed: int, available: int) -> bool:
     return needed <= USABLE_FRACTION * available
 
 
-def keep_what_is_loaded() -> None:
-    """Exempts all present objects from garbage collection, and those made within `uncollected` later on."""
-    gc.freeze()
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Switches the garbage collector off within the context.
 
     Importing torch creates many objects and no garbage; collections would take a quarter of its time. After
-    `keep_what_is_loaded`, the objects made within the context are exempt for good.
+    `gc.freeze`, the objects made within the context are exempt for good.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -50,39 +60,6 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _mem_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else -1
-        return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_room() -> int | None:
-    """Bytes left in the control group, version 2 or 1; None without a limit."""
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return int(Path(limit).read_text()) - int(Path(usage).read_text())
-        except (OSError, ValueError):  # absent, or the word "max"
-            continue
-    return None
-
-
-def _rlimit_room() -> int | None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY:
-        return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return soft
-    return soft - pages * resource.getpagesize()
-
-
 def n_cpus() -> int:
     """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -90,12 +67,11 @@ def n_cpus() -> int:
 
 def cpu_name() -> str:
     """The model name of the processor, or else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def nvidia_driver() -> bool:

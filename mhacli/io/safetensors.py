@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, first_names
 from mhacli.io import memory
 from mhacli.io.data import load_json
 from mhacli.io.files import format_size, opened, read_up_to
@@ -63,8 +63,7 @@ def read_tensor_file(path: str, limit: int) -> TensorFile:
         data, size = _head(path, read), 0 if path == "-" else os.path.getsize(path)
         data += read_up_to(read, room + 1 - len(data)) if size <= room else b""
     if max(size, len(data)) > room:
-        message = f"{path} is too large to read: {format_size(max(size, len(data)))}, at most {format_size(room)}"
-        raise MhaError(message, code="too-large", path=path)
+        raise MhaError(f"{path} is too large to read: at most {format_size(room)}", code="too-large", path=path)
     return replace(_described(path, data, len(data)), data=data)
 
 
@@ -88,12 +87,11 @@ def pickled(path: str, why: str, hint: str = _CONVERT) -> MhaError:
 
 def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     """The bytes before the first tensor. Raises `MhaError` for a file of another kind."""
-    if path.lower().endswith(PICKLE_ENDINGS):
-        raise pickled(path, "its name is that of a pickle")
     first = read_up_to(read, 9)
     length = int.from_bytes(first[:8], "little")
-    if first[8:] != b"{" and (first[:2] == b"PK" or (first[:1] == b"\x80" and first[1:2] in b"\x02\x03\x04\x05")):
-        raise pickled(path, "its first bytes are those of a " + ("zip" if first[:2] == b"PK" else "pickle"))
+    is_pickle = first.startswith((b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6))))
+    if path.lower().endswith(PICKLE_ENDINGS) or (is_pickle and first[8:] != b"{"):
+        raise pickled(path, "its name or its first bytes are those of a pickle")
     if first and _TEXT.issuperset(first[:8]):
         hint = "--weights takes a .safetensors file, --model the folder of a checkpoint"
         raise MhaError(f"{path} is a text file, not a safetensors file", hint=hint, code="bad-file", path=path)
@@ -113,25 +111,21 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
         entries = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
     except (SafetensorError, ValueError, OSError, MemoryError) as fault:
         raise _bad(path, f"{fault!s:.400}") from None
-    metadata = entries.pop("__metadata__", {}).get(METADATA_KEY)
-    tensors = {
-        name: TensorInfo(entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
-        for name, entry in entries.items()
-        for start, end in [entry["data_offsets"]]
-    }
-    return TensorFile(
-        path, tensors, None if metadata is None else load_json(metadata, f"{path}: metadata", path=path), n_bytes
-    )
+    text = entries.pop("__metadata__", {}).get(METADATA_KEY)
+    tensors = dict[str, TensorInfo]()
+    for name, entry in entries.items():
+        start, end = entry["data_offsets"]
+        tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
+    metadata = None if text is None else load_json(text, f"{path}: metadata", path=path)
+    return TensorFile(path, tensors, metadata, n_bytes)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of a header, in which the library would take the last of two equal names."""
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise ValueError(f"the name {shown_name(name)} occurs twice")
-        result[name] = value
-    return result
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name occurs twice: {first_names(map(shown_name, names))}")
+    return dict(pairs)
 
 
 def _bad(path: str, fault: str) -> MhaError:

@@ -17,14 +17,8 @@ def is_scan(path: str) -> bool:
 def summary_of(path: str) -> str:
     """The path of a record: `path` itself, or the summary if it is the folder of a scan. Raises `MhaError` if the
     summary is missing."""
-    if not is_scan(path):
-        return path
     summary = os.path.join(path, SUMMARY)
-    if not os.path.lexists(summary):
-        raise MhaError(
-            f"{path} has no summary: its scan is not finished",
-            hint="the same mha scan command resumes the scan",
-            code="unfinished",
-            path=path,
-        )
-    return summary
+    if is_scan(path) and not os.path.lexists(summary):
+        hint = "the same mha scan command resumes the scan"
+        raise MhaError(f"{path} has no summary: its scan is not finished", hint=hint, code="unfinished", path=path)
+    return summary if is_scan(path) else path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import importlib
 import json
 import linecache
@@ -330,10 +331,10 @@ def guard(request_in: int) -> None:
 
 def load_job(job: str) -> Job:
     """The job's function. Torch is loaded first, without its warnings."""
-    from mhacli.io.memory import keep_what_is_loaded, uncollected
+    from mhacli.io.memory import uncollected
     from mhacli.text.tokenizer_file import silent_stderr
 
-    keep_what_is_loaded()
+    gc.freeze()
     with silent_stderr(), uncollected():
         import torch
     torch.set_num_threads(min(_N_THREADS, torch.get_num_threads()))

@@ -232,7 +232,7 @@ def test_writers_on_one_path_leave_one_whole_file_and_without_force_one_succeeds
 
 
 @pytest.mark.parametrize("target", ["kept", "fresh"])
-@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_command_whose_save_fails_ends_with_1_and_names_file_and_reason(
     tmp_path: Path, call: str, target: str
 ) -> None:
