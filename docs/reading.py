@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mhacli.record.glossary import column_words, glossary
-from mhacli.record.heads import HEAD_TYPES, SINK_TOKENS, STATISTICS
+from mhacli.record.glossary import TABLES, words_of
+from mhacli.record.heads import SINK_TOKENS, STATISTICS, words_of_type
 from mhacli.render.base.colours import KIND_SIGNS
 
 PAGE = Path(__file__).parent / "READING.md"
@@ -48,23 +48,26 @@ def head_types() -> str:
     """A row for each type of head."""
     rows = (
         (sign, words.name, code(kind), words.explanation)
-        for kind, sign, words in ((kind, sign, HEAD_TYPES[kind].words) for kind, (sign, _) in KIND_SIGNS.items())
+        for kind, sign, words in ((kind, sign, words_of_type(kind)) for kind, (sign, _) in KIND_SIGNS.items())
     )
     return table(("sign", "type", "in JSON", "meaning"), rows)
 
 
 def signs() -> str:
     """A row for each sign."""
-    return table(("sign", "meaning"), ((code(name), word.explanation) for name, word in glossary().sign.items()))
+    return table(
+        ("sign", "meaning"), ((code(name), word.explanation) for name, word in words_of("glossary", "sign").items())
+    )
 
 
 def commands() -> str:
     """A table for each command whose columns are not those of heads."""
     parts = []
-    for group, columns in column_words().by_command.items():
+    for group, tables in TABLES.items():
+        columns = [column for name in tables for column in words_of("columns", name).values()]
         rows = ((code(column.heading), ", ".join(map(code, column.also)), column.explanation) for column in columns)
         parts.append(f"**mha {group}**\n\n{table(('column', 'also', 'meaning'), rows)}")
-    rows = ((code(name), word.explanation) for name, word in glossary().probe.items())
+    rows = ((code(name), word.explanation) for name, word in words_of("glossary", "probe").items())
     parts.append(f"**Probes of mha check**\n\n{table(('probe', 'what holds where it passes'), rows)}")
     return "\n\n".join(parts)
 
@@ -72,7 +75,7 @@ def commands() -> str:
 def paragraphs() -> str:
     """A paragraph for each concept, by the alphabet."""
     parts = []
-    for name, word in sorted(glossary().concept.items(), key=lambda item: item[0].casefold()):
+    for name, word in sorted(words_of("glossary", "concept").items(), key=lambda item: item[0].casefold()):
         also = f" (also: {', '.join(word.also)})" if word.also else ""
         formula = f" Formula: `{word.formula}`." if word.formula else ""
         source = f" Source: {word.source}." if word.source else ""

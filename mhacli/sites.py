@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from mhacli.record.glossary import SiteWords, glossary
+from mhacli.record.glossary import Word, words_of
 from mhacli.settings import ITEM_BYTES, ROPE, Config
 from mhacli.text.tokens import TokenSequence
 
@@ -218,9 +218,9 @@ class Site:
     parameters: tuple[str, ...] = ()
 
     @property
-    def words(self) -> SiteWords:
+    def words(self) -> Word:
         """Its meaning and its formula."""
-        return glossary().site[self.name]
+        return words_of("glossary", "site")[self.name]
 
     def axes_for(self, facts: Facts) -> tuple[str, ...]:
         """The axis names under these facts."""
@@ -230,7 +230,7 @@ class Site:
     def in_general(self) -> tuple[str, str]:
         """Its meaning with its axes, and its formula, for the causal layer that `mha run` has by default."""
         facts = Facts(Config(causal=True).resolved(), batch=1, q_len=6, k_len=6)
-        meaning, axes = filled_in(self.words.meaning, facts), " · ".join(self.axes_for(facts))
+        meaning, axes = filled_in(self.words.explanation, facts), " · ".join(self.axes_for(facts))
         formula = self.words.general or filled_in(self.words.formula, facts)
         return f"{meaning[:1].upper()}{meaning[1:]}. Its axes are {axes}.", formula
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from mhacli.record.glossary import VariantWords, glossary
+from mhacli.record.glossary import Word, words_of
 from mhacli.settings import Config
 from mhacli.sites import Facts, filled_in
 
 
-def variants(facts: Facts) -> dict[str, VariantWords]:
+def variants(facts: Facts) -> dict[str, Word]:
     """The variants that a run uses, in the order of the computation, with its numbers."""
     used = (name for name, is_used in VARIANTS.items() if is_used(facts))
-    words = {name: glossary().variant[name] for name in used}
-    return {name: replace(of, what=filled_in(of.what, facts)) for name, of in words.items()}
+    words = {name: words_of("glossary", "variant")[name] for name in used}
+    return {name: replace(of, explanation=filled_in(of.explanation, facts)) for name, of in words.items()}
 
 
 def positions_name(config: Config) -> str:

@@ -13,7 +13,7 @@ from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
-from mhacli.record.glossary import Group, Word, column_words, glossary, mistake_words
+from mhacli.record.glossary import TABLES, Group, Word, words_of
 from mhacli.record.heads import UNTYPED
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.settings import SINK_TOKENS, setting
@@ -102,23 +102,23 @@ def terms() -> tuple[Term, ...]:
 
 
 def _terms() -> Iterator[Term]:
-    words, columns = glossary(), column_words()
-    yield from (_term("concept", word, name) for name, word in words.concept.items())
-    yield from (_term("sign", word, name) for name, word in words.sign.items())
-    for field, column in columns.statistic.items():
+    yield from (_term("concept", word, name) for name, word in words_of("glossary", "concept").items())
+    yield from (_term("sign", word, name) for name, word in words_of("glossary", "sign").items())
+    for field, column in words_of("columns", "statistic").items():
         yield _term("column", column, column.heading.format(sink_tokens=SINK_TOKENS), column.name, field)
-    for kind, head_type in columns.head_type.items():
-        rule = "" if kind in UNTYPED else f" {columns.head_type_rule}"
+    for kind, head_type in words_of("columns", "head_type").items():
+        rule = "" if kind in UNTYPED else f" {words_of('columns', 'rule')['head_type'].explanation}"
         yield _term("head type", head_type, head_type.name, kind, head_type.short, more=rule)
-    for group, of_command in columns.by_command.items():
-        yield from (_term(group, column, column.heading) for column in of_command)
+    for group, tables in TABLES.items():
+        columns = (column for table in tables for column in words_of("columns", table).values())
+        yield from (_term(group, column, column.heading) for column in columns)
     for site in SITES.values():
         explanation, formula = site.in_general()
         yield Term(name=site.name, group="site", explanation=explanation, formula=formula)
-    yield from (_term("probe", word, name) for name, word in words.probe.items())
-    for code, of in mistake_words().items():
+    yield from (_term("probe", word, name) for name, word in words_of("glossary", "probe").items())
+    for code, of in words_of("mistakes", "mistake").items():
         if ", " not in code:  # further forms of a mistake
-            explanation = f"{_sentence(of.message)} {_sentence(of.effect)}"
+            explanation = f"{_sentence(of.explanation)} {_sentence(of.effect)}"
             yield Term(name=code, group="mistake", explanation=explanation, wrong=of.wrong, right=of.right)
 
 
@@ -138,7 +138,7 @@ def _sentence(clause: str) -> str:
 def _named(word: str) -> tuple[Term, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces, hyphens and underscores."""
     types = {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
-    of_command = tuple(term for term in terms() if term.group == word and word in column_words().by_command)
+    of_command = tuple(term for term in terms() if term.group == word and word in TABLES)
     return (
         of_command
         or tuple(term for term in terms() if word.strip() in (term.name, *term.also))
@@ -196,12 +196,12 @@ def _list_view(matching: Sequence[Term], screen: Screen) -> RenderableType:
 
     from mhacli.render.base.format import filled
 
-    names = {group: [term.name for term in matching if term.group == group] for group in glossary().group}
+    names = {group: [term.name for term in matching if term.group == group] for group in words_of("glossary", "group")}
     counted = [group for group in _COUNTED if names[group] and len({term.group for term in matching}) > 1]
     parts: list[RenderableType] = []
     for group, of_group in names.items():
         if of_group and group not in counted:
-            group_title = glossary().group[group]
+            group_title = words_of("glossary", "group")[group].explanation
             title, *rest = filled([f"{group_title}: {of_group[0]}", *of_group[1:]], screen.width)
             words = Text(title)
             words.stylize("bold", 0, len(group_title))

@@ -19,109 +19,48 @@ Group = Literal[
     "concept", "sign", "column", "head type", "bench", "decode", "effect", "diff", "doctor", "site", "probe", "mistake"
 ]
 """The groups of words. The columns of a command's tables are the group of its name."""
+TABLES: Mapping[Group, tuple[str, ...]] = {
+    "bench": ("bench",),
+    "decode": ("step", "decode"),
+    "effect": ("effect",),
+    "diff": ("diff",),
+    "doctor": ("doctor",),
+}
+"""The tables of columns.toml that a command shows, beside those of heads."""
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A word with its explanation. `also` are further names, those of JSON fields included."""
+    """A word with its explanation. `also` are further names, those of JSON fields included.
+
+    A column has a `heading` (a statistic without one has no column), a `name` elsewhere, and a `legend`; a head type has a
+    `name` and a `short` one. The texts of sites and variants are templates; `general` is the formula of a site for any
+    run, if it differs, and `why` the use of a variant. A mistake has an `effect`, a `wrong` and the `right` expression,
+    and that of torch's fused function, `in_torch`.
+    """
 
     explanation: str
     formula: str = ""
     source: str = ""
     also: tuple[str, ...] = ()
-
-
-class Column(Word, frozen=True, kw_only=True):
-    """A column: its `heading` (a statistic without one has no column), its `name` elsewhere, and its `legend`."""
-
     heading: str = ""
     name: str = ""
     legend: str = ""
-
-
-class HeadTypeWords(Word, frozen=True, kw_only=True):
-    """The names of a head type."""
-
-    name: str
-    short: str
-
-
-class SiteWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Templates for a site's meaning and its formula in a run; `general` is the formula for any run, if it differs."""
-
-    meaning: str
-    formula: str
+    short: str = ""
     general: str = ""
-
-
-class VariantWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a variant of attention does (a template), why, and its source."""
-
-    what: str
-    why: str
-    source: str
-
-
-class MistakeWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mistake: its message, its effect, a wrong and the right expression, and that of torch's fused function."""
-
-    message: str
-    effect: str
+    why: str = ""
+    effect: str = ""
     wrong: str = ""
     right: str = ""
     in_torch: str = ""
 
 
-class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The columns of all tables by field, in display order, and the head types."""
-
-    head_type_rule: str
-    statistic: Mapping[str, Column]
-    head_type: Mapping[str, HeadTypeWords]
-    bench: Mapping[str, Column]
-    step: Mapping[str, Column]
-    decode: Mapping[str, Column]
-    effect: Mapping[str, Column]
-    diff: Mapping[str, Column]
-    doctor: Mapping[str, Column]
-
-    @property
-    def by_command(self) -> Mapping[Group, tuple[Column, ...]]:
-        """The columns of each command other than those of heads."""
-        tables: Mapping[Group, tuple[Mapping[str, Column], ...]] = {
-            "bench": (self.bench,), "decode": (self.step, self.decode), "effect": (self.effect,), "diff": (self.diff,),
-            "doctor": (self.doctor,),
-        }  # fmt: skip
-        return {name: tuple(column for table in of for column in table.values()) for name, of in tables.items()}
-
-
-class Glossary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All other words."""
-
-    group: Mapping[Group, str]
-    concept: Mapping[str, Word]
-    sign: Mapping[str, Word]
-    probe: Mapping[str, Word]
-    site: Mapping[str, SiteWords]
-    variant: Mapping[str, VariantWords]
+def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Mapping[str, Word]:
+    """The words of a table of a file, by name: of a column its field, and of a mistake its code, or `code, form` for its
+    further forms."""
+    return _tables(file)[table]
 
 
 @cache
-def column_words() -> Columns:
-    """The words of columns.toml."""
-    return msgspec.convert(_parsed("columns"), Columns)
-
-
-@cache
-def glossary() -> Glossary:
-    """The words of glossary.toml."""
-    return msgspec.convert(_parsed("glossary"), Glossary)
-
-
-@cache
-def mistake_words() -> Mapping[str, MistakeWords]:
-    """The words of mistakes.toml, by the code of a mistake, and by `code, form` for its further forms."""
-    return msgspec.convert(_parsed("mistakes"), dict[str, MistakeWords])
-
-
-def _parsed(name: str) -> object:
-    return tomllib.loads(resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+def _tables(file: str) -> Mapping[str, Mapping[str, Word]]:
+    text = resources.files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, dict[str, Word]])

@@ -9,7 +9,7 @@ from typing import Literal
 
 from mhacli.errors import UsageError
 from mhacli.record.checks import StatisticsCheck
-from mhacli.record.glossary import Column, HeadTypeWords, column_words
+from mhacli.record.glossary import Word, words_of
 from mhacli.settings import SINK_TOKENS
 
 Kind = Literal[
@@ -167,9 +167,9 @@ class Statistic:
     of: str = ""
 
     @property
-    def words(self) -> Column:
+    def words(self) -> Word:
         """Its heading, its names and its explanation."""
-        return column_words().statistic[self.field]
+        return words_of("columns", "statistic")[self.field]
 
     @property
     def is_change(self) -> bool:
@@ -212,36 +212,26 @@ STATISTICS = (
 # ------------------------------------------------------------------------------------------------------------------ head types
 
 
-@dataclass(frozen=True)
-class HeadType:
-    """A head type and the statistic that defines it; its words stand in columns.toml."""
-
-    kind: Kind
-    field: str
-
-    @property
-    def words(self) -> HeadTypeWords:
-        """Its names and its explanation."""
-        return column_words().head_type[self.kind]
-
-
-HEAD_TYPES: Mapping[Kind, HeadType] = {
-    head_type.kind: head_type
-    for head_type in (
-        HeadType("sink", "sink"),
-        HeadType("previous-token", "previous"),
-        HeadType("diagonal", "diagonal"),
-        HeadType("induction", "induction"),
-        HeadType("duplicate-token", "duplicate"),
-        HeadType("positional", "at_offset"),
-        HeadType("local", "near"),
-        HeadType("uniform", "entropy_share"),
-        HeadType("mixed", ""),
-    )
+HEAD_TYPES: Mapping[Kind, str] = {
+    "sink": "sink",
+    "previous-token": "previous",
+    "diagonal": "diagonal",
+    "induction": "induction",
+    "duplicate-token": "duplicate",
+    "positional": "at_offset",
+    "local": "near",
+    "uniform": "entropy_share",
+    "mixed": "",
 }
-"""Every head type by its name in JSON. Among equal excesses the first wins."""
+"""The statistic that defines each head type. Among equal excesses the first type wins."""
 UNTYPED: tuple[Kind, ...] = ("uniform", "mixed")
 """The head types without a weight much above uniform attention."""
+
+
+def words_of_type(kind: Kind) -> Word:
+    """The names of a head type, and its explanation."""
+    return words_of("columns", "head_type")[kind]
+
 
 # --------------------------------------------------------------------------------------------------------------- kind and order
 
@@ -272,7 +262,7 @@ def nearest_type(head: HeadStatistics) -> tuple[Kind, float] | None:
 
 
 def _excesses(head: HeadStatistics) -> dict[Kind, float]:
-    return {kind: _excess(head, HEAD_TYPES[kind].field) for kind in HEAD_TYPES if kind not in UNTYPED}
+    return {kind: _excess(head, HEAD_TYPES[kind]) for kind in HEAD_TYPES if kind not in UNTYPED}
 
 
 _ROUNDING = 1e-5

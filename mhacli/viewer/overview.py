@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 
-from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, Statistic
+from mhacli.record.heads import STATISTICS, HeadStatistics, Statistic, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import check_text, count_of, fitted, short_text, token_text, weight_text
@@ -117,7 +117,7 @@ class Overview(HeadsScreen):
         if layout.thumbnail is not None and layout.width > self.heads.widest_title:
             return flowed(shading, width)
         kinds = [kind for kind in KIND_SIGNS if any(self._is_kind(place, kind) for place in self.head_table.places)]
-        parts = [[kind_sign(self._first_of(kind)), (f" {HEAD_TYPES[kind].words.name}", PLAIN)] for kind in kinds]
+        parts = [[kind_sign(self._first_of(kind)), (f" {words_of_type(kind).name}", PLAIN)] for kind in kinds]
         return flowed([*shading, *parts], width, "  ")[:2]
 
     def _is_kind(self, place: tuple[int, int], kind: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.core import Tap, no_tap, per_query_head
-from mhacli.record.glossary import MistakeWords, mistake_words
+from mhacli.record.glossary import Word, words_of
 
 Pairing = Literal["half", "interleaved"]
 
@@ -532,9 +532,9 @@ class Mistake:
             object.__setattr__(self, "site", _SITES[self.stage])
 
     @property
-    def words(self) -> MistakeWords:
+    def words(self) -> Word:
         """Its message, effect and fix."""
-        words = mistake_words()
+        words = words_of("mistakes", "mistake")
         return words.get(f"{self.code}, {self.form}") or words[self.code]
 
     @property

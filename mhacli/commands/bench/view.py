@@ -24,7 +24,7 @@ from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
 from mhacli.commands.bench.result import Benchmark, BenchRow, families
 from mhacli.commands.bench.workload import BACKENDS, Workload
 from mhacli.errors import MhaError, installing
-from mhacli.record.glossary import column_words
+from mhacli.record.glossary import words_of
 from mhacli.record.intervals import MIN_ROUNDS, ratio_text
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
@@ -35,7 +35,7 @@ _BAR = 8
 _SHORT_S = 1e-3
 _ALONE_SHOWN = 3
 """The most rows without a counterpart that are named. More are counted."""
-_COLUMNS = tuple(name for name in column_words().bench if name != "change")
+_COLUMNS = tuple(name for name in words_of("columns", "bench") if name != "change")
 _LEAST_WIDTHS = {
     "quartiles": 104, "interval": 104, "rate": 88, "first": 120, "min": 134, "n": 134, "mean": 150,
     "intensity": 160,
@@ -45,7 +45,7 @@ _DROP_ORDER = (
     "mean", "intensity", "n", "min", "first", "rate", "quartiles", "interval", "error", "memory", "bar"
 )  # fmt: skip
 """Columns in the order in which they are dropped if others need the room. Numbers are never cut."""
-_CHANGED = ("then", "now", column_words().bench["change"].heading, "95 % of both", "verdict")
+_CHANGED = ("then", "now", words_of("columns", "bench")["change"].heading, "95 % of both", "verdict")
 _CHANGED_NARROW = ("now/then", "95 %", "verdict")
 _NARROW = 60
 """The least screen width for both times beside their ratio."""
@@ -85,7 +85,7 @@ def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
 
 def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Screen) -> RenderableType:
     in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
-    headings = {name: column_words().bench[name].heading for name in _COLUMNS} | (
+    headings = {name: words_of("columns", "bench")[name].heading for name in _COLUMNS} | (
         {"rate": "TFLOP/s"} if in_tera else {}
     )
     lines: list[tuple[dict[str, str], str | None]] = []
@@ -446,7 +446,7 @@ def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
 
 def _table(family: str, rows: Sequence[BenchRow]) -> str:
     head = "".join(
-        f'<th title="{html.escape(column_words().bench[name].explanation)}">{heading}</th>'
+        f'<th title="{html.escape(words_of("columns", "bench")[name].explanation)}">{heading}</th>'
         for heading, name in _HEADINGS.items()
     )
     body = "\n".join(_line(row) for ranked in _ranked_sizes(rows) for row in ranked)

@@ -137,7 +137,7 @@ def finding_of(
     words = mistake.words
     return Finding(
         code=mistake.code,
-        message=words.message,
+        message=words.explanation,
         evidence=evidence,
         fix=("scaled_dot_product_attention" in line.source and words.in_torch) or words.right,
         effect=words.effect,

@@ -29,8 +29,8 @@ from mhacli.commands.diff.result import (
 )
 from mhacli.errors import UsageError, first_names
 from mhacli.record.arrays import Array
-from mhacli.record.glossary import column_words
-from mhacli.record.heads import HEAD_TYPES, STATISTICS
+from mhacli.record.glossary import words_of
+from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.cells import (
     CHANGES,
@@ -301,7 +301,7 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     parts: list[RenderableType] = []
     metric, changes = d.effects.metric, d.effects.changes
     if changes:
-        heading = column_words().effect[metric].heading
+        heading = words_of("columns", "effect")[metric].heading
         table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
         shown = changes if everything else changes[:10]
         for change in shown:
@@ -340,7 +340,7 @@ def _heads(layers: Sequence[LayerDifference], screen: Screen, *, everything: boo
 
 
 def _type(change: HeadChange) -> str:
-    return " → ".join(dict.fromkeys(HEAD_TYPES[kind].words.name for kind in (change.kind_a, change.kind_b)))
+    return " → ".join(dict.fromkeys(words_of_type(kind).name for kind in (change.kind_a, change.kind_b)))
 
 
 def _foremost(change: HeadChange) -> list[StatisticChange]:
@@ -358,7 +358,7 @@ def _statistic(change: StatisticChange) -> str:
         "none" if value is None else weight_text(value, 2) if unit in ("weight", "fraction") else short_text(value)
         for value in (change.a, change.b)
     )
-    name = column_words().statistic[change.name].name
+    name = words_of("columns", "statistic")[change.name].name
     nats = " nats" if unit == "nats" else ""
     if a == b and change.a is not None and change.b is not None:  # too small a change for these decimals
         way = "up" if change.b > change.a else "down"
@@ -371,7 +371,7 @@ def _statistic(change: StatisticChange) -> str:
 
 _STYLES = {"identical": "green", "within": "green", "beyond": "bold red", "shape": "bold red", "skipped": "dim"}
 _WORDS = {
-    **{name: column_words().diff[name].heading for name in ("identical", "within", "beyond")},
+    **{name: words_of("columns", "diff")[name].heading for name in ("identical", "within", "beyond")},
     "shape": "OTHER SHAPE",
     "skipped": "–",
 }
@@ -438,7 +438,9 @@ def _layer(layer: LayerDifference, screen: Screen, *, everything: bool) -> Rende
 def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Screen) -> Table:
     names = ("numbers", "others", "largest", "relative")[0 if screen.width >= 100 else 2 :]
     names = names if any(site.n_cells for site in sites) else ()
-    table = plain_table(("site", False), *((column_words().diff[name].heading, True) for name in names), ("", False))
+    table = plain_table(
+        ("site", False), *((words_of("columns", "diff")[name].heading, True) for name in names), ("", False)
+    )
     table.add_column("where", overflow="fold", ratio=1)
     for site in sites:
         cells = {

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mhacli.commands.doctor.result import ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
 from mhacli.io.files import format_size
-from mhacli.record.glossary import column_words
+from mhacli.record.glossary import words_of
 from mhacli.render.base.format import count_of, filled, plain_table
 from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible
@@ -154,7 +154,7 @@ def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
     if not rows:
         return []
     names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
-    table = plain_table(("attend", False), *((column_words().doctor[name].heading, True) for name in names))
+    table = plain_table(("attend", False), *((words_of("columns", "doctor")[name].heading, True) for name in names))
     several = len({row.device for row in rows}) > 1
     for row in rows:
         name = f"{row.device} {row.dtype}" if several else row.dtype
@@ -189,7 +189,7 @@ def _checks(checks: Sequence[HealthCheck], *, with_numbers: bool) -> RenderableT
     table.add_column("", no_wrap=True)
     if with_numbers:
         for name in ("found", "tolerance"):
-            table.add_column(column_words().doctor[name].heading, justify="right", no_wrap=True)
+            table.add_column(words_of("columns", "doctor")[name].heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for check in checks:
         style, word = _STYLES[check.status], _WORDS.get(check.status, check.status)

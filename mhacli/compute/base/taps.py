@@ -58,7 +58,7 @@ class Capture:
             tensor,
             axes=site.axes_for(self._facts),
             formula=filled_in(site.words.formula, self._facts),
-            meaning=filled_in(site.words.meaning, self._facts),
+            meaning=filled_in(site.words.explanation, self._facts),
             is_view=view_of is not None or _is_repeated(tensor),
             flops=site.flops(self._facts),
             view_of=view_of,

@@ -510,7 +510,7 @@ def meaning_of(site: str, axes: Sequence[str]) -> str:
         site = f"{site[0]}_per_head"
     if site in _MEANINGS:
         return _MEANINGS[site]
-    return SITES[site].words.meaning if site in _KNOWN_SITES or site.endswith("_per_head") else ""
+    return SITES[site].words.explanation if site in _KNOWN_SITES or site.endswith("_per_head") else ""
 
 
 def remark_of(operation: Operation, before: Sequence[str], axes: Sequence[str], *, is_attention: bool) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from mhacli.io.files import format_size
 from mhacli.record.checks import Check, SelfCheck, error_text
 from mhacli.record.consistency import contradictions
-from mhacli.record.heads import CERTAIN_ENOUGH, HEAD_TYPES, HeadsSummary, HeadStatistics, nearest_type
+from mhacli.record.heads import CERTAIN_ENOUGH, HeadsSummary, HeadStatistics, nearest_type, words_of_type
 from mhacli.record.record import Record, Step, TensorSummary, Timing, WeightShape
 from mhacli.settings import Config
 from mhacli.text.escape import token_label, visible
@@ -104,17 +104,17 @@ def type_text(head: HeadStatistics) -> str:
     `mixed (nearest: previous token, .21 of .40)`."""
     nearest = nearest_type(head)
     if nearest is None:
-        return HEAD_TYPES[head.kind].words.name + type_excess(head)
+        return words_of_type(head.kind).name + type_excess(head)
     kind, excess = nearest
     least = weight_text(CERTAIN_ENOUGH, 2)
-    return f"{HEAD_TYPES[head.kind].words.name} (nearest: {HEAD_TYPES[kind].words.name}, {weight_text(excess, 2)} of {least})"
+    return f"{words_of_type(head.kind).name} (nearest: {words_of_type(kind).name}, {weight_text(excess, 2)} of {least})"
 
 
 def type_excess(head: HeadStatistics) -> str:
     """The excess beside a head's type in a narrow column; for a mixed head the nearest type; empty if unknown."""
     nearest = nearest_type(head)
     if nearest is not None:
-        return f" ({HEAD_TYPES[nearest[0]].words.short} {weight_text(nearest[1], 2)})"
+        return f" ({words_of_type(nearest[0]).short} {weight_text(nearest[1], 2)})"
     return "" if head.certainty is None or head.kind == "mixed" else f" {weight_text(head.certainty, 2)}"
 
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mhacli.record.corpus import CONFIDENCE, CorpusCell, CorpusHead, CorpusSummary, Spread, named
-from mhacli.record.glossary import column_words
+from mhacli.record.glossary import words_of
 from mhacli.record.heads import HEAD_TYPES, STATISTICS, HeadStatistics, nearest_type
 from mhacli.record.record import Record
 from mhacli.render.base.format import (
@@ -81,7 +81,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
             names[head.layer, head.attention],
             str(head.head),
             f"{100 * corpus_head.agree:.0f} %",
-            column_words().statistic[name].heading or name,
+            words_of("columns", "statistic")[name].heading or name,
             *cells,
         )
     legend = "agree = documents where the head has this type · interval: bootstrap of the mean"
@@ -91,7 +91,7 @@ def spread_view(corpus: CorpusSummary, record: Record, listed: Sequence[HeadStat
 def _field(head: HeadStatistics) -> str:
     """The statistic of a head's type, or of its nearest type; the entropy if there is none."""
     nearest = nearest_type(head)
-    name = HEAD_TYPES[head.kind if nearest is None else nearest[0]].field
+    name = HEAD_TYPES[head.kind if nearest is None else nearest[0]]
     return name if name and name != "at_offset" else "entropy_share"
 
 
@@ -121,7 +121,7 @@ def effects_view(
     ordered = sorted(rows, key=lambda row: -row[0])
     listed = ordered if everything else ordered[:MAX_EFFECTS]
     has_kl = metric == "d_logit"
-    headings = ("removed", column_words().effect[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
+    headings = ("removed", words_of("columns", "effect")[metric].heading, INTERVAL, PART, *(["KL"] * has_kl))
     table = plain_table(*((heading, heading != "removed") for heading in headings))
     for _, name, change, kl in listed:
         table.add_row(name, *_change_cells(change), *([number_text(kl.mean)] if has_kl and kl is not None else []))

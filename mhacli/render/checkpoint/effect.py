@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mhacli.record.effect import Effect, EffectSummary, numbers_of
-from mhacli.record.glossary import column_words
+from mhacli.record.glossary import words_of
 from mhacli.record.record import Record, texts_of
 from mhacli.render.base.cells import CHANGES, cell
 from mhacli.render.base.format import (
@@ -243,7 +243,7 @@ def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...]
 def heading_of(name: str, summary: EffectSummary) -> str:
     """The heading of a column, with a question mark if its numbers are not verified."""
     is_unproven = name in ("direct", "later") and summary.direct is not None and not summary.direct.ok
-    return column_words().effect[name].heading + "?" * is_unproven
+    return words_of("columns", "effect")[name].heading + "?" * is_unproven
 
 
 def number_words(effect: Effect, name: str, floor: float = 0.0) -> str:

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.record.heads import HEAD_TYPES, UNTYPED, HeadStatistics, in_order
+from mhacli.record.heads import UNTYPED, HeadStatistics, in_order, words_of_type
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.render.base.colours import KIND_SIGNS, type_sign
 from mhacli.render.base.format import count_of, fitted, flowing, left_out, percent_text, short_text, weight_text
@@ -283,7 +283,7 @@ def _legend(record: Record, heads: Sequence[HeadStatistics], screen: Screen) -> 
         if not heads_of_kind:
             continue
         sign, style = type_sign(kind)
-        part = Text().append(sign, style=style).append(f" {HEAD_TYPES[kind].words.name} {len(heads_of_kind)}")
+        part = Text().append(sign, style=style).append(f" {words_of_type(kind).name} {len(heads_of_kind)}")
         if len(heads_of_kind) <= _MAX_NAMED and kind not in UNTYPED:
             listed = (
                 f"{short_name(names[head.layer, head.attention], record.layers)}.{head.head}" for head in heads_of_kind

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mhacli.record.arrays import Array
-from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.heads import words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import count_of, filled, short_text, weight_text
@@ -107,9 +107,7 @@ def _kinds(pictures: Sequence[HeadPicture]) -> list[str]:
     """Each head type with its sign and number of heads; an empty line if the record has no statistics."""
     kinds = [picture.head.statistics.kind for picture in pictures if picture.head.statistics is not None]
     counts = [
-        f"{KIND_SIGNS[kind][0]} {HEAD_TYPES[kind].words.name} {kinds.count(kind)}"
-        for kind in KIND_SIGNS
-        if kind in kinds
+        f"{KIND_SIGNS[kind][0]} {words_of_type(kind).name} {kinds.count(kind)}" for kind in KIND_SIGNS if kind in kinds
     ]
     return counts or [""]
 
@@ -243,7 +241,7 @@ def _short(picture: HeadPicture, form: _Form) -> str:
     """The head's number and type, and the weight of hidden sinks."""
     statistics = picture.head.statistics
     sign = "" if statistics is None else KIND_SIGNS[statistics.kind][0]
-    name = "" if statistics is None else HEAD_TYPES[statistics.kind].words.name
+    name = "" if statistics is None else words_of_type(statistics.kind).name
     taken = ""
     if picture.shown.taken is not None and picture.whole.sinks:
         mass = sink_mass([picture])
@@ -264,7 +262,7 @@ def _tooltip(picture: HeadPicture) -> str:
     statistics = picture.head.statistics
     parts = [picture.label]
     if statistics is not None:
-        parts += [HEAD_TYPES[statistics.kind].words.name] + (
+        parts += [words_of_type(statistics.kind).name] + (
             [] if statistics.entropy is None else [f"entropy {short_text(statistics.entropy)} nats"]
         )
     parts += [f"sinks get {sink_text([picture], _TOOLTIP_DIGITS)}"] if picture.whole.sinks else []

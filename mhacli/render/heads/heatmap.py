@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.heads import words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.cells import WEIGHTS, cell, half_cells, levels, range_text, ticks
 from mhacli.render.base.colours import NAN_SIGN, sink_shade
@@ -171,7 +171,7 @@ def pooled_map(
     body = [axis, *_map_lines(head_map, cells, width, is_halved=screen.colour and not is_roomy, colour=screen.colour)]
     head = record.heads[place]
     place_name = where(record, sequence, layer, head.head)
-    name = f"{place_name} · {HEAD_TYPES[head.kind].words.name} · each cell {head_map.block} × {head_map.block} tokens"
+    name = f"{place_name} · {words_of_type(head.kind).name} · each cell {head_map.block} × {head_map.block} tokens"
     return Group(title_rule(name), Text("\n").join(body), _caption(head_map, scale, options, screen))
 
 

@@ -24,6 +24,7 @@ from mhacli.record.heads import (
     Statistic,
     nearest_type,
     require_order,
+    words_of_type,
 )
 from mhacli.record.record import Record, layer_prefix
 from mhacli.render.base.colours import KIND_SIGNS
@@ -131,9 +132,7 @@ def legend_parts(columns: Sequence[OverviewColumn], listed: Sequence[HeadStatist
         parts.append(f"beside a type: its {excess}, at least {least}")
     if any(head.kind == "uniform" for head in listed):
         parts.append("beside uniform: H/max")
-    nearest = [
-        HEAD_TYPES[nearest_kind[0]].words for nearest_kind in map(nearest_type, listed) if nearest_kind is not None
-    ]
+    nearest = [words_of_type(nearest_kind[0]) for nearest_kind in map(nearest_type, listed) if nearest_kind is not None]
     if nearest:
         parts.append(f"mixed (nearest type): no {'excess' if has_type else excess} reaches {least}")
     explained = {column.heading for column in columns}
@@ -297,7 +296,7 @@ def _type_text(head: HeadStatistics) -> Text:
         return Text("–", style="dim")
     glyph, style = KIND_SIGNS[head.kind]
     beside = "dim" if head.kind in UNTYPED else ""  # faint colours are hard to read
-    return Text(f"{glyph} {HEAD_TYPES[head.kind].words.name}", style=style).append(type_excess(head), style=beside)
+    return Text(f"{glyph} {words_of_type(head.kind).name}", style=style).append(type_excess(head), style=beside)
 
 
 def _has_no_choice(head: HeadStatistics) -> bool:
@@ -306,7 +305,7 @@ def _has_no_choice(head: HeadStatistics) -> bool:
 
 def _emphasis(head: HeadStatistics, column: OverviewColumn) -> str:
     """The style of a number: bold if it determined the head's type."""
-    return f"bold {KIND_SIGNS[head.kind][1]}" if column.field and HEAD_TYPES[head.kind].field == column.field else ""
+    return f"bold {KIND_SIGNS[head.kind][1]}" if column.field and HEAD_TYPES[head.kind] == column.field else ""
 
 
 def _sparks(record: Record, name: str, at: tuple[str, int]) -> str:

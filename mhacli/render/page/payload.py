@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mhacli.record.arrays import Array
-from mhacli.record.glossary import column_words, glossary
-from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.glossary import words_of
+from mhacli.record.heads import words_of_type
 from mhacli.render.base.cells import DECADES
 from mhacli.render.base.colours import KIND_SIGNS
 from mhacli.render.base.format import token_text
@@ -141,11 +141,9 @@ def _scoring(head: DrawableHead) -> Mapping[str, Any]:
 def _terms(view: PageView) -> Mapping[str, str]:
     """The explanations that the script shows as tooltips."""
     types = {head.statistics.kind for head in view.heads if head.statistics is not None}
-    words = {word: glossary().concept[word].explanation for word in _EXPLAINED}
-    words["entropy"] = column_words().statistic["entropy"].explanation
-    return words | {
-        HEAD_TYPES[kind].words.name: HEAD_TYPES[kind].words.explanation for kind in KIND_SIGNS if kind in types
-    }
+    words = {word: words_of("glossary", "concept")[word].explanation for word in _EXPLAINED}
+    words["entropy"] = words_of("columns", "statistic")["entropy"].explanation
+    return words | {words_of_type(kind).name: words_of_type(kind).explanation for kind in KIND_SIGNS if kind in types}
 
 
 _EXPLAINED = (
@@ -173,7 +171,7 @@ def _head(head: DrawableHead, layer: int) -> Mapping[str, Any]:
         "label": head.label,
         "kv": kv_head_of(head.record, head.head),
         "kind": None if statistics is None else statistics.kind,
-        "type": None if statistics is None else HEAD_TYPES[statistics.kind].words.name,
+        "type": None if statistics is None else words_of_type(statistics.kind).name,
         "sign": "" if statistics is None else KIND_SIGNS[statistics.kind][0],
         "certainty": None if statistics is None else statistics.certainty,
         "entropy": None if statistics is None else statistics.entropy,

@@ -9,7 +9,7 @@ from math import floor, isnan, log10
 from rich.text import Text
 
 from mhacli.io.files import format_size
-from mhacli.record.heads import HEAD_TYPES, Corner, HeadStatistics, in_order
+from mhacli.record.heads import Corner, HeadStatistics, in_order, words_of_type
 from mhacli.record.record import Record
 from mhacli.render.base.colours import NAN_SIGN, level_of
 from mhacli.render.base.format import count_of, percent_text, weight_text
@@ -83,7 +83,7 @@ def _statistics_row(
     head: HeadStatistics | None = None,
 ) -> Html:
     """A row with the index of its head among the drawn ones, and the meaning of its type."""
-    meaning = {} if head is None else {"title": HEAD_TYPES[head.kind].words.explanation}
+    meaning = {} if head is None else {"title": words_of_type(head.kind).explanation}
     html = [
         _cell(column, cell.plain, meaning if column.field == "kind" else {})
         for column, cell in zip(columns, cells, strict=True)

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mhacli.record.checks import error_text
-from mhacli.record.glossary import column_words
+from mhacli.record.glossary import words_of
 from mhacli.record.intervals import is_sufficient, paired_ratio, ratio_text
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.render.base.format import (
@@ -128,12 +128,12 @@ def _step_table(
     steps: Sequence[CacheStep], shown: Selection, sequences: tuple[int, ...], screen: Screen
 ) -> RenderableType:
     """A line per step: the new tokens, the number of keys, and the bytes read and added."""
-    columns = [name for name in column_words().step if screen.width >= _STEP_WIDTHS.get(name, 0)]
+    columns = [name for name in words_of("columns", "step") if screen.width >= _STEP_WIDTHS.get(name, 0)]
     table = plain_table(gap=2)
     for name in columns:
         is_word = name in ("phase", "tokens")
         table.add_column(
-            column_words().step[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens"
+            words_of("columns", "step")[name].heading, justify="left" if is_word else "right", no_wrap=name != "tokens"
         )
     for place, number in enumerate(shown.shown):
         if shown.hidden and place == shown.before:
@@ -254,8 +254,8 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
 def _cache_table(timings: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
     """Each length and kind of cache: time and bytes of a step and of the whole sequence, with the speed-up against no
     cache."""
-    names = [name for name in column_words().decode if screen.width >= _LEAST_WIDTHS.get(name, 0)]
-    columns = ((column_words().decode[name].heading, name != "cache") for name in names)
+    names = [name for name in words_of("columns", "decode") if screen.width >= _LEAST_WIDTHS.get(name, 0)]
+    columns = ((words_of("columns", "decode")[name].heading, name != "cache") for name in names)
     table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
     again = {timing.length: timing.step.median_s for timing in timings if timing.cache == "none"}
     previous = None

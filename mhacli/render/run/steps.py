@@ -34,7 +34,7 @@ def step_lines(record: Record, screen: Screen) -> RenderableType:
     parts: list[RenderableType] = [*header(record, screen)]
     if record.module is None and record.model is None:
         parts += [
-            Text(f"{name}: ", style="bold").append(visible(variant.what), style="not bold")
+            Text(f"{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
             for name, variant in variants(record.facts).items()
         ]
     heading, *lines = _lines(record, screen.width)

@@ -84,7 +84,7 @@ def header(record: Record, screen: Screen) -> Iterator[RenderableType]:
 
 def _variants(record: Record) -> Iterator[RenderableType]:
     for name, variant in variants(record.facts).items():
-        title = Text(f"\n{name}: ", style="bold").append(visible(variant.what), style="not bold")
+        title = Text(f"\n{name}: ", style="bold").append(visible(variant.explanation), style="not bold")
         body = Group(Text(f"why: {variant.why}", style="italic"), Text(f"source: {variant.source}", style="dim"))
         yield Group(title, Padding(body, (0, 0, 0, _INDENT)))
 

@@ -17,7 +17,7 @@ from textual.message import Message
 from textual.timer import Timer
 
 from mhacli.io.memory import uncollected
-from mhacli.record.heads import HEAD_TYPES
+from mhacli.record.heads import words_of_type
 from mhacli.render.base.format import count_of, fitted
 from mhacli.viewer.head_table import HeadTable, TableHead
 from mhacli.viewer.lines import ACCENT, CURSOR, DIM, PLAIN, Line, Pane, kind_sign, kind_words, ruled, segment, segments
@@ -285,7 +285,7 @@ def _thumbnail_title(head: TableHead | None, width: int, is_cursor: bool) -> lis
 
 
 def _type_name(head: TableHead) -> str:
-    return "" if head.statistics is None else HEAD_TYPES[head.statistics.kind].words.name
+    return "" if head.statistics is None else words_of_type(head.statistics.kind).name
 
 
 # ---------------------------------------------------------------------------------------------------------- thumbnails
