@@ -19,8 +19,9 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter, process_time
@@ -31,49 +32,47 @@ from peak import peak_mib
 
 from mhacli.commands.scan.engines.single import SingleEngine
 from mhacli.commands.scan.folder import open_folder
-from mhacli.commands.scan.request import ScanRequest
+from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, units
-from mhacli.commands.scan.worker import WorkerStart
-from mhacli.compute.checkpoint.layers import CheckpointRunRequest
+from mhacli.commands.scan.worker import Worker
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
-from mhacli.run import Run
 from mhacli.settings import ModelSettings
 from mhacli.text.corpus import CorpusFormat, Document, documents
 
 MAX_TOKENS = 64
 
 
-def good_units(corpus: str, start: WorkerStart, n_documents: int) -> list[Unit]:
+def good_units(corpus: str, digest: str, n_documents: int) -> list[Unit]:
     """Units of documents that have a text."""
     good = (one for one in documents([corpus], CorpusFormat()) if isinstance(one, Document) and one.text.strip())
-    return [*units(islice(good, n_documents), start.settings.digest)]
+    return [*units(islice(good, n_documents), digest)]
 
 
 class Loop:
     """What people write by hand: no rows, no files."""
 
     def __init__(self, request: ScanRequest) -> None:
-        self.request, self.unloaded = request, find(request.model)
-        self.loaded = self.unloaded.load(request.model, None)
+        self.request, self.unloaded = request, find(request.run)
+        self.loaded = self.unloaded.load(request.run, None)
 
     @torch.no_grad()
     def compute(self, unit: Unit) -> None:
         for document in unit.documents:
-            request = self.request.of_document(document[2])
+            request = replace(self.request.run, texts=(document[2],))
             try:
                 texts = make_texts(request, self.unloaded.tokenizer, self.unloaded.config)
             except MhaError:
                 continue
             inputs = inputs_of(self.loaded, texts, self.unloaded.tokenizer, request)
-            CheckpointRun(self.loaded, inputs, CheckpointRunRequest(request.wanted)).inspect()
+            CheckpointRun(self.loaded, inputs, request).inspect()
 
 
-def throughput(start: WorkerStart, made: list[Unit], folder: str) -> float:
+def throughput(request: ScanRequest, settings: ScanSettings, made: list[Unit], folder: str) -> float:
     """Prints the ratio of the loop to the scan; gives the seconds of a unit."""
-    loop, worker = Loop(start.request), start.load()
-    target = open_folder(folder, start.settings, mixed=False)
+    loop, worker = Loop(request), Worker(request, settings)
+    target = open_folder(folder, settings)
 
     def scanned(unit: Unit) -> None:
         target.write(unit, worker.compute(unit))
@@ -100,32 +99,28 @@ def throughput(start: WorkerStart, made: list[Unit], folder: str) -> float:
 class NoWork:
     """A worker that only answers."""
 
-    request: ScanRequest
     n_bytes: int
 
-    def load(self) -> NoWork:
-        return self
-
     def compute(self, unit: Unit) -> UnitFiles:
-        return UnitFiles(bytes(self.n_bytes), b"", b"", len(unit.documents), 0, 0)
+        return bytes(self.n_bytes), b"", b""
 
 
-def done_at(n_workers: int, start: Any, made: list[Unit]) -> list[float]:
+def done_at(n_workers: int, start: Callable[[], Any], made: list[Unit]) -> list[float]:
     """When each unit was done."""
     from mhacli.commands.scan.engines.ray import RayEngine
 
     times: list[float] = []
-    RayEngine("auto", n_workers).run(iter(made), start, lambda *done: times.append(perf_counter()))
+    RayEngine("auto", n_workers, device="cpu").run(iter(made), start, lambda *done: times.append(perf_counter()))
     return times
 
 
-def with_ray(start: WorkerStart, made: list[Unit], unit_s: float, n_rounds: int = 3) -> None:
+def with_ray(start: Callable[[], Worker], made: list[Unit], unit_s: float, n_rounds: int = 3) -> None:
     """Prints what Ray takes of a unit, and how two workers scale."""
     import ray
 
     ray.init("local", num_cpus=2, log_to_driver=False, logging_level="ERROR")
-    files = start.load().compute(made[0])
-    times = done_at(1, NoWork(start.request, sum(map(len, files[:3]))), made * 5)
+    files = start().compute(made[0])
+    times = done_at(1, partial(NoWork, sum(map(len, files))), made * 5)
     own_s = statistics.median(later - earlier for earlier, later in pairwise(times))
     print(f"Ray's part of a unit: {1000 * own_s:.1f} ms, {own_s / unit_s:.2%} of {1000 * unit_s:.0f} ms", flush=True)
     rounds = []
@@ -183,13 +178,12 @@ def _short_lines(corpus: str) -> Iterator[str]:
 
 def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
     """Prints throughput and what Ray does."""
-    each = Run(model=ModelSettings(path=model, device="cpu", threads=1), max_tokens=MAX_TOKENS, keep=())
-    request = ScanRequest(each, sources=(corpus,), form=CorpusFormat(), out="")
-    start = WorkerStart(request, SingleEngine().settings(request))
-    made = good_units(corpus, start, n_documents)
+    request = ScanRequest(model=ModelSettings(path=model), device="cpu", max_tokens=MAX_TOKENS, sources=(corpus,))
+    settings = SingleEngine().settings(request)
+    made = good_units(corpus, settings.digest, n_documents)
     with tempfile.TemporaryDirectory() as folder:
-        unit_s = throughput(start, made, str(Path(folder, "heads.mha")))
-    with_ray(start, made, unit_s)
+        unit_s = throughput(request, settings, made, str(Path(folder, "heads.mha")))
+    with_ray(partial(Worker, request, settings), made, unit_s)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.commands.scan.sums import UNIFORM_AT_OFFSET, UnitFacts, UnitHead, UnitSums, add_sum, strongest
+from mhacli.commands.scan.units import UNIFORM_AT_OFFSET, UnitFacts, UnitHead, add_sum, strongest
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.checks import SelfCheck, worst_check
@@ -38,28 +38,26 @@ class Folded:
     sums: dict[str, Array] = field(default_factory=dict)
     digest: Any = field(default_factory=hashlib.sha256)
 
-    def add(self, unit: UnitSums) -> None:
-        """Adds a unit."""
-        facts = unit.facts
+    def add(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
+        """Adds a unit, with the arrays of its file."""
         self.n_bad += len(facts.bad)
         self.bad += facts.bad[: MAX_LISTED_BAD - len(self.bad)]
         if not facts.documents:
             return
         self.n_documents += len(facts.documents)
-        self.n_tokens += sum(document.n_tokens for document in facts.documents)
+        self.n_tokens += facts.n_tokens
         self.devices.add(facts.device)
         self.identical &= facts.identical
         self.digest.update("".join(document.digest for document in facts.documents).encode())
-        self._add_heads(facts, unit.arrays)
+        self._add_heads(facts, arrays)
         longest = max(document.n_tokens for document in facts.documents)
         others = [self.layers, facts.layers] if self.layers else [facts.layers]
         self.layers = worst_layers(facts.layers if longest > self.longest else self.layers, others)
         self.longest = max(self.longest, longest)
-        kinds = unit.arrays["kinds"]
-        counted = np.stack([(kinds == number).sum(axis=0) for number in range(len(HEAD_TYPES))])
-        of_unit = {name: unit.arrays[name] for name in unit.arrays if name not in ("statistics", "kinds")}
-        for name, array in {**of_unit, "kinds": counted}.items():
-            add_sum(self.sums, name, array)
+        counted = np.stack([(arrays["kinds"] == number).sum(axis=0) for number in range(len(HEAD_TYPES))])
+        for name, array in {**arrays, "kinds": counted}.items():
+            if name != "statistics":
+                add_sum(self.sums, name, array)
 
     def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
         keys = [(head.layer, head.attention, head.head) for head in facts.heads]

@@ -13,36 +13,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from mhacli.commands.scan.request import ScanSettings
-from mhacli.commands.scan.sums import MAX_FILE_BYTES, UnitFacts, read_sums
-from mhacli.commands.scan.units import Unit, UnitFiles, number_of, unit_name
+from mhacli.commands.scan.units import MAX_FILE_BYTES, Unit, UnitFacts, UnitFiles, number_of, read_sums, unit_name
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
 
-_ROWS, _UNITS, _EXAMPLE, _SAFETENSORS = "rows", "units", "example-", ".safetensors"
-_MAX_MANIFEST_BYTES = 1 << 30
+_SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
+_TEMPORARY_NAME = f".*{TEMPORARY}"
 _TEMPORARY_S = 3600.0
 """Seconds that no write of a file takes; older temporary files belong to killed processes."""
-_HINT = "--out another folder starts anew"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The settings of each kind of device that computed units. A finished scan adds facts about the corpus, for people alone."""
-
-    schema: Literal["mha.scan/1"]
-    settings: tuple[ScanSettings, ...]
+_MAX_MANIFEST_BYTES = 1 << 30
+ANEW = "--out another folder starts anew"
+"""The hint for a folder that cannot be resumed."""
 
 
 @dataclass(frozen=True)
 class ScanFolder:
     """An open folder. `settings` are those of this scan, then those of other devices that computed units."""
 
-    path: str
+    path: Path
     settings: tuple[ScanSettings, ...]
 
     def finished(self, unit: Unit, note: Callable[[str], None]) -> tuple[str, UnitFacts] | None:
@@ -51,7 +45,7 @@ class ScanFolder:
         for name in filter(self.has, self.names_of(unit)):
             rows = self.rows_path(name)
             try:
-                facts = read_sums(self.sums_path(name)).facts
+                facts, _ = read_sums(self.sums_path(name))
                 if hashlib.sha256(read_whole(rows, MAX_FILE_BYTES)).hexdigest() == facts.rows:
                     return name, facts
                 note(f"{rows} is damaged: its content is not what was written; it is computed again")
@@ -69,122 +63,106 @@ class ScanFolder:
 
     def write(self, unit: Unit, files: UnitFiles) -> None:
         """Writes the files of a unit, last the one that marks it as finished. Raises `MhaError` if one cannot be written."""
-        write_whole(self.rows_path(unit.name), files.rows, force=True)
-        if files.example:
-            write_whole(self.example_path(unit.number), files.example, force=True)
-        write_whole(self.sums_path(unit.name), files.sums, force=True)
+        rows, example, sums = files
+        write_whole(self.rows_path(unit.name), rows, force=True)
+        if example:
+            write_whole(self.example_path(unit.number), example, force=True)
+        write_whole(self.sums_path(unit.name), sums, force=True)
 
     def rows_path(self, name: str) -> str:
         """The path of a unit's rows."""
-        return os.path.join(self.path, _ROWS, f"{name}.{self.settings[0].row_format}")
+        return str(self.path / _ROWS / f"{name}.{self.settings[0].row_format}")
 
     def sums_path(self, name: str) -> str:
         """The path of a unit's sums, from which units are merged."""
-        return os.path.join(self.path, _UNITS, name + _SAFETENSORS)
+        return str(self.path / _UNITS / f"{name}.safetensors")
 
     def example_path(self, number: int) -> str:
         """The path of the example of a unit, the record of one of its documents."""
-        return os.path.join(self.path, f"{_EXAMPLE}{number:08d}{_SAFETENSORS}")
+        return str(self.path / f"example-{number:08d}.safetensors")
 
     def examples(self) -> list[int]:
         """The sorted numbers of the units with an example."""
-        names = (name.removeprefix(_EXAMPLE) for name in os.listdir(self.path) if name.startswith(_EXAMPLE))
-        return sorted(int(name.removesuffix(_SAFETENSORS)) for name in names)
+        return sorted(int(path.stem.partition("-")[2]) for path in self.path.glob("example-*"))
 
     def unit_names(self) -> list[str]:
         """The sorted names of all units with files, finished or not."""
-        files = [*os.listdir(os.path.join(self.path, _ROWS)), *os.listdir(os.path.join(self.path, _UNITS))]
-        return sorted({name.partition(".")[0] for name in files if not name.startswith(".")})
+        files = (path.name for part in (_ROWS, _UNITS) for path in (self.path / part).glob("[!.]*"))
+        return sorted({name.partition(".")[0] for name in files})
 
     def remove(self, name: str) -> None:
         """Removes the files of a unit, first the one that marks it as finished, and its example."""
-        _remove(self.sums_path(name), self.rows_path(name), self.example_path(number_of(name)))
+        for path in (self.sums_path(name), self.rows_path(name), self.example_path(number_of(name))):
+            Path(path).unlink(missing_ok=True)
 
     def finish(self, summary: bytes, facts: Mapping[str, Any]) -> None:
-        """Writes the summary and the manifest with `facts`, and removes unneeded examples and temporary files of killed
-        processes. Recent ones are kept, because another rank may be writing them."""
-        write_whole(os.path.join(self.path, SUMMARY), summary, force=True)
+        """Writes the summary and the manifest with `facts` for people, and removes unneeded examples and temporary files of
+        killed processes. Recent ones are kept, because another rank may be writing them."""
+        write_whole(str(self.path / SUMMARY), summary, force=True)
         _write_manifest(self.path, self.settings, facts)
-        _remove(*map(self.example_path, self.examples()[1:]))
-        for directory in (self.path, os.path.join(self.path, _ROWS), os.path.join(self.path, _UNITS)):
-            for entry in [*os.scandir(directory)]:
-                with suppress(FileNotFoundError):
-                    if _is_temporary(entry.name) and time.time() - entry.stat().st_mtime > _TEMPORARY_S:
-                        os.unlink(entry)
+        for number in self.examples()[1:]:
+            Path(self.example_path(number)).unlink(missing_ok=True)
+        for path in [*self.path.rglob(_TEMPORARY_NAME)]:
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _TEMPORARY_S:
+                    path.unlink()
 
 
-def open_folder(path: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
+def open_folder(out: str, settings: ScanSettings, *, mixed: bool = False) -> ScanFolder:
     """The folder of a scan, created if it does not exist.
 
     Raises `UsageError` for a folder with other settings, naming them; with `mixed` the device may differ, and what follows it.
     Raises `MhaError` for a folder with other files, or one that cannot be written.
     """
-    if not os.path.lexists(os.path.join(path, MANIFEST)):
+    path = Path(out)
+    if not os.path.lexists(path / MANIFEST):
         _create(path, settings)
-    recorded = _read_manifest(os.path.join(path, MANIFEST)).settings
+    recorded = _recorded_settings(str(path / MANIFEST))
     others = tuple(other for other in recorded if other.digest != settings.digest)
     if len(others) == len(recorded):
-        for other in others:
-            _require_same(path, other, settings, mixed=mixed)
+        for old in others:
+            is_other_device = old.device != settings.device and old.on_any_device() == settings.on_any_device()
+            if not (mixed and is_other_device):
+                hint = "--mixed puts results of several devices together, and says so; " * is_other_device + ANEW
+                message = f"{out} was made with other settings: {old.differences(settings)}"
+                raise UsageError(message, hint=hint, path=out)
         _write_manifest(path, (settings, *others))
     return ScanFolder(path, (settings, *others))
 
 
-def _create(path: str, settings: ScanSettings) -> None:
+def _create(path: Path, settings: ScanSettings) -> None:
     """Makes the folder, with a manifest unless another process has written it."""
+    names = path.iterdir() if path.is_dir() else ()
+    if any(entry.name not in (_ROWS, _UNITS) and not entry.match(_TEMPORARY_NAME) for entry in names):
+        raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=str(path))
     try:
-        names = os.listdir(path) if os.path.isdir(path) else []
-        if any(name not in (_ROWS, _UNITS) and not _is_temporary(name) for name in names):
-            raise UsageError(f"--out {path} holds other files, and no scan", hint="name a new folder", path=path)
-        for directory in (_ROWS, _UNITS):
-            os.makedirs(os.path.join(path, directory), exist_ok=True)
+        for part in (_ROWS, _UNITS):
+            (path / part).mkdir(parents=True, exist_ok=True)
         _write_manifest(path, (settings,), force=False)
     except OSError as fault:
-        raise MhaError(f"{path} cannot be written: {fault.strerror or fault}", code="unwritable", path=path) from fault
+        raise MhaError(f"{path} cannot be written: {fault.strerror}", code="unwritable", path=str(path)) from fault
     except MhaError as fault:
         if fault.code != "exists":
             raise
 
 
-def _read_manifest(path: str) -> Manifest:
-    """The manifest of a folder. Raises `MhaError` for one that is damaged, or of another version of mha."""
+def _recorded_settings(manifest: str) -> tuple[ScanSettings, ...]:
+    """The settings of each kind of device that computed units. Raises `MhaError` for a manifest that is damaged, or of another
+    version of mha."""
     try:
-        return decode(Manifest, load_json(read_whole(path, _MAX_MANIFEST_BYTES), path), path)
+        document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
+        if document.get("schema") != _SCHEMA:
+            raise MhaError(f"{manifest} does not have the schema {_SCHEMA}", code="bad-file", path=manifest)
+        return decode(tuple[ScanSettings, ...], document.get("settings"), manifest)
     except MhaError as fault:
-        raise MhaError(fault.message, hint=_HINT, code=fault.code, path=path) from fault
+        fault.hint = ANEW
+        raise
 
 
 def _write_manifest(
-    path: str, settings: Sequence[ScanSettings], facts: Mapping[str, Any] | None = None, *, force: bool = True
+    path: Path, settings: Sequence[ScanSettings], facts: Mapping[str, Any] | None = None, *, force: bool = True
 ) -> None:
     ordered = sorted(settings, key=lambda of_device: of_device.digest)  # whichever was first
-    document = plain(Manifest("mha.scan/1", tuple(ordered))) | (facts or {})
+    document = {"schema": _SCHEMA, "settings": plain(ordered), **(facts or {})}
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    write_whole(os.path.join(path, MANIFEST), text.encode(), force=force)
-
-
-def _require_same(path: str, old: ScanSettings, new: ScanSettings, *, mixed: bool) -> None:
-    """Raises `UsageError` with the settings that differ, unless they are those of another device and `mixed` is True."""
-    changed = [*old.differences(new)]
-    is_other_device = old.device != new.device and all(_follows_device(*change) for change in changed)
-    if mixed and is_other_device:
-        return
-    changes = ", ".join(f"{name} was {before} and is {after}" for name, before, after in changed)
-    hint = "--mixed puts results of several devices together, and says so; " * is_other_device
-    raise UsageError(f"{path} was made with other settings: {changes}", hint=hint + _HINT, path=path)
-
-
-def _follows_device(name: str, before: str, after: str) -> bool:
-    """Whether a setting differs as it does between devices: their reducers, and the build of torch, behind its version."""
-    return name in ("device", "reducer") or (name == "torch" and before.partition("+")[0] == after.partition("+")[0])
-
-
-def _is_temporary(name: str) -> bool:
-    """Whether a file is temporary: being written, or left by a killed process."""
-    return name.startswith(".") and name.endswith(TEMPORARY)
-
-
-def _remove(*paths: str) -> None:
-    for path in paths:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+    write_whole(str(path / MANIFEST), text.encode(), force=force)

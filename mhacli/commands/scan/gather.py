@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
+from itertools import chain
 
 import numpy as np
 
 from mhacli.commands.scan.folded import worst_layers
 from mhacli.commands.scan.request import ScanSettings
-from mhacli.commands.scan.sums import (
+from mhacli.commands.scan.units import (
     EFFECTS,
+    Unit,
     UnitDocument,
     UnitFacts,
+    UnitFiles,
     UnitHead,
-    UnitSums,
     add_sum,
+    document_digest,
     statistic_names,
     strongest,
+    sums_to_bytes,
     uniform_names,
     values,
     widened,
 )
-from mhacli.commands.scan.units import DocumentTable, Unit, UnitFiles, document_digest
 from mhacli.compute.base.taps import to_array
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -33,6 +38,7 @@ from mhacli.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
+from mhacli.record.tables import Column, EffectTable, HeadTable, Table
 from mhacli.text.corpus import BadDocument, Document
 from mhacli.text.tokens import TokenSequence
 
@@ -155,17 +161,11 @@ class Gathered:
 
     def files(self) -> UnitFiles:
         """The files of the unit."""
-        effects = [effect for document_effects in self.effects for effect in document_effects]
-        rows = DocumentTable(self.documents, self.heads, effects).to_bytes(self.settings.row_format)
-        sums = UnitSums(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
-        return UnitFiles(
-            rows=rows,
-            sums=sums.to_bytes(),
-            example=b"" if self._example is None else self._example[1].to_bytes(),
-            n_documents=len(self.documents),
-            n_bad=len(self.bad),
-            n_tokens=sum(document.n_tokens for document in self.documents),
-        )
+        effects = EffectTable(chain.from_iterable(self.effects))
+        table = _DocumentTable(self.documents, HeadTable(chain.from_iterable(self.heads)), effects)
+        rows = _rows_to_bytes(table, self.settings.row_format)
+        sums = sums_to_bytes(self._facts(hashlib.sha256(rows).hexdigest()), self._arrays())
+        return rows, b"" if self._example is None else self._example[1].to_bytes(), sums
 
     def _facts(self, rows_digest: str) -> UnitFacts:
         layers: tuple[InspectedLayer, ...] = ()
@@ -222,3 +222,38 @@ def _of_heads(result: LayerResults, name: str) -> Array:
     """An array of one text, for all heads of the layer, in float64."""
     array = to_array(result.arrays[name])[0].astype(np.float64)
     return np.broadcast_to(array, (len(result.heads), *array.shape[1:]))
+
+
+@dataclass(frozen=True)
+class _DocumentTable(Table):
+    """A row for each document, layer and head. The columns are `file`, `place` (line or row from 1, 0 for a whole file),
+    `n_documents` (1) and `n_tokens`, those of `HeadTable`, and the `effects` of removing the heads, if there are any."""
+
+    documents: Sequence[UnitDocument]
+    heads: HeadTable
+    effects: EffectTable
+
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name."""
+        n_heads = len(self.heads) // max(1, len(self.documents))
+        rows = [document for document in self.documents for _ in range(n_heads)]
+        types = {"file": str, "place": int, "n_documents": int, "n_tokens": int}
+        columns = {name: Column(kind, [getattr(document, name) for document in rows]) for name, kind in types.items()}
+        changes = self.effects.columns()
+        return {
+            **columns,
+            **self.heads.columns(),
+            **({name: changes[name] for name in EFFECTS} if self.effects else {}),
+        }
+
+
+def _rows_to_bytes(table: Table, row_format: str) -> bytes:
+    """The contents of the file of rows, `jsonl` or `parquet`; equal rows give equal bytes."""
+    if row_format == "jsonl":
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        return "".join(f"{encode(row)}\n" for row in table.to_dicts()).encode()
+    from pyarrow import parquet
+
+    file = BytesIO()
+    parquet.write_table(table.to_arrow(), file, compression="zstd")
+    return file.getvalue()

@@ -11,7 +11,7 @@ import numpy as np
 from mhacli.commands.scan.folded import Folded, FoldedHead
 from mhacli.commands.scan.folder import ScanFolder
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.sums import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, uniform_names
+from mhacli.commands.scan.units import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, uniform_names
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
@@ -34,7 +34,7 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
     """
     folded = Folded()
     for name in names:
-        folded.add(read_sums(folder.sums_path(name)))
+        folded.add(*read_sums(folder.sums_path(name)))
     if not folded.heads:
         first = f": {folded.bad[0].named}: {folded.bad[0].reason}" if folded.bad else ""
         more = f", and {folded.n_bad - 1:,} more" if folded.n_bad > 1 else ""

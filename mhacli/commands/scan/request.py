@@ -1,44 +1,114 @@
-"""What a scan computes: the request that its workers get, and the settings that decide its numbers."""
+"""What a scan computes: the options of the command, and the settings that decide its numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mhacli.io.data import plain
 from mhacli.run import Run
-from mhacli.settings import Reducer
+from mhacli.settings import (
+    CHECKPOINT,
+    DEFAULT_MAX_BYTES,
+    DEVICE,
+    DEVICE_WORDS,
+    DEVICES,
+    HEADS,
+    MAX_LENGTH,
+    MAX_THREADS,
+    MAX_TOKENS,
+    NUMBER_FORMAT,
+    OUTPUT,
+    THREADS,
+    TOKENIZER,
+    VIEW,
+    Dtype,
+    ModelSettings,
+    Reducer,
+    Statistics,
+    index_list,
+    parse_bytes,
+    setting,
+)
 from mhacli.text.corpus import CorpusFormat
 from mhacli.text.tokens import LayerChoice
 
-RowFormat = Literal["parquet", "jsonl"]
+_CORPUS, _WORKERS = "Corpus", "Workers"
+_SOURCES = "Text files, JSON lines, Parquet files or globs; - reads stdin."
+_FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
+_COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
+_FIRST = "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)"
+_HEAD = "Show only these heads, such as 0,2 or 0-3."
+_SPANS = "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
+_EFFECT = "Also remove each head in turn, and report what changes at the first [MASK], else the last token."
+_THREADS = "1; another number changes the rounding"
+_N_WORKERS = (
+    "Number of workers, each with the model in its memory (needs the extra scan). "
+    "(default: this process alone; with --ray, as many as there is room for)"
+)
+_RAY = (
+    "Compute on the Ray cluster at this address; auto: the cluster that this machine belongs to; local: a new one here."
+)
+_CPUS = "CPUs that Ray reserves for each worker. (default: as many as --threads)"
+_OUT = "Folder of the result. An interrupted scan resumes from it."
+_MIXED = "Allow results from different kinds of devices in one folder; the result records this."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScanRequest:
-    """The corpus, the folder of the result `out`, and what to compute of each document: `run` has no texts.
+    """The corpus, what to compute of each document, the workers and the folder of the result, as the command line gives them.
 
-    A document may lack spans of `run`. With `effect`, each head is also removed. `strict` refuses bad documents, `mixed`
-    accepts units of other devices, and `command` is the command line for the record. The request can be pickled: each worker
-    loads the model by it.
+    A document may lack spans. The workers do not change the result; each loads the model by the request, which can be pickled.
     """
 
-    run: Run
-    sources: tuple[str, ...]
-    form: CorpusFormat
-    out: str
-    effect: bool = False
-    rows: RowFormat = "jsonl"
-    strict: bool = False
-    mixed: bool = False
-    command: tuple[str, ...] = ()
+    # fmt: off
+    sources: tuple[str, ...] = setting((), _CORPUS, _SOURCES, metavar="CORPUS...", argument=True, many=True)
+    field: str | None = setting(None, _CORPUS, _FIELD, metavar="NAME", common=True)
+    column: str | None = setting(None, _CORPUS, _COLUMN, metavar="NAME", common=True)
+    lines: bool = setting(False, _CORPUS, "Treat each line of a file as a sequence.", common=True)
+    max_docs: int | None = setting(None, _CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
+    max_tokens: int | None = setting(None, _CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
+    pack: bool = setting(False, _CORPUS, "", hidden=True)
+    max_bytes: int = setting(
+        DEFAULT_MAX_BYTES, _CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
+    )
+    strict: bool = setting(False, _CORPUS, "Stop at a bad document instead of leaving it out.")
+    model: ModelSettings = ModelSettings()
+    tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
+    head: tuple[int, ...] | None = setting(None, VIEW, _HEAD, parse=index_list, metavar="LIST", default="all", common=True)
+    span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN", many=True)
+    effect: bool = setting(False, HEADS, _EFFECT, common=True)
+    allow_nonfinite: bool = setting(False, CHECKPOINT, "Continue even if numbers are NaN or Inf.")
+    statistics: Statistics = Statistics()
+    device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS)
+    dtype: Dtype | None = setting(None, DEVICE, NUMBER_FORMAT, default="that of the checkpoint")
+    threads: int = setting(1, DEVICE, THREADS, low=1, high=MAX_THREADS, default=_THREADS)
+    workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
+    ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
+    cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000)
+    out: str = setting("", OUTPUT, _OUT, metavar="DIR", common=True)
+    mixed: bool = setting(False, OUTPUT, _MIXED)
+    # fmt: on
 
-    def of_document(self, text: str) -> Run:
-        """The run that `mha heads` would make for one document, without spans."""
-        return replace(self.run, texts=(text,), spans=())
+    @cached_property
+    def form(self) -> CorpusFormat:
+        """How the files are split into documents."""
+        return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
+
+    @cached_property
+    def run(self) -> Run:
+        """The run that `mha heads` would make for a document, without its text and spans."""
+        own = {name: getattr(self, name) for name in ("device", "dtype", "threads", "tokenizer")}
+        heads = None if self.head is None else tuple(sorted(set(self.head)))
+        return Run(
+            model=replace(self.model, **own),
+            statistics=replace(self.statistics, heads=heads),
+            max_tokens=self.max_tokens,
+            keep=(),
+            allow_nonfinite=self.allow_nonfinite,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,11 +157,12 @@ class ScanSettings:
         text = json.dumps(plain(replace(self, model="")), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def differences(self, other: ScanSettings) -> Iterator[tuple[str, str, str]]:
-        """The settings of another scan that differ and affect the results: name, value here and value there as text."""
-        for field in fields(self):
-            values = getattr(self, field.name), getattr(other, field.name)
-            if values[0] != values[1] and field.name != "model":
-                here, there = (value if isinstance(value, str) else json.dumps(plain(value)) for value in values)
-                is_digest = field.name == "model_digest"
-                yield field.name, here[:12] if is_digest else here, there[:12] if is_digest else there
+    def differences(self, now: ScanSettings) -> str:
+        """The settings that differ from those of another scan and affect the results, with both values; empty if none do."""
+        old, new = vars(self), vars(now)
+        changed = (name for name in old if old[name] != new[name] and name != "model")
+        return ", ".join(f"{name} was {old[name]} and is {new[name]}" for name in changed)
+
+    def on_any_device(self) -> ScanSettings:
+        """The settings without the device and what follows it: its reducer, and the build of torch, behind its version."""
+        return replace(self, model="", device="", reducer="auto", torch=self.torch.partition("+")[0])

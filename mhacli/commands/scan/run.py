@@ -4,57 +4,80 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
-from mhacli.commands.scan.engines.ranks import Share
-from mhacli.commands.scan.engines.single import Engine
-from mhacli.commands.scan.folder import ScanFolder, open_folder
+from mhacli.commands.scan.engines.ranks import Share, on_own_gpu, share_here
+from mhacli.commands.scan.engines.ray import RayEngine
+from mhacli.commands.scan.engines.single import Engine, SingleEngine
+from mhacli.commands.scan.folder import ANEW, ScanFolder, open_folder
 from mhacli.commands.scan.merge import merge
 from mhacli.commands.scan.progress import ScanProgress
 from mhacli.commands.scan.request import ScanRequest
-from mhacli.commands.scan.sums import UnitFacts, read_sums
-from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, document_digest, number_of, units
-from mhacli.commands.scan.worker import WorkerStart
+from mhacli.commands.scan.units import (
+    UNIT_SIZE,
+    Unit,
+    UnitFacts,
+    UnitFiles,
+    document_digest,
+    number_of,
+    read_sums,
+    units,
+)
+from mhacli.commands.scan.worker import Worker
 from mhacli.errors import MhaError, UsageError
 from mhacli.record import storage
-from mhacli.record.corpus import BadEntry
 from mhacli.record.record import Record
 from mhacli.text.corpus import documents
+
+
+def make_study(request: ScanRequest, command: tuple[str, ...], note: Callable[[str], None]) -> ScanStudy:
+    """The scan of this process, with what distributes the units to workers. Raises `UsageError` for workers in a rank."""
+    share = share_here()
+    if request.ray is None and request.workers is None:
+        return ScanStudy(on_own_gpu(request), SingleEngine(), share or Share(), command, note)
+    if share is not None:
+        raise UsageError(
+            f"{'--ray' if request.ray is not None else '--workers'} does not work in a rank (RANK and WORLD_SIZE are set)",
+            hint="one process with --ray uses all nodes of a Ray cluster",
+        )
+    n_cpus = request.cpus_per_worker or request.threads
+    engine = RayEngine(request.ray or "local", request.workers, n_cpus, request.device, note)
+    return ScanStudy(on_own_gpu(request), engine, Share(), command, note)
 
 
 @dataclass
 class ScanStudy:
     """A scan, computed by `run`: this process computes its `share` of the units, others compute the rest in the same folder.
 
-    `report_progress` receives the progress and `note` messages for the user. Once `is_stopped` returns True, no further unit
-    is started.
+    `command` is the command line for the record; `note` receives messages for the user.
     """
 
     request: ScanRequest
     engine: Engine
     share: Share
-    report_progress: Callable[[ScanProgress], None] = lambda progress: None
-    note: Callable[[str], None] = lambda message: None
-    is_stopped: Callable[[], bool] = lambda: False
+    command: tuple[str, ...]
+    note: Callable[[str], None]
     progress: ScanProgress = field(default_factory=ScanProgress)
     _names: list[str] = field(default_factory=list)
     _example: float = float("inf")
 
-    def run(self) -> Record | None:
+    def run(self, report: Callable[[ScanProgress], None], is_stopped: Callable[[], bool]) -> Record | None:
         """The record of the corpus, also written to the folder; None if the scan was stopped or other ranks have unfinished
         units.
 
-        Raises `UsageError` for a folder with other settings or documents, and `MhaError` for documents, computations or files
-        that fail.
+        `report` receives the progress. Once `is_stopped` returns True, no further unit is started. Raises `UsageError` for a
+        folder with other settings or documents, and `MhaError` for documents, computations or files that fail.
         """
         try:
-            return self._run()
+            return self._run(report, is_stopped)
         finally:
             self.engine.end()
 
-    def _run(self) -> Record | None:
+    def _run(self, report: Callable[[ScanProgress], None], is_stopped: Callable[[], bool]) -> Record | None:
         documents(self.request.sources, self.request.form)  # a source that cannot be read leaves no folder
         settings = self.engine.settings(self.request)
         folder = open_folder(self.request.out, settings, mixed=self.request.mixed)
@@ -64,69 +87,60 @@ class ScanStudy:
 
         def on_done(unit: Unit, files: UnitFiles, worker: str) -> None:
             folder.write(unit, files)
-            self.progress.add(worker, files.n_documents, files.n_bad, files.n_tokens, seconds=perf_counter() - began)
-            self.report_progress(self.progress)
-            if self.request.strict and files.n_bad:
-                self._refuse(read_sums(folder.sums_path(unit.name)).facts.bad[0])
+            facts, _ = read_sums(folder.sums_path(unit.name))
+            self._count(facts, worker, perf_counter() - began)
+            report(self.progress)
 
-        self.report_progress(self.progress)
-        self.engine.run(self._unfinished(folder, settings.digest), WorkerStart(self.request, settings), on_done)
-        if self.is_stopped():
+        report(self.progress)
+        unfinished = self._unfinished(folder, settings.digest, is_stopped)
+        self.engine.run(unfinished, partial(Worker, self.request, settings), on_done)
+        if is_stopped():
             return None
         if self.progress.of_documents is None:  # only the end of a stream shows its length
             self.progress.of_documents = self.progress.n_documents
-        self.report_progress(self.progress)  # the last documents may have been finished by an earlier run
+        report(self.progress)  # the last documents may have been finished by an earlier run
         if not all(map(folder.has, self._names)):
             return None
-        return merge(folder, self._names, self.request.command)
+        return merge(folder, self._names, self.command)
 
-    def _unfinished(self, folder: ScanFolder, digest: str) -> Iterator[Unit]:
+    def _unfinished(self, folder: ScanFolder, digest: str, is_stopped: Callable[[], bool]) -> Iterator[Unit]:
         """The unfinished units of this process."""
-        names_by_number = _by_number(folder.unit_names())
+        names_by_number = defaultdict[int, list[str]](list)
+        for name in folder.unit_names():
+            names_by_number[number_of(name)].append(name)
         for unit in units(documents(self.request.sources, self.request.form), digest):
-            if self.is_stopped():
+            if is_stopped():
                 return
             self._require_same_documents(folder, unit, names_by_number.pop(unit.number, []))
             finished, wants_example = folder.finished(unit, self.note), unit.number < self._example
             if finished is not None and not (finished[1].documents and wants_example):
-                self._count_finished(*finished, is_assigned=self.share.has(unit.number))
+                self._names.append(finished[0])
+                self._count(finished[1])
                 continue
             self._names.append(unit.name)
             if self.share.has(unit.number):
                 yield unit._replace(wants_example=wants_example)
                 self._example = self._first_example(folder) if wants_example else self._example
         if names_by_number:
-            raise UsageError(
-                f"{self.request.out} has {len(names_by_number)} units of documents that the corpus does not have",
-                hint="--out another folder starts anew",
-                path=self.request.out,
-            )
+            message = f"{self.request.out} has {len(names_by_number)} units of documents that the corpus does not have"
+            raise UsageError(message, hint=ANEW, path=self.request.out)
 
-    def _count_finished(self, name: str, facts: UnitFacts, *, is_assigned: bool) -> None:
-        self._names.append(name)
-        if is_assigned:
-            n_tokens = sum(document.n_tokens for document in facts.documents)
-            self.progress.leave(len(facts.documents), len(facts.bad), n_tokens)
+    def _count(self, facts: UnitFacts, worker: str | None = None, seconds: float = 0.0) -> None:
+        """Counts the documents of a unit that a worker, or for None an earlier run, has finished. Raises `MhaError` for bad ones
+        with `--strict`."""
+        if self.share.has(facts.number):
+            self.progress.add(len(facts.documents), len(facts.bad), facts.n_tokens, worker, seconds)
         if self.request.strict and facts.bad:
-            self._refuse(facts.bad[0])
-
-    def _refuse(self, bad: BadEntry) -> None:
-        raise MhaError(
-            f"--strict: {bad.named}: {bad.reason}",
-            hint="without --strict it is left out",
-            code="bad-document",
-            path=bad.file,
-        )
+            bad = facts.bad[0]
+            message = f"--strict: {bad.named}: {bad.reason}"
+            raise MhaError(message, hint="without --strict it is left out", code="bad-document", path=bad.file)
 
     def _require_same_documents(self, folder: ScanFolder, unit: Unit, names: Sequence[str]) -> None:
         """Removes an earlier form of a unit. Raises `UsageError` for a unit of other documents."""
         for name in set(names) - set(folder.names_of(unit)):
             if not self._is_earlier(folder, unit, name):
-                raise UsageError(
-                    f"{self.request.out} was made of other documents: {unit.named} have changed",
-                    hint="--out another folder starts anew",
-                    path=self.request.out,
-                )
+                message = f"{self.request.out} was made of other documents: {unit.named} have changed"
+                raise UsageError(message, hint=ANEW, path=self.request.out)
             folder.remove(name)
             self._example = self._first_example(folder)
 
@@ -135,7 +149,7 @@ class ScanStudy:
         """Whether the good documents of the unit `name` are in this one too, or it cannot be read. It was the last of a shorter
         corpus, or has bad documents that have changed, or whose faults had other words."""
         try:
-            facts = read_sums(folder.sums_path(name)).facts
+            facts, _ = read_sums(folder.sums_path(name))
         except MhaError:
             return True
         n_documents = len(facts.documents) + len(facts.bad)
@@ -165,11 +179,3 @@ class ScanStudy:
 
 def _is_pipe(source: str) -> bool:
     return os.path.exists(source) and stat.S_ISFIFO(os.stat(source).st_mode)
-
-
-def _by_number(names: Sequence[str]) -> dict[int, list[str]]:
-    """The names of units by their number."""
-    grouped: dict[int, list[str]] = {}
-    for name in names:
-        grouped.setdefault(number_of(name), []).append(name)
-    return grouped

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
@@ -37,25 +38,13 @@ _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
 """Codes of errors that are faults of a document, not of the model or the machine."""
 
 
-@dataclass(frozen=True)
-class WorkerStart:
-    """The picklable arguments that create a worker in any process."""
-
-    request: ScanRequest
-    settings: ScanSettings
-
-    def load(self) -> Worker:
-        """The worker. Raises `MhaError` if its device, model or versions differ from those of the scan."""
-        return Worker(self.request, self.settings)
-
-
 def settings_here(request: ScanRequest) -> ScanSettings:
     """The settings of this process. Only the config and tokenizer of the model are loaded; its weights are hashed.
 
     Raises `MhaError` for requests that the model does not support.
     """
     unloaded = find(request.run)
-    if request.run.spans and unloaded.config.is_encoder_decoder:
+    if request.span and unloaded.config.is_encoder_decoder:
         raise spans_of_pair()
     return _settings(request, unloaded)
 
@@ -73,14 +62,14 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         reducer=choice(run.statistics.reducer, device, getattr(torch, dtype)).reducer,
         device=_device_text(device),
         threads=torch.get_num_threads(),
-        rows="jsonl" if request.rows == "jsonl" else f"parquet of pyarrow {version('pyarrow')}",
+        rows=f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
         unit_size=UNIT_SIZE,
         max_tokens=run.max_tokens,
         pack=False,
         layers=run.model.layers,
         heads=run.statistics.heads,
         conditions=tuple(condition.text for condition in run.statistics.conditions),
-        spans=run.spans,
+        spans=request.span,
         first_tokens=run.statistics.first_tokens,
         sink_weight=run.statistics.sink_weight,
         allow_nonfinite=run.allow_nonfinite,
@@ -96,14 +85,16 @@ def _device_text(device: torch.device) -> str:
 
 
 class Worker:
-    """The model of a scan. `compute` gives the same bytes for the same unit, in any order."""
+    """The model of a scan. `compute` gives the same bytes for the same unit, in any order.
+
+    Raises `MhaError` if the device, the model or versions differ from those of the scan.
+    """
 
     def __init__(self, request: ScanRequest, settings: ScanSettings) -> None:
         unloaded = find(request.run)
         differences = settings.differences(_settings(request, unloaded))
-        changed = [f"{name} {new} instead of {old}" for name, old, new in differences]
-        if changed:
-            raise MhaError(f"a worker differs from its scan: it has {', '.join(changed)}", code="other-worker")
+        if differences:
+            raise MhaError(f"a worker differs from its scan: {differences}", code="other-worker")
         self._request, self._settings, self._unloaded = request, settings, unloaded
         self._loaded = unloaded.load(request.run, "predict" if request.effect else None)
 
@@ -130,7 +121,7 @@ class Worker:
 
     @torch.no_grad()
     def _inspected(self, document: Document, *, is_compared: bool) -> tuple[CheckpointRun, tuple[Effect, ...]]:
-        request = self._request.of_document(document.text)
+        request = replace(self._request.run, texts=(document.text,))
         if not document.text.strip():
             raise MhaError("only white space", code="no-tokens")
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
@@ -150,7 +141,7 @@ class Worker:
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
-        for word in self._request.run.spans:
+        for word in self._request.span:
             span = _span_in(word, sequence.text)
             tokens = () if span is None else tokens_of(span, sequence)
             if span is not None and tokens:

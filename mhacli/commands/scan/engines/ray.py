@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
-from mhacli.commands.scan.engines.single import OnDone, name_here
+from mhacli.commands.scan.engines.single import OnDone, Start, name_here
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import Unit, UnitFiles
-from mhacli.commands.scan.worker import Worker, WorkerStart, settings_here
+from mhacli.commands.scan.worker import Worker, settings_here
 from mhacli.errors import MhaError, installing
 from mhacli.io.interrupts import Terminated, uninterrupted
 
@@ -41,11 +41,11 @@ _LOADING = -1
 class _Actor:
     """The worker in a process of Ray."""
 
-    def load(self, start: WorkerStart, folder: str) -> str:
+    def load(self, start: Start, folder: str) -> str:
         """Loads the model and returns the name of the process. Relative paths are those of the process that started the scan."""
         with suppress(OSError):
             os.chdir(folder)
-        self._worker: Worker = start.load()
+        self._worker: Worker = start()
         return name_here()
 
     def compute(self, unit: Unit) -> UnitFiles:
@@ -82,6 +82,7 @@ class RayEngine:
     address: str
     workers: int | None = None
     cpus_per_worker: int = 1
+    device: str = "auto"
     note: Callable[[str], None] = lambda message: None
     _began_ray: bool = False
 
@@ -89,12 +90,12 @@ class RayEngine:
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of a worker. Ray runs until `run` has ended or `end` is called."""
         ray = self._connected()
-        remote_settings = ray.remote(_remote_settings).options(**self.needs(request.run.model.device))
+        remote_settings = ray.remote(_remote_settings).options(**self.needs())
         settings: ScanSettings = _result(remote_settings.remote(request, os.getcwd()))
         return settings
 
     @_plain_interruption()
-    def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
+    def run(self, units: Iterator[Unit], start: Start, on_done: OnDone) -> None:
         """Computes all units. Raises `MhaError` also for a unit during which several workers have ended."""
         try:
             first = next(units, None)
@@ -142,10 +143,10 @@ class RayEngine:
         n_possible = sum(int(min(node.get(names[name], 0) // n for name, n in needs.items() if n)) for node in nodes)
         return min(n_possible, self.workers or n_possible)
 
-    def needs(self, device: str) -> dict[str, float]:
+    def needs(self) -> dict[str, float]:
         """The resources of a worker. Raises `MhaError` if no node has them."""
         has_gpu = _ray().cluster_resources().get("GPU", 0) > 0
-        on_gpu = device.startswith("cuda") or (device == "auto" and has_gpu)
+        on_gpu = self.device.startswith("cuda") or (self.device == "auto" and has_gpu)
         needs: dict[str, float] = {"num_cpus": self.cpus_per_worker, "num_gpus": int(on_gpu)}
         if not self.capacity(needs):
             resources = f"{self.cpus_per_worker} processors{' and a GPU' * on_gpu}"
@@ -188,7 +189,7 @@ class _Crew:
     """The actors of a scan and their units. `again` are waiting units of actors that ended."""
 
     engine: RayEngine
-    start: WorkerStart
+    start: Start
     units: Iterator[Unit]
     on_done: OnDone
     again: deque[Unit]
@@ -202,7 +203,7 @@ class _Crew:
     def run(self) -> None:
         """Computes all units."""
         ray = _ray()
-        needs = self.engine.needs(self.start.request.run.model.device)
+        needs = self.engine.needs()
         actors, start = ray.remote(_Actor).options(**needs), ray.put(self.start)
         try:
             while self._assign():

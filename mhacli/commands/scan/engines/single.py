@@ -9,8 +9,10 @@ from typing import Protocol
 
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import Unit, UnitFiles
-from mhacli.commands.scan.worker import WorkerStart, settings_here
+from mhacli.commands.scan.worker import Worker, settings_here
 
+Start = Callable[[], Worker]
+"""Loads the model in the process that calls it. Can be pickled."""
 OnDone = Callable[[Unit, UnitFiles, str], None]
 """Called with each computed unit, its files and its worker, in any order, in the process that runs the engine."""
 
@@ -26,7 +28,7 @@ class Engine(Protocol):
     def settings(self, request: ScanRequest) -> ScanSettings:
         """The settings of the workers, such as device and versions. Raises `MhaError` if they cannot compute the request."""
 
-    def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
+    def run(self, units: Iterator[Unit], start: Start, on_done: OnDone) -> None:
         """Computes all units, taking one from `units` only when a worker is free for it, and returns after the last.
 
         `units` ends early if the scan is to stop; units in progress are still finished. Raises `MhaError` if a worker cannot
@@ -44,11 +46,11 @@ class SingleEngine:
         """The settings of this process."""
         return settings_here(request)
 
-    def run(self, units: Iterator[Unit], start: WorkerStart, on_done: OnDone) -> None:
+    def run(self, units: Iterator[Unit], start: Start, on_done: OnDone) -> None:
         """Computes the units one after the other; the model is loaded before the first."""
         worker = None
         for unit in units:
-            worker = worker or start.load()
+            worker = worker or start()
             on_done(unit, worker.compute(unit), name_here())
 
     def end(self) -> None:
