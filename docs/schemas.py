@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from mhacli.commands.bench.comparison import BaselineComparison
+from mhacli.commands.bench.comparison import BaselineComparison, FailIfOutcome, TimeChange
 from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.check.result import Examination
 from mhacli.commands.diff.result import Difference, EffectDifference, HeadChange, Setting
@@ -126,6 +126,14 @@ class Comparison(TypedDict):
     only_a: list[str]
     only_b: list[str]
     effects: EffectDifference | None
+
+
+class Rule(TypedDict):
+    """The result of --fail-if."""
+
+    limit: float
+    outcome: FailIfOutcome
+    undecided: list[TimeChange]
 
 
 class VocabularyToken(TypedDict):
@@ -275,9 +283,9 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         {
             "Benchmark": {
                 "schema": None, "summary": list[str], "ceilings": list[Any], "controls": list[Any],
-                "comparison?": BaselineComparison,
+                "environment": dict[str, str | int | float | None], "comparison?": BaselineComparison,
             },
-            "BaselineComparison": {"summary": str},
+            "BaselineComparison": {"limit": None, "rule": Rule | None, "summary": str},
         },
     ),
     "mha.vocab/1": ("What mha vocab prints with --json and saves with --save.", Vocabulary, {}),

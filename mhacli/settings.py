@@ -147,6 +147,14 @@ def options_of(group: type) -> Iterator[tuple[str, Option]]:
     return ((f.name, f.metadata["option"]) for f in fields(group) if "option" in f.metadata)
 
 
+def like(group: type, name: str, panel: str, **changes: Any) -> Any:
+    """A field of another group that is declared as the field `name` of a group, in a panel, with changes of its default
+    (`value`) and of `Option`."""
+    declared = next(f for f in fields(group) if f.name == name)
+    value = changes.pop("value", declared.default)
+    return field(default=value, metadata={"option": replace(declared.metadata["option"], panel=panel, **changes)})
+
+
 Named = Callable[[str, object], str]
 """How a message names a field and its value: `--heads 5` for the command line, `config.n_heads 5` for a file."""
 

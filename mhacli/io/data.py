@@ -53,11 +53,12 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a JSON number")
 
 
-def decode(kind: type[T], value: Any, source: str) -> T:
+def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -> T:
     """JSON values as the type `kind`. Unknown fields are ignored, because later versions add fields.
 
-    Raises `MhaError` with the path of the value, such as `$.config.d_model`, and what was expected there."""
+    Raises `MhaError`, with the file at `path` or the source, that names the place of the value, such as `$.config.d_model`,
+    and what was expected there."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
-        raise MhaError(f"{source}: {fault}", code="bad-file", path=source) from None
+        raise MhaError(f"{source}: {fault}", code="bad-file", path=path or source) from None

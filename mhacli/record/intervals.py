@@ -40,11 +40,6 @@ def median_interval(samples: Sequence[float]) -> Interval:
     return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
 
 
-def is_sufficient(n_samples: int) -> bool:
-    """Whether the interval of so many samples reaches `CONFIDENCE`."""
-    return n_samples >= MIN_ROUNDS
-
-
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
     """The ratio of two medians from the same rounds, with its interval. Effects on a whole round cancel out.
 

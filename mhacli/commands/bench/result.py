@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Annotated, Any, Literal
@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from mhacli.commands.bench.workload import Sweep, Workload
-from mhacli.errors import MhaError
+from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
-from mhacli.record.intervals import MIN_ROUNDS, Interval, ratio_text
-from mhacli.record.record import Environment
+from mhacli.record.intervals import Interval, ratio_text
 
 MAX_FILE_BYTES = 256 << 20
 Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
@@ -23,16 +22,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]
 BackendStatus = Literal["ok", "unsupported", "out-of-memory", "too-large", "too-slow", "failed"]
 """`too-large` and `too-slow` were predicted and not tried; `out-of-memory` was tried; `unsupported` cannot run;
 `failed` should have run."""
-
-
-@dataclass(frozen=True)
-class BenchEnvironment(Environment):
-    """The environment of the run, and the load of the machine at its beginning."""
-
-    cpu_name: str
-    n_cpus: int
-    driver: str | None
-    load_average: float | None
 
 
 @dataclass(frozen=True)
@@ -94,11 +83,12 @@ class BenchRow(Workload):
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
-    """A complete run of `mha bench`."""
+    """A complete run of `mha bench`. `environment` is that of a record, with the processor, its number of cores, the driver of
+    a GPU, and the load of the machine at the beginning."""
 
     command: tuple[str, ...]
     seed: int
-    environment: BenchEnvironment
+    environment: Mapping[str, Any]
     sweep: Sweep
     rows: tuple[BenchRow, ...]
     schema: Literal["mha.bench/1"] = "mha.bench/1"
@@ -133,14 +123,10 @@ class Benchmark(Shown):
 
 
 def read_benchmark(path: str) -> Benchmark:
-    """The benchmark in a JSON file. Raises `MhaError` for an unreadable file or another schema."""
-    try:
-        return msgspec.json.decode(read_whole(path, MAX_FILE_BYTES), type=Benchmark)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        hint = "mha bench --save-baseline FILE writes one"
-        raise MhaError(
-            f"{path} is not a benchmark (mha.bench/1): {fault}", hint=hint, code="bad-file", path=path
-        ) from None
+    """The benchmark in a JSON file, which `--save-baseline` writes. Raises `MhaError` for an unreadable file or another
+    schema."""
+    document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    return decode(Benchmark, document, f"{path} is not a benchmark (mha.bench/1)", path=path)
 
 
 def families(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
@@ -159,21 +145,15 @@ def _longest(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 def _sentence(rows: Sequence[BenchRow]) -> str:
     """The fastest backend of a size against `explicit`, the plain formula, or else against the slowest."""
+    from mhacli.render.base.format import seconds_text
+
     first, *others = sorted(rows, key=lambda row: row.median_s or 0.0)
+    time = seconds_text(first.median_s)
     if not others:
-        return f"{first.backend} takes {_time_text(first)} at {first.length_text}; no other backend was timed"
+        return f"{first.backend} takes {time} at {first.length_text}; no other backend was timed"
     other = next((row for row in others if row.backend == "explicit"), others[-1])
-    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
-    times = f"{_time_text(other)} against {_time_text(first)}"
-    if not first.is_sure:
-        return f"{first.backend} was {faster} ({times}), which is not certain: it takes {MIN_ROUNDS} rounds or more"
     low, high = other.ratio_low or 0.0, other.ratio_high or 0.0
-    evidence = f"{times}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
-    if low <= 1:
-        return f"{first.backend} was {faster} ({evidence}), which may be chance"
-    return f"{first.backend} is {faster} ({evidence})"
-
-
-def _time_text(row: BenchRow) -> str:
-    seconds = row.median_s or 0.0
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    is_certain = first.is_sure and low > 1
+    faster = f"{ratio_text(other.ratio or 1.0)} × faster than {other.backend} at {first.length_text}"
+    evidence = f"{seconds_text(other.median_s)} against {time}, 95 % interval {ratio_text(low)} to {ratio_text(high)} ×"
+    return f"{first.backend} {'is' if is_certain else 'was'} {faster} ({evidence}){', which may be chance' * (not is_certain)}"

@@ -28,10 +28,11 @@ from mhacli.commands.bench.backends import (
     outcome_of,
     prepare,
 )
-from mhacli.commands.bench.result import BackendStatus, BenchEnvironment, Benchmark, BenchRow
+from mhacli.commands.bench.result import BackendStatus, Benchmark, BenchRow
 from mhacli.commands.bench.timing import Clock, Timed, clock_for, product_rate, time_in_turns
 from mhacli.commands.bench.workload import (
-    BACKENDS,
+    COMPILED,
+    EXPECTED_FUSED,
     Direction,
     Sweep,
     Workload,
@@ -44,20 +45,8 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.record.intervals import is_sufficient, median_interval, paired_ratio, quartiles
+from mhacli.record.intervals import MIN_ROUNDS, median_interval, paired_ratio, quartiles
 from mhacli.settings import ITEM_BYTES, Dtype
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The number of rounds (None: until precise enough), the seconds for one size's rounds, and the limit of one call."""
-
-    repeat: int | None = None
-    budget_s: float = 3.0
-    call_limit_s: float = 5.0
-    seed: int = 0
-    threads: int | None = None
-    command: tuple[str, ...] = ()
 
 
 def bench(
@@ -87,40 +76,63 @@ def bench(
     `MhaError` for a missing device and for invalid sizes.
     """
     sweep = Sweep(
-        tuple(backends), tuple(batch), tuple(n_heads), tuple(n_kv_heads), tuple(d_head), tuple(lengths), tuple(dtypes),
-        causal, tuple(directions), decode,
-    ).checked()  # fmt: skip
-    return measure(sweep, device, BenchOptions(repeat, budget_s, call_limit_s, seed, threads))
+        backends=tuple(backends), batch=tuple(batch), n_heads=tuple(n_heads), n_kv_heads=tuple(n_kv_heads),
+        d_head=tuple(d_head), lengths=tuple(lengths), dtypes=tuple(dtypes), causal=causal, directions=tuple(directions),
+        decode=decode,
+    )  # fmt: skip
+    return measure(
+        sweep.checked(),
+        device=device,
+        threads=threads,
+        repeat=repeat,
+        budget_s=budget_s,
+        call_limit_s=call_limit_s,
+        seed=seed,
+    )
 
 
 def measure(
-    sweep: Sweep, device_name: str, options: BenchOptions, report_progress: Progress = no_progress
+    sweep: Sweep,
+    report_progress: Progress = no_progress,
+    *,
+    device: str,
+    threads: int | None,
+    repeat: int | None,
+    budget_s: float,
+    call_limit_s: float,
+    seed: int,
+    command: tuple[str, ...] = (),
 ) -> Benchmark:
     """The benchmark of every backend at every size of the sweep. A backend that cannot run has a row with the reason.
 
     Raises `MhaError` if the device is missing, and `UsageError` for invalid sizes.
     """
-    device = choose_device(device_name)
-    workloads, full = sweep.workloads(device.type), sweep.on(device.type)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    where = _environment(device, device_name)
+    chosen = choose_device(device)
+    workloads, full = sweep.workloads(chosen.type), sweep.on(chosen.type)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    where = asdict(environment(chosen, device)) | {
+        "cpu_name": cpu_name(),
+        "n_cpus": n_cpus(),
+        "driver": driver() if chosen.type == "cuda" else None,
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
     rows: list[BenchRow] = []
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), _from_scratch():
-        clock = clock_for(device)
-        rates = {dtype: product_rate(dtype, device, clock) for dtype in dict.fromkeys(w.dtype for w in workloads)}
+    with torch.cuda.device(chosen) if chosen.type == "cuda" else nullcontext(), _from_scratch():
+        clock = clock_for(chosen)
+        rates = {dtype: product_rate(dtype, chosen, clock) for dtype in dict.fromkeys(w.dtype for w in workloads)}
         for place, workload in enumerate(workloads):
-            most_flops = options.call_limit_s * rates[workload.dtype]
-            size = SizeBenchmark(workload, device, clock, seed=options.seed, most_flops=most_flops)
+            most_flops = call_limit_s * rates[workload.dtype]
+            size = SizeBenchmark(workload, chosen, clock, seed=seed, most_flops=most_flops)
             for step, backend in enumerate(full.backends):
                 done = (place + step / len(full.backends) / 2) / len(workloads)
                 report_progress(done, f"{workload.k_len} tokens: {backend}")
                 size.enter(backend)
             report_progress((place + 0.5) / len(workloads), f"{workload.k_len} tokens: rounds")
-            size.run(repeat=options.repeat, budget_s=options.budget_s)
+            size.run(repeat=repeat, budget_s=budget_s)
             size.close()
             rows += size.rows
-    return Benchmark(options.command, options.seed, where, full, tuple(rows))
+    return Benchmark(command, seed, where, full, tuple(rows))
 
 
 @contextmanager
@@ -133,16 +145,6 @@ def _from_scratch() -> Iterator[None]:
     finally:
         os.environ.clear()  # torch adds variables that refer to the folder
         os.environ |= before
-
-
-def _environment(device: torch.device, device_asked: str) -> BenchEnvironment:
-    return BenchEnvironment(
-        **asdict(environment(device, device_asked)),
-        cpu_name=cpu_name(),
-        n_cpus=n_cpus(),
-        driver=driver() if device.type == "cuda" else None,
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- one size
@@ -222,7 +224,7 @@ class SizeBenchmark:
 
     def close(self) -> None:
         """Discards code compiled for this size, so that it does not affect the next."""
-        if any(BACKENDS[name].is_compiled and e.row.first_s is not None for name, e in self._entries.items()):
+        if any(name in COMPILED and e.row.first_s is not None for name, e in self._entries.items()):
             torch.compiler.reset()
 
     def _empty_row(self, backend: str) -> BenchRow:
@@ -311,7 +313,7 @@ class SizeBenchmark:
         medians = {name: median_interval(column) for name, column in samples.items()}
         first = min(medians, key=lambda name: medians[name].median)
         ratios = {name: paired_ratio(column, samples[first]) for name, column in samples.items()}
-        is_sure = is_sufficient(len(samples[first]))
+        is_sure = len(samples[first]) >= MIN_ROUNDS
         similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= 1}
         fastest = self._fastest(similar | {first}, len(ratios)) if is_sure else set()
         for name, column in samples.items():
@@ -357,11 +359,11 @@ def _watched(call: Callable[[], object], device: torch.device) -> tuple[frozense
 
 def _with_what_ran(row: BenchRow, operators: frozenset[str]) -> BenchRow:
     """The row with the observed kernel, and whether it is a fallback."""
-    kernel, kind = kernel_among(operators), BACKENDS[row.backend]
-    if kind.is_compiled and any(name.startswith("Torch-Compiled Region") for name in operators):
+    kernel = kernel_among(operators)
+    if row.backend in COMPILED and any(name.startswith("Torch-Compiled Region") for name in operators):
         return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
     ran = "explicit" if row.backend == "explicit" and kernel == "unfused" else kernel or "unknown"
-    return replace(row, ran=ran, is_fallback=kind.hopes_for_fused and ran in _UNFUSED)
+    return replace(row, ran=ran, is_fallback=row.backend in EXPECTED_FUSED and ran in _UNFUSED)
 
 
 def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
 from mhacli.commands.bench.result import Benchmark, BenchRow, families
-from mhacli.commands.bench.workload import BACKENDS, Workload
+from mhacli.commands.bench.workload import BACKENDS, LAYERS, RETURNS_PATTERN, Workload
 from mhacli.errors import MhaError, installing
 from mhacli.record.glossary import words_of
 from mhacli.record.intervals import MIN_ROUNDS, ratio_text
@@ -69,10 +69,10 @@ def bench_view(benchmark: Benchmark, comparison: BaselineComparison | None, scre
 
 def _machine(benchmark: Benchmark, width: int) -> Text:
     e = benchmark.environment
-    parts = [f"mha {e.mha} bench", f"{e.device} (auto)" if e.device_asked == "auto" else e.device, e.device_name]
-    parts += [] if e.driver is None else [f"driver {e.driver}"]
-    parts += [count_of(e.threads, "thread") + f" of {count_of(e.n_cpus, 'core')}", f"torch {e.torch}"]
-    parts += [] if e.load_average is None else [f"load {e.load_average:.1f} at the start"]
+    parts = [f"mha {e['mha']} bench", f"{e['device']}{' (auto)' * (e['device_asked'] == 'auto')}", e["device_name"]]
+    parts += [] if e["driver"] is None else [f"driver {e['driver']}"]
+    parts += [count_of(e["threads"], "thread") + f" of {count_of(e['n_cpus'], 'core')}", f"torch {e['torch']}"]
+    parts += [] if e["load_average"] is None else [f"load {e['load_average']:.1f} at the start"]
     parts += [f"seed {benchmark.seed}"]
     return Text("\n".join(filled([visible(part) for part in parts], width)), style="bold")
 
@@ -176,7 +176,7 @@ def backend_text(row: BenchRow) -> str:
 
 
 def _implies_kernel(row: BenchRow) -> bool:
-    return row.backend in BACKENDS and BACKENDS[row.backend].returns_pattern and row.ran == "unfused"
+    return row.backend == RETURNS_PATTERN and row.ran == "unfused"
 
 
 def _error(error: float | None) -> str:
@@ -210,7 +210,7 @@ def _remarks(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
         yield f"with less than {MIN_ROUNDS} rounds the intervals are the whole range of the times"
     if any(row.is_fallback for row in rounds):
         yield "! not a fused kernel"
-    if any(row.backend in BACKENDS and BACKENDS[row.backend].projects for row in rounds):
+    if any(row.backend in LAYERS for row in rounds):
         yield "torch-mha computes the projections too"
     sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
     if sampled:
@@ -219,7 +219,7 @@ def _remarks(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
     """Whether a time is below a millisecond. CUDA's clock excludes the overhead of calls."""
-    return seconds is not None and seconds < _SHORT_S and not benchmark.environment.device.startswith("cuda")
+    return seconds is not None and seconds < _SHORT_S and not benchmark.environment["device"].startswith("cuda")
 
 
 def _changes(comparison: BaselineComparison, screen: Screen) -> RenderableType:
@@ -263,8 +263,8 @@ _OUTCOMES = {"slower": "bold red", "inconclusive": "bold yellow", "passed": "bol
 
 
 def _conclusion(comparison: BaselineComparison) -> Text:
-    style = "bold" if comparison.rule is None else _OUTCOMES[comparison.rule.outcome]
-    return Text("\n".join(map(visible, comparison.conclusions)), style=style)
+    style = "bold" if comparison.outcome is None else _OUTCOMES[comparison.outcome]
+    return Text(visible(comparison.summary), style=style)
 
 
 def csv_pieces(benchmark: Benchmark) -> Iterator[str]:
@@ -390,14 +390,14 @@ def page(benchmark: Benchmark, picture: str) -> str:
 
 def _described(name: str) -> str:
     """The description of a backend; its name for an unknown one from a later version."""
-    return BACKENDS[name].about if name in BACKENDS else "unknown here"
+    return BACKENDS.get(name, "unknown here")
 
 
 def about(benchmark: Benchmark) -> str:
     """The command, machine, versions and seed of the run."""
     e = benchmark.environment
-    parts = [shlex.join(benchmark.command), e.device_name, f"{e.threads} threads", f"torch {e.torch}", f"mha {e.mha}"]
-    parts += [] if e.driver is None else [f"driver {e.driver}"]
+    parts = [shlex.join(benchmark.command), e["device_name"], f"{e['threads']} threads", f"torch {e['torch']}"]
+    parts += [f"mha {e['mha']}"] + ([] if e["driver"] is None else [f"driver {e['driver']}"])
     return visible(" · ".join([*parts, f"seed {benchmark.seed}"]))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Any, Literal, get_args
 
+from mhacli.cli.values import counts, words_of
 from mhacli.errors import UsageError
-from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype
+from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype, like, setting
 
 Direction = Literal["forward", "backward", "both"]
 
@@ -34,7 +36,7 @@ class Workload:
     direction: Direction
 
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         """The size as text."""
         return f"{self.length_text} · {self.family}"
 
@@ -86,137 +88,119 @@ class Workload:
 # ------------------------------------------------------------------------------------------------- backends and sweeps
 
 
-MAX_WORKLOADS = 1000
-
-
-class Backend(NamedTuple):
-    """The properties of a backend that are known before it runs. `n_matrices`: how many matrices of all scores it holds."""
-
-    about: str
-    n_matrices: int = 0
-    is_compiled: bool = False
-    hopes_for_fused: bool = False
-    projects: bool = False
-    returns_pattern: bool = False
-
-
-BACKENDS: Mapping[str, Backend] = {
-    "explicit": Backend("the readable definition, attend, which builds the whole pattern", n_matrices=2),
-    "sdpa": Backend("scaled_dot_product_attention with the kernel that torch picks", hopes_for_fused=True),
-    "math": Backend("scaled_dot_product_attention, its unfused kernel", n_matrices=2),
-    "flash": Backend("scaled_dot_product_attention, its flash kernel"),
-    "efficient": Backend("scaled_dot_product_attention, its memory-efficient kernel"),
-    "cudnn": Backend("scaled_dot_product_attention, cuDNN's kernel"),
-    "flex": Backend("FlexAttention through torch.compile", is_compiled=True, hopes_for_fused=True),
-    "compiled": Backend("attend through torch.compile", 2, is_compiled=True, hopes_for_fused=True),
-    "torch-mha": Backend("nn.MultiheadAttention without weights", 1, hopes_for_fused=True, projects=True),
-    "torch-mha-weights": Backend(
-        "nn.MultiheadAttention with weights for every head", 2, projects=True, returns_pattern=True
-    ),
+BACKENDS: Mapping[str, str] = {
+    "explicit": "the readable definition, attend, which builds the whole pattern",
+    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
+    "math": "scaled_dot_product_attention, its unfused kernel",
+    "flash": "scaled_dot_product_attention, its flash kernel",
+    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
+    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
+    "flex": "FlexAttention through torch.compile",
+    "compiled": "attend through torch.compile",
+    "torch-mha": "nn.MultiheadAttention without weights",
+    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
 }
-"""The backends in default order. A backend that projects is a whole layer, and cannot decode because it has no cache."""
+"""The backends in default order, each with what it is."""
+COMPILED = ("flex", "compiled")
+EXPECTED_FUSED = ("sdpa", "flex", "compiled", "torch-mha")
+"""Backends that are expected to run a fused kernel."""
+LAYERS = ("torch-mha", "torch-mha-weights")
+"""Whole layers: they compute the projections too, and cannot decode because they have no cache."""
+_OFF_CUDA = ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights")
+"""The default backends on other devices than CUDA."""
+RETURNS_PATTERN = "torch-mha-weights"
+_HOLDS_SCORES = ("explicit", "math", "compiled", "torch-mha", "torch-mha-weights")
+"""Backends that hold all scores of a call at a time."""
 
-ALL = "all"
+_ALL = "all"
+_COMPUTED, _SIZES = "Computation", "Sizes"
+_BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or {_ALL}."
 
 
-class DeviceDefaults(NamedTuple):
-    """Default sizes for a type of device: the width of all heads, tokens per batch, and lengths."""
-
-    backends: tuple[str, ...]
-    dtype: Dtype
-    width: int
-    tokens: int
-    lengths: tuple[int, ...]
-    decode_lengths: tuple[int, ...]
+def _backends(word: str) -> tuple[str, ...]:
+    chosen = words_of(word, "backends", (*BACKENDS, _ALL))
+    return tuple(BACKENDS) if _ALL in chosen else chosen
 
 
-SCALES: Mapping[str, DeviceDefaults] = {
-    "cpu": DeviceDefaults(
-        ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights"),
-        "float32", 512, 1024, (256, 512, 1024, 2048), (512, 1024, 2048, 4096, 8192),
-    ),
-    "cuda": DeviceDefaults(
-        tuple(BACKENDS), "bfloat16", 2048, 16384, (512, 1024, 2048, 4096, 8192, 16384, 32768),
-        (1024, 2048, 4096, 8192, 16384, 32768, 65536),
-    ),
-    "mps": DeviceDefaults(
-        ("explicit", "sdpa", "math", "torch-mha", "torch-mha-weights"),
-        "float32", 1024, 4096, (512, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192),
-    ),
-}  # fmt: skip
-"""Tokens per batch and the width of all heads are constant, as in the benchmark of FlashAttention, scaled to the
-device.
-
-Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
-"""
+_list: Any = partial(setting, (), metavar="LIST", common=True)
+_like: Any = partial(like, Config, value=(), metavar="LIST", low=None, high=None, common=True)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sizes to measure. `on` fills in empty tuples and None for a device."""
+    """The sizes to measure: all lists are combined. `on` fills in empty ones for a type of device."""
 
-    backends: tuple[str, ...] = ()
-    batch: tuple[int, ...] = ()
-    n_heads: tuple[int, ...] = ()
-    n_kv_heads: tuple[int, ...] = ()
-    d_head: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-    dtypes: tuple[Dtype, ...] = ()
-    causal: bool = False
-    directions: tuple[Direction, ...] = ("forward",)
-    decode: bool = False
+    # fmt: off
+    backends: tuple[str, ...] = _list(
+        _COMPUTED, _BACKENDS, default="those that suit the device", parse=_backends, words=(*BACKENDS, _ALL))
+    directions: tuple[Direction, ...] = setting(
+        ("forward",), _COMPUTED, "Pass to time: forward, backward, or both.", "--direction", default="forward",
+        parse=partial(words_of, name="direction", choices=get_args(Direction)), metavar="LIST", common=True)
+    causal: bool = like(Config, "causal", _COMPUTED)
+    decode: bool = setting(False, _COMPUTED, "Time one decoding step: one query against all keys.", common=True)
+    lengths: tuple[int, ...] = _list(
+        _SIZES, "Numbers of tokens, such as 512,1k or 512..16k, which doubles.", "--lengths --seq-len",
+        default="on a CPU 256..2k, with --decode 512..8k; longer on a GPU",
+        parse=partial(counts, name="lengths", example="512,1k"))
+    batch: tuple[int, ...] = _list(
+        _SIZES, "Numbers of sequences.", "--batch --batch-size", parse=partial(counts, name="batch"),
+        default="chosen so that every length has the same number of tokens")
+    n_heads: tuple[int, ...] = _like(
+        "n_heads", _SIZES, parse=partial(counts, name="heads"), default="512 ÷ d_head, on CUDA 2048 ÷ d_head")
+    n_kv_heads: tuple[int, ...] = _like("n_kv_heads", _SIZES, parse=partial(counts, name="kv-heads"))
+    d_head: tuple[int, ...] = _like("d_head", _SIZES, parse=partial(counts, name="d-head"), default="64")
+    dtypes: tuple[Dtype, ...] = _like(
+        "dtype", _SIZES, names=("--dtype",), parse=partial(words_of, name="dtype", choices=get_args(Dtype)),
+        default="float32; on CUDA, bfloat16")
+    # fmt: on
 
     def checked(self) -> Sweep:
         """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
-        for name in self.backends:
-            if name not in BACKENDS:
-                raise UsageError(f"there is no backend {name!r}: choose from {', '.join([*BACKENDS, ALL])}")
+        words_of(",".join(self.backends) or None, "backends", tuple(BACKENDS))
         if self.decode and self.directions != ("forward",):
-            directions = ",".join(self.directions)
-            raise UsageError(
-                f"--direction {directions} does not go with --decode: a decoding step has no backward pass"
-            )
+            chosen = ",".join(self.directions)
+            raise UsageError(f"--direction {chosen} does not go with --decode: a decoding step has no backward pass")
         for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
             _require_sizes(n_heads, n_kv_heads, d_head)
         for name, values in (("batch", self.batch), ("lengths", self.lengths)):
             if not all(1 <= value <= MAX_LENGTH for value in values):
                 raise UsageError(f"--{name} {','.join(map(str, values))}: each is a number from 1 to {MAX_LENGTH}")
-        if not self.directions:
-            raise UsageError("--direction names none: choose from forward, backward, both")
         return self
 
     def on(self, kind: str) -> Sweep:
-        """The sweep with defaults for a type of device, except for the batch, which depends on the length."""
-        scale = SCALES[kind]
-        d_head = self.d_head or (64,)
-        lengths = self.lengths or (scale.decode_lengths if self.decode else scale.lengths)
-        backends = self.backends or tuple(
-            name for name in scale.backends if not (self.decode and BACKENDS[name].projects)
+        """The sweep with the defaults of a type of device, except those of the batch and of heads."""
+        is_cuda = kind == "cuda"
+        lengths = ("1k..64k" if is_cuda else "512..8k") if self.decode else ("512..32k" if is_cuda else "256..2k")
+        suited = tuple(BACKENDS) if is_cuda else _OFF_CUDA
+        return replace(
+            self,
+            backends=self.backends or tuple(name for name in suited if not self.decode or name not in LAYERS),
+            d_head=self.d_head or (64,),
+            lengths=self.lengths or counts(lengths, "lengths"),
+            dtypes=self.dtypes or ("bfloat16" if is_cuda else "float32",),
         )
-        dtypes = self.dtypes or (scale.dtype,)
-        return replace(self, backends=backends, d_head=d_head, lengths=lengths, dtypes=dtypes)
 
     def workloads(self, kind: str) -> tuple[Workload, ...]:
-        """Every size, family by family. Raises `UsageError` for too many of them, or for a broken rule."""
-        full, scale = self.on(kind), SCALES[kind]
+        """Every size, family by family. Raises `UsageError` for heads that contradict each other.
+
+        By default the width of all heads and the tokens of a batch are constant, as in the benchmark of FlashAttention,
+        scaled to the device. Source: Dao 2023, "FlashAttention-2", section 4.1: 16k tokens, hidden dimension 2048.
+        """
+        full = self.on(kind)
+        width, n_tokens = (2048, 16_384) if kind == "cuda" else (512, 1024)
         batches = full.batch or ((1,) if full.decode else (None,))
         sizes: list[Workload] = []
         for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
-            for n_heads in full.n_heads or (max(1, scale.width // d_head),):
+            for n_heads in full.n_heads or (max(1, width // d_head),):
                 for n_kv_heads in full.n_kv_heads or (n_heads,):
                     _require_sizes(n_heads, n_kv_heads, d_head)
                     sizes += [
                         Workload(
-                            batch or max(1, scale.tokens // length), n_heads, n_kv_heads, d_head,
+                            batch or max(1, n_tokens // length), n_heads, n_kv_heads, d_head,
                             1 if full.decode else length, length, dtype, full.causal, direction,
                         )
                         for batch, length in product(batches, full.lengths)
                     ]  # fmt: skip
-        if len(sizes) > MAX_WORKLOADS:
-            raise UsageError(
-                f"these options combine to {len(sizes)} sizes: the most for a run is {MAX_WORKLOADS}",
-                hint="shorten one of the lists",
-            )
         return tuple(dict.fromkeys(sizes))
 
 
@@ -234,7 +218,7 @@ _PASSES = {"forward": 1, "backward": 1, "both": 2}
 
 def expected_flops(backend: str, workload: Workload) -> int:
     """The operations of the products of attention, and of the four projections if the backend has them."""
-    if not BACKENDS[backend].projects:
+    if backend not in LAYERS:
         return workload.attention_flops
     width = workload.n_heads * workload.d_head
     rows = workload.batch * (2 * workload.q_len + 2 * workload.k_len)
@@ -244,23 +228,20 @@ def expected_flops(backend: str, workload: Workload) -> int:
 def expected_moved_bytes(backend: str, workload: Workload) -> int:
     """The least bytes to move. Attention: q and z for every head, k and v for every kv head. A layer: input, output, and
     weights of the projections, and a returned pattern, which is also read for its gradient."""
-    w, kind, passes = workload, BACKENDS[backend], _PASSES[workload.direction]
-    if not kind.projects:
+    w = workload
+    if backend not in LAYERS:
         numbers = 2 * w.batch * (w.n_heads * w.q_len + w.n_kv_heads * w.k_len) * w.d_head
-        passes = {"forward": 1, "backward": 2, "both": 3}[
-            w.direction
-        ]  # backward reads forward's inputs and outputs too
-    else:
-        width = w.n_heads * w.d_head
-        numbers = 2 * w.batch * w.q_len * width + 4 * width * width
-        numbers += w.batch * w.n_heads * w.q_len * w.k_len * kind.returns_pattern
-    return numbers * ITEM_BYTES[w.dtype] * passes
+        passes = {"forward": 1, "backward": 2, "both": 3}  # backward reads forward's inputs and outputs too
+        return numbers * ITEM_BYTES[w.dtype] * passes[w.direction]
+    width = w.n_heads * w.d_head
+    numbers = 2 * w.batch * w.q_len * width + 4 * width * width
+    numbers += w.batch * w.n_heads * w.q_len * w.k_len * (backend == RETURNS_PATTERN)
+    return numbers * ITEM_BYTES[w.dtype] * _PASSES[w.direction]
 
 
 def least_bytes(backend: str, workload: Workload) -> int:
-    """Roughly the memory that a call needs: its inputs, its results, and the scores that it holds at a time."""
-    n_matrices, passes = BACKENDS[backend].n_matrices, _PASSES[workload.direction]
-    if workload.direction != "forward" and n_matrices:
-        n_matrices = 3  # the pattern and two gradients of its size
-    cells = workload.batch * workload.n_heads * workload.q_len * workload.k_len
-    return 2 * passes * workload.input_bytes + n_matrices * cells * max(ITEM_BYTES[workload.dtype], 4)
+    """Roughly the memory that a call needs: its inputs, its results, and the scores that it holds at a time: the scores and
+    the pattern, backward also the gradients."""
+    n_matrices = (2 if workload.direction == "forward" else 3) if backend in _HOLDS_SCORES else 0
+    scores = workload.batch * workload.n_heads * workload.q_len * workload.k_len * max(ITEM_BYTES[workload.dtype], 4)
+    return 2 * _PASSES[workload.direction] * workload.input_bytes + n_matrices * scores

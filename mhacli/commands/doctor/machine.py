@@ -24,7 +24,7 @@ from mhacli.commands.bench.backends import (
     outcome_of,
     prepare,
 )
-from mhacli.commands.bench.workload import BACKENDS, Workload
+from mhacli.commands.bench.workload import BACKENDS, COMPILED, Workload
 from mhacli.commands.doctor.result import Device, HealthCheck, Kernel, Numerics
 from mhacli.compute.base.devices import one_thread
 from mhacli.errors import MhaError
@@ -79,7 +79,7 @@ def _kernel(
 ) -> Kernel:
     """A backend against the exact answer. `shared` caches the answer for backends that take the heads unchanged."""
     device, dtype = str(heads[0].device), workload.dtype
-    if BACKENDS[backend].is_compiled and not compiles:
+    if backend in COMPILED and not compiles:
         return Kernel(
             device, dtype, backend, "not tried", None, reason="takes seconds to compile; --compile includes it"
         )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mhacli.record.checks import error_text
 from mhacli.record.glossary import words_of
-from mhacli.record.intervals import is_sufficient, paired_ratio, ratio_text
+from mhacli.record.intervals import MIN_ROUNDS, paired_ratio, ratio_text
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
 from mhacli.render.base.format import (
     bytes_text,
@@ -290,7 +290,7 @@ def _gain(timings: tuple[CacheTiming, ...]) -> Iterator[Text]:
     bounds = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
     times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
     text = f"a step at {length:,} tokens: {times}"
-    if not is_sufficient(n_rounds):
+    if n_rounds < MIN_ROUNDS:
         text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
     elif ratio.low <= 1 <= ratio.high:
         text += f"; no certain difference: {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"
