@@ -39,14 +39,14 @@ from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
 from mhacli.settings import ModelSettings
-from mhacli.text.corpus import CorpusFormat, Document, documents
+from mhacli.text.corpus import CorpusFormat, documents
 
 MAX_TOKENS = 64
 
 
 def good_units(corpus: str, digest: str, n_documents: int) -> list[Unit]:
     """Units of documents that have a text."""
-    good = (one for one in documents([corpus], CorpusFormat()) if isinstance(one, Document) and one.text.strip())
+    good = (one for one in documents([corpus], CorpusFormat()) if one.text.strip())
     return [*units(islice(good, n_documents), digest)]
 
 
@@ -168,7 +168,7 @@ def memory(corpus: str) -> None:
 
 def _short_lines(corpus: str) -> Iterator[str]:
     """The begins of documents, over and over, each with its number."""
-    texts = [one.text[:40] for one in documents([corpus], CorpusFormat()) if isinstance(one, Document)]
+    texts = [one.text[:40] for one in documents([corpus], CorpusFormat()) if one.text]
     number = 0
     while True:
         for text in texts:

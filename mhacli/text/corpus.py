@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,29 +24,20 @@ DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of Parquet files that hold the text."""
 _JSON_SUFFIXES, _PARQUET_SUFFIX = (".jsonl", ".ndjson"), ".parquet"
 _ROWS_AT_ONCE = 64
+_TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
 
 
 class Document(NamedTuple):
-    """The text of one document and its source.
+    """The text of one document, and its source.
 
-    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has become LF.
+    `place` is the line or row of `file`, counted from 1, or 0 for a whole file. CRLF in `text` has become LF. A document without
+    usable text has a `reason` instead, a phrase such as `empty`.
     """
 
     file: str
     place: int
-    text: str
-
-
-class BadDocument(NamedTuple):
-    """A document without usable text. `reason` is a phrase such as `empty`; `file` and `place` are as in `Document`."""
-
-    file: str
-    place: int
-    reason: str
-
-
-Contents = Iterator[tuple[int, Callable[[], str]]]
-"""The place and the text of each document; getting the text raises `BadTextError`."""
+    text: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,25 +69,17 @@ class CorpusFormat:
         by_name = not self.lines and self.field is None and file.lower().endswith(_PARQUET_SUFFIX)
         return self.column is not None or by_name
 
-    def text(self, raw: bytes) -> str:
+    def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `BadTextError` for bytes that are none, and for no bytes."""
+        if raw is None:
+            raise BadTextError("", "null")
         text = "".join(decoded([raw], Decoding(max_bytes=self.max_bytes), ""))
         if not text:
             raise BadTextError("", "empty")
         return text
 
-    def contents(self, file: str) -> Contents:
-        """The documents in a file."""
-        if self.is_parquet(file):
-            return _rows(file, self)
-        if self.lines:
-            return ((place, partial(self.text, raw)) for place, raw in _raw_lines(file, self.max_bytes))
-        if self.field is not None or file.lower().endswith(_JSON_SUFFIXES):
-            return ((place, partial(_field_of, raw, self)) for place, raw in _raw_lines(file, self.max_bytes))
-        return iter([(0, partial(read_text, file, Decoding(max_bytes=self.max_bytes)))])
 
-
-def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document | BadDocument]:
+def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
     """The documents of files, globs and (`-`) stdin, in the given order. Globs are sorted, and each file is read once.
 
     Files are read as UTF-8. Memory grows with the largest document, not with the corpus. Before the first document,
@@ -108,12 +92,25 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document |
     return islice((document for file in files for document in _documents_of(file, form)), form.max_docs)
 
 
-def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document | BadDocument]:
-    for place, text in form.contents(file):
+def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
+    contents: Iterable[tuple[int, bytes | None]] = [(0, None)]
+    if form.is_parquet(file):
+        contents, read = enumerate(_rows(file, form.column or DEFAULT_FIELD), 1), form.text
+    elif form.lines:
+        contents, read = _raw_lines(file, form.max_bytes), form.text
+    elif form.field is not None or file.lower().endswith(_JSON_SUFFIXES):
+        contents, read = _raw_lines(file, form.max_bytes), partial(_field_of, form)
+    else:
+        read = partial(_whole, file, form)
+    for place, raw in contents:
         try:
-            yield Document(file, place, text())
+            yield Document(file, place, read(raw))
         except BadTextError as fault:
-            yield BadDocument(file, place, fault.reason)
+            yield Document(file, place, reason=fault.reason)
+
+
+def _whole(file: str, form: CorpusFormat, _: bytes | None) -> str:
+    return read_text(file, Decoding(max_bytes=form.max_bytes))
 
 
 def _matched(source: str) -> list[str]:
@@ -159,7 +156,7 @@ def _raw_lines(file: str, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         yield place, line.removesuffix(b"\r")
 
 
-def _field_of(raw: bytes, form: CorpusFormat) -> str:
+def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
     field = form.field or DEFAULT_FIELD
     try:
         entry = json.loads(form.text(raw))
@@ -189,35 +186,21 @@ def _at(entry: dict[str, Any], field: str) -> Any:
 # ------------------------------------------------------------------------------------------------------------ Parquet
 
 
-def _rows(file: str, form: CorpusFormat) -> Contents:
-    column, place = form.column or DEFAULT_FIELD, 0
+def _rows(file: str, column: str) -> Iterator[bytes | None]:
+    """The bytes of each row, because text in Parquet may be no UTF-8."""
     with _parquet_file(file) as table:
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[column]):
             values = batch.column(column)
             values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
-            for value in values.cast("large_binary"):  # text in Parquet may be no UTF-8
-                place += 1
-                yield place, partial(_text_of, value.as_py(), form)
-
-
-def _text_of(raw: bytes | None, form: CorpusFormat) -> str:
-    if raw is None:
-        raise BadTextError("", "null")
-    return form.text(raw)
+            yield from values.cast("large_binary").to_pylist()
 
 
 def _require_text_column(file: str, column: str) -> None:
     with _parquet_file(file) as table:
-        from pyarrow import types
-
-        schema = table.schema_arrow
-        if schema.names.count(column) != 1:
-            names = ", ".join(map(repr, schema.names[:20]))
-            raise UsageError(f"{file} has no column {column!r}", hint=f"--column takes one of {names}", path=file)
-        kind = schema.field(column).type
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-            raise UsageError(f"{file} has no text in the column {column!r}: its type is {kind}", path=file)
+        kinds = {field.name: str(field.type) for field in table.schema_arrow}
+    if not _TEXT_TYPE.match(kinds.get(column, "")):
+        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import os
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from itertools import chain
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import READ_CHUNK_BYTES, describe, format_size, opened
@@ -41,17 +40,11 @@ class Decoding:
     max_bytes: int = DEFAULT_MAX_BYTES
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for an unknown encoding or error rule."""
+        """Raises `UsageError` for an unknown encoding."""
         try:
-            codec = codecs.lookup(self.encoding)
-        except (LookupError, ValueError):
-            codec = None
-        if codec is None or not codec._is_text_encoding:
-            raise UsageError(
-                f"--encoding {shlex.quote(self.encoding)} is not a text encoding of Python such as utf-8, utf-16 or latin-1"
-            )
-        if self.errors not in get_args(OnBadBytes):
-            raise UsageError(f"--errors {shlex.quote(self.errors)} is not one of {', '.join(get_args(OnBadBytes))}")
+            "".encode(self.encoding)
+        except (LookupError, ValueError) as fault:
+            raise UsageError(f"--encoding {shlex.quote(self.encoding)}: {fault}") from None
 
 
 def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
@@ -77,10 +70,8 @@ def argument_text(argument: str, decoding: Decoding) -> str:
     """A command-line argument as text. Its undecodable bytes (surrogates in Python) are treated by `decoding.errors`."""
     if not argument:
         raise UsageError("the text is empty", hint='try "the cat sat on the mat"')
-    if not any("\ud800" <= character <= "\udfff" for character in argument):
-        return argument.replace("\r\n", "\n")
-    raw = Decoding("utf-8", decoding.errors, decoding.max_bytes)
-    return "".join(decoded([os.fsencode(argument)], raw, "the text argument"))
+    raw = argument.encode("utf-8", "surrogateescape")
+    return "".join(decoded([raw], Decoding("utf-8", decoding.errors), "the text argument"))
 
 
 def lines_of(text: str) -> list[str]:
@@ -95,47 +86,37 @@ def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | 
     than `max_bytes`; `name` and `path` are the source in its message.
     """
     decoder = codecs.getincrementaldecoder(decoding.encoding)(_HANDLERS[decoding.errors])
-    seen, held = 0, ""
-    is_utf8 = codecs.lookup(decoding.encoding).name == "utf-8"
-    for chunk, is_last in _with_end(chunks):
-        if not seen and is_utf8 and chunk[:2] in _OTHER_KINDS:
-            reason, hint = _OTHER_KINDS[chunk[:2]]
-            raise BadTextError(name, reason, hint=hint, path=path)
-        is_first, seen = not seen, seen + len(chunk)
-        if seen > decoding.max_bytes:
-            limit = format_size(decoding.max_bytes)
-            hint = "--max-bytes raises the limit"
+    n_bytes, is_begun, held = 0, False, ""
+    for chunk in chain(chunks, [b""]):
+        n_bytes += len(chunk)
+        if n_bytes > decoding.max_bytes:
+            limit, hint = format_size(decoding.max_bytes), "--max-bytes raises the limit"
             raise BadTextError(name, f"larger than {limit}", hint=hint, code="too-large", path=path)
         try:
-            piece = held + decoder.decode(chunk, is_last)
+            piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
-            raise _bad_bytes(fault, seen, decoding, name, path) from None
+            # the decoder holds the tail of the last chunk
+            raise _bad_bytes(fault, n_bytes - len(fault.object), decoding, name, path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
             raise BadTextError(name, "not text: it has a NUL character and looks binary", hint=hint, path=path)
-        piece = piece.removeprefix("\ufeff") if is_first else piece
-        held = "\r" if piece.endswith("\r") and not is_last else ""
-        piece = piece[: len(piece) - len(held)].replace("\r\n", "\n")
+        if piece and not is_begun:
+            piece, is_begun = piece.removeprefix("\ufeff"), True
+        held = "\r" if chunk and piece.endswith("\r") else ""
+        piece = piece.removesuffix(held).replace("\r\n", "\n")
         if piece:
             yield piece
 
 
-def _with_end(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Each chunk and whether it is the last. Chunks have at least four bytes, so that no byte order mark is cut."""
-    buffer = b""
-    for chunk in chunks:
-        buffer += chunk
-        if len(buffer) >= 4:
-            yield buffer, False
-            buffer = b""
-    yield buffer, True
-
-
-def _bad_bytes(fault: UnicodeDecodeError, seen: int, decoding: Decoding, name: str, path: str | None) -> BadTextError:
-    offset = seen - (len(fault.object) - fault.start)  # the decoder holds the tail of the last chunk
-    reason = f"not {decoding.encoding.upper()}: it has the byte \\x{fault.object[fault.start]:02x} at offset {offset}"
-    hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
-    if path is not None and path.endswith(".safetensors"):
-        quoted = shlex.quote(path)
-        hint = f"it holds tensors, no text: mha show {quoted} draws a record, mha weights info {quoted} lists weights"
-    return BadTextError(name, reason, hint=hint, path=path)
+def _bad_bytes(fault: UnicodeDecodeError, begin: int, decoding: Decoding, name: str, path: str | None) -> BadTextError:
+    """The error for a byte of no character, in bytes that begin at the offset `begin`."""
+    if not begin and fault.object[:2] in _OTHER_KINDS:
+        reason, hint = _OTHER_KINDS[fault.object[:2]]
+        return BadTextError(name, reason, hint=hint, path=path)
+    byte, offset = fault.object[fault.start], begin + fault.start
+    return BadTextError(
+        name,
+        f"not {decoding.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}",
+        hint="--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway",
+        path=path,
+    )

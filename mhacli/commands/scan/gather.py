@@ -39,7 +39,7 @@ from mhacli.record.effect import Effect
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
 from mhacli.record.tables import Column, EffectTable, HeadTable, Table
-from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.corpus import Document
 from mhacli.text.tokens import TokenSequence
 
 EXAMPLE_LEN = 64
@@ -64,7 +64,7 @@ class Gathered:
     _identical: bool = True
     _example: tuple[tuple[bool, int], Record] | None = None
 
-    def leave_out(self, document: Document | BadDocument, reason: str) -> None:
+    def leave_out(self, document: Document, reason: str) -> None:
         """Adds a bad document."""
         self.bad.append(BadEntry(document.file, document.place, reason))
 

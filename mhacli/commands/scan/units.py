@@ -23,7 +23,7 @@ from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink, named
 from mhacli.record.effect import EFFECT_NUMBERS, Effect
 from mhacli.record.heads import MAX_LARGEST, STATISTICS, Averages
 from mhacli.record.record import InspectedLayer
-from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.corpus import Document
 
 UNIT_SIZE = 16
 """Documents in a unit, bad ones counted; the last unit of a corpus may have fewer."""
@@ -41,7 +41,7 @@ class Unit(NamedTuple):
 
     number: int
     name: str
-    documents: tuple[Document | BadDocument, ...]
+    documents: tuple[Document, ...]
     wants_example: bool = False
 
     @property
@@ -51,7 +51,7 @@ class Unit(NamedTuple):
         return f"{named(first.file, first.place)} to {named(last.file, last.place)}"
 
 
-def units(documents: Iterable[Document | BadDocument], settings_digest: str) -> Iterator[Unit]:
+def units(documents: Iterable[Document], settings_digest: str) -> Iterator[Unit]:
     """The units of a corpus in order. They depend only on documents and settings."""
     remaining = iter(documents)
     for number in count():
@@ -61,7 +61,7 @@ def units(documents: Iterable[Document | BadDocument], settings_digest: str) -> 
         yield Unit(number, unit_name(number, members, settings_digest), members)
 
 
-def unit_name(number: int, documents: Iterable[Document | BadDocument], settings_digest: str) -> str:
+def unit_name(number: int, documents: Iterable[Document], settings_digest: str) -> str:
     """The number, so that names sort like the documents, and a digest of settings and documents."""
     text = "\n".join([settings_digest, *map(document_digest, documents)])
     return f"{number:08d}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -72,9 +72,10 @@ def number_of(unit_name: str) -> int:
     return int(unit_name.partition("-")[0])
 
 
-def document_digest(document: Document | BadDocument) -> str:
+def document_digest(document: Document) -> str:
     """The sha256 of a document with its place, or of a bad document with the reason."""
-    parts = [type(document).__name__, *map(str, document)]
+    kind = "BadDocument" if document.reason else "Document"  # as in the folders of earlier versions
+    parts = [kind, document.file, str(document.place), document.reason or document.text]
     lengths = [str(len(part)) for part in parts]  # so that different documents have different texts
     return hashlib.sha256("\0".join([*lengths, *parts]).encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -30,7 +30,7 @@ from mhacli.models.inputs import ModelInputs
 from mhacli.record.corpus import named
 from mhacli.record.effect import Effect
 from mhacli.record.record import SpanTokens
-from mhacli.text.corpus import BadDocument, Document
+from mhacli.text.corpus import Document
 from mhacli.text.spans import Span, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
@@ -106,7 +106,7 @@ class Worker:
         """
         gathered = Gathered(unit, self._settings)
         for document in unit.documents:
-            if not isinstance(document, BadDocument):
+            if not document.reason:
                 try:
                     results = self._inspected(document, is_compared=not gathered.documents)
                 except MhaError as fault:
