@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mhacli.attention.memory import Plan, make_plan, plan_memory
 from mhacli.errors import UsageError, out_of_range
@@ -13,15 +13,11 @@ from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
 from mhacli.sites import Facts
 from mhacli.text.encode import NO_TEXT, Encoded
-from mhacli.text.tokens import AttentionKind
 
 if TYPE_CHECKING:
     from mhacli.attention.weights_file import LayerFile
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
-
-HeadChoice = tuple[AttentionKind | None, int, int]
-"""The kind, layer and number of a head. None means the only kind, or the decoder of an encoder-decoder model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,35 +80,6 @@ class CellIndex:
     head: int
     query: int
     key: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class EffectSettings:
-    """What is taken out of the attention, and where the effect is measured.
-
-    `heads` None means all heads of the inspected layers. With `edges`, each attention weight of the query at the position is
-    removed instead: in each of `heads`, or in all heads of a layer at once. With `cut`, the queries of the second span cannot
-    see the keys of the first, in all of these layers together. `at` is the only position at which a head is replaced; None
-    means all positions. With `replace` resample, a head's output comes from `other`, a text whose tokens correspond. `position`
-    None is the last token, or the masked one. `target` None is the model's prediction; a number is an id; `target_first` takes
-    the first token of a target of several tokens. `n_verified` removals are computed a second time. With `n_screened`, that
-    many heads with the largest estimates are removed, and as many others. With `judge`, common visualisations of attention are
-    compared with the effects.
-    """
-
-    heads: tuple[HeadChoice, ...] | None = None
-    edges: bool = False
-    cut: tuple[str, str] | None = None
-    replace: Literal["zero", "mean", "resample"] = "zero"
-    other: str | None = None
-    at: int | None = None
-    position: int | None = None
-    target: str | int | None = None
-    versus: str | int | None = None
-    target_first: bool = False
-    n_verified: int = 4
-    n_screened: int | None = None
-    judge: bool = False
 
 
 def require_memory(run: Run, available: int | None = None) -> None:

@@ -82,6 +82,12 @@ app = typer.Typer(
 )
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
+_GONE = {
+    "--rope": "--positions rope", "--alibi": "--positions alibi", "--cpu": "--device cpu", "--cuda": "--device cuda",
+    "--gpu": "--device cuda", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16", "--no-color": "--color never",
+    "--no-colour": "--color never", "--quick": "--budget 0.5", "convert": "mha run TEXT --model DIR --layer N",
+}  # fmt: skip
+"""Options and commands that an earlier version had, and what to type in their place."""
 _HALF = 300
 """Half of the characters of the longest message of Typer that is printed whole."""
 
@@ -167,7 +173,13 @@ def _usage_error(fault: typer.TyperException) -> MhaError:
     option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
     if option[1:2].isdigit():
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
-    return UsageError(message, hint=context and f"{context.command_path} --help shows what there is")
+    gone = next((new for old, new in _GONE.items() if old == option or f"command '{old}'" in message), None)
+    return UsageError(
+        message,
+        hint=f"it is gone; {gone} takes its place"
+        if gone
+        else context and f"{context.command_path} --help shows what there is",
+    )
 
 
 def _print_error(fault: MhaError) -> int:

@@ -88,7 +88,7 @@ def wants_colour(choice: ColourChoice, stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _colour_system() -> Literal["standard", "256", "truecolor"]:
+def colour_system() -> Literal["standard", "256", "truecolor"]:
     """The colours of the terminal, by COLORTERM and TERM."""
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
@@ -115,7 +115,7 @@ def draw(renderable: RenderableType, on: Screen) -> None:
         file=buffer,
         width=on.width,
         force_terminal=on.colour,
-        color_system=_colour_system() if on.colour else None,
+        color_system=colour_system() if on.colour else None,
         no_color=not on.colour,
         markup=False,
         emoji=False,

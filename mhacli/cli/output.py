@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mhacli.record.checks import Check
     from mhacli.record.record import Record
+    from mhacli.run import Run
 
 
 def _json(record: Record) -> Iterator[str]:
@@ -112,20 +113,6 @@ DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 # ------------------------------------------------------------------------------------------------------- what is drawn
 
 
-def require_sections(options: ViewOptions, record: Record | None = None) -> None:
-    """Raises `UsageError` for tables with `--brief`, and for shapes and timings of a record that has none."""
-    tables = ("tokens", "shapes", "timings", "verbose")
-    added = next((name for name in tables if getattr(options, name)), None)
-    if options.brief and added is not None:
-        raise UsageError(f"--brief and --{added} exclude each other", hint=f"leave --{added} out")
-    if record is not None and (record.model is not None or record.survey is not None):
-        for name in ("shapes", "timings"):
-            if getattr(options, name):
-                raise UsageError(
-                    f"--{name} is for runs of mha's own layer", hint="mha trace prints the steps of a checkpoint"
-                )
-
-
 def require_output(
     options: ViewOptions,
     output: Output,
@@ -137,10 +124,13 @@ def require_output(
     """Checks the output before anything slow begins. `read` is the file that the command reads, `keep` names the arrays that the
     record will hold, None for all, and `figure` is the picture that the command draws by itself.
 
-    Raises `UsageError` for two formats, for settings of pictures without a picture, and for a file that is read or written
-    twice. Raises `MhaError` for files that cannot be written.
+    Raises `UsageError` for two formats, for tables with `--brief`, for settings of pictures without a picture, and for a file
+    that is read or written twice. Raises `MhaError` for files that cannot be written.
     """
     _ = output.format
+    table = next((name for name in ("tokens", "shapes", "timings", "verbose") if getattr(options, name)), None)
+    if options.brief and table is not None:
+        raise UsageError(f"--brief and --{table} exclude each other", hint=f"leave --{table} out")
     has_figure = output.svg is not None or output.png is not None
     pictures, html = bool(output.pictures), output.html is not None
     drawn = pictures or bool(options.maps) or options.view == "heatmap"
@@ -187,11 +177,25 @@ def _resolved(path: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def print_result(record: Record, notes: Sequence[str], *, options: ViewOptions, output: Output) -> None:
-    """Writes the pictures of a computed record, prints it, checks it, and prints the notes and the names of the files."""
+def print_result(
+    record: Record,
+    notes: Sequence[str],
+    *,
+    options: ViewOptions,
+    output: Output,
+    run: Run | None = None,
+    view: Callable[[], None] | None = None,
+    check: Callable[[Record], None] | None = None,
+) -> None:
+    """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
+    weights to save, `view` prints in place of the usual view of the terminal, and `check` is by default the self-check."""
+    save_files(record, output, run)
     write_pictures(record, options, output)
-    print_record(record, options, output)
-    require_self_check(record)
+    if view is not None and output.format is None:
+        view()
+    else:
+        print_record(record, options, output)
+    (check or require_self_check)(record)
     print_notes(record, notes)
     note_written(output)
 
@@ -231,10 +235,13 @@ def json_document(value: Any) -> list[str]:
     return [json.dumps(value, indent=1, allow_nan=False) + "\n"]
 
 
-def save_files(record: Record, output: Output, weights: Callable[[], bytes] | None = None) -> None:
-    """Saves the record, and the `weights` of a layer, if files are given. Raises `MhaError` if one cannot be written."""
-    if output.save_weights is not None and weights is not None:
-        write_whole(output.save_weights, weights(), force=output.force)
+def save_files(record: Record, output: Output, run: Run | None = None) -> None:
+    """Saves the record, and the weights of the `run` of a layer, if files are given. Raises `MhaError` if one cannot be
+    written."""
+    if output.save_weights is not None and run is not None:
+        from mhacli.compute.layer.run import weights_content
+
+        write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:
         record.save(output.save, force=output.force)
 
@@ -290,7 +297,8 @@ def print_notes(record: Record, notes: Sequence[str]) -> None:
 
 
 def require_self_check(record: Record) -> None:
-    """Raises `MhaError` with exit code 3 if a check of the record failed."""
+    """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
+    trace, which has no checks."""
     for check, message, hint in _checks(record):
         if not check.ok:
             excess = (
@@ -306,6 +314,8 @@ def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
     """The checks of a record, each with the message if it fails, and a hint."""
     from mhacli.record.checks import Check
 
+    if record.module is not None:
+        return
     for check in () if record.survey is None else record.survey.checks:
         yield check, f"the check '{check.name}' fails", None
     if record.model is not None:

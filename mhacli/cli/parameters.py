@@ -2,14 +2,15 @@
 
 A command takes groups of settings as parameters: dataclasses whose fields `mhacli.settings.setting` declares. `command` spreads
 their fields into the signature that Typer reads, and fills the groups with what was typed. A parameter annotated with
-`Annotated[Mapping[str, Any], Group]` receives only the settings that the command line gives.
+`Annotated[Mapping[str, Any], Group]` receives only the settings that the command line gives. A parameter whose default is a
+`setting` is an option of this command alone.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, make_dataclass, replace
 from functools import wraps
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -52,12 +53,16 @@ class _Group(NamedTuple):
 
 
 def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes the fields of a function's groups its options. With `modes`, an option that the mode of the
-    command line does not have is refused."""
+    """A decorator that makes the settings of a function, and the fields of its groups, its options. With `modes`, an option that
+    the mode of the command line does not have is refused."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
-        groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
+        defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+        own = {
+            name: make_dataclass(name, [(name, hints[name], f)]) for name, f in defaults.items() if isinstance(f, Field)
+        }
+        groups = {name: group for name, hint in (hints | own).items() if (group := _group(hint)) is not None}
         settings = {setting.name: setting for group in groups.values() for setting in _settings(group)}
 
         @wraps(function)
@@ -65,7 +70,8 @@ def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Calla
             given = {name for name in settings if _is_given(click_context, name)}
             if modes is not None:
                 _require_mode(modes(values), [(settings[name], values[name]) for name in settings if name in given])
-            function(**{name: _filled(group, values, given) for name, group in groups.items()})
+            filled = {name: _filled(group, values, given) for name, group in groups.items()}
+            function(**{name: getattr(value, name) if name in own else value for name, value in filled.items()})
 
         parameters = [setting.parameter for setting in sorted(settings.values(), key=_order)]
         context = inspect.Parameter("click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

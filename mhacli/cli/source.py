@@ -10,14 +10,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
-from mhacli.cli.console import note, show_activity
+from mhacli.cli.console import loading_torch, note, show_activity
 from mhacli.cli.values import require_words
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
+from mhacli.io.memory import uncollected
 from mhacli.run import Run, require_memory
 from mhacli.settings import (
     DEFAULT_KEEP_LIMIT,
     DEFAULT_MAX_BYTES,
+    MAX_HEADS,
     ROPE,
     Computation,
     Config,
@@ -35,6 +37,7 @@ from mhacli.text.spans import read_chat
 from mhacli.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
 
@@ -166,16 +169,18 @@ def _vocabulary(what: Computation, weights: LayerFile | None) -> tuple[Vocabular
     return None, "the vocabulary"
 
 
-def require_heads(heads: Sequence[int] | None, run: Run, given: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for a head of `--head` that does not exist. The hint suggests `--heads` if the layer could have that
-    many heads."""
-    count = run.config.n_heads
+def require_heads(heads: Sequence[int] | None, run: Run, name: str = "head") -> None:
+    """Raises `UsageError` for a head that the layer does not have, or no layer of a local checkpoint according to its config."""
+    from mhacli.models.sizes import head_counts
+
+    count, hint = run.config.n_heads, "--heads N gives the layer N heads"
+    if run.model.path is not None:
+        config = {} if run.checkpoint is None else run.checkpoint.config
+        counts = [head_counts(config, stack).n_heads or 0 for stack in (None, "encoder", "decoder")]
+        count, hint = max(counts) or MAX_HEADS, ""
     for head in heads or ():
         if head >= count:
-            is_open = run.weights is None and not {"n_heads", "n_kv_heads"} & set(given)
-            is_count = is_open and len(heads or ()) == 1 and run.config.d_model % head == 0
-            hint = f"did you mean --heads {head}, a layer with {head} heads?" if is_count else None
-            raise UsageError(f"--head {head}: the layer has {count} heads, 0 to {count - 1}", hint=hint)
+            raise UsageError(out_of_range(f"--{name}", head, count), hint=hint or None)
 
 
 def require_cpu_memory(run: Run) -> None:
@@ -260,22 +265,19 @@ def require_layers(model: ModelSettings, checkpoint: Checkpoint) -> None:
             )
 
 
+def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
+    """The checkpoint of a run in memory with its inputs, and notes for the user. Raises `MhaError`."""
+    with loading_torch():
+        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
+    with show_activity("loading the checkpoint"), uncollected():
+        prepared, notes = prepare_checkpoint(run)
+    return prepared, tuple(notes)
+
+
 def require_one_layer(model: ModelSettings, command: str) -> None:
     """Raises `UsageError` if several layers are chosen; `command` is the one that takes one."""
     if model.layers is not None and len(model.layers) != 1:
         raise UsageError(f"{command} takes one layer, but --layer names {len(model.layers)}", hint="try --layer 0")
-
-
-def require_configured_heads(heads: Sequence[int] | None, run: Run, name: str = "head") -> None:
-    """Raises `UsageError` for a head that no layer of a local checkpoint has, according to its config."""
-    from mhacli.models.sizes import head_counts
-
-    config = {} if run.checkpoint is None else run.checkpoint.config
-    counts = [head_counts(config, stack).n_heads for stack in (None, "encoder", "decoder")]
-    count = max((n for n in counts if n is not None), default=None)
-    for head in heads or ():
-        if count is not None and head >= count:
-            raise UsageError(out_of_range(f"--{name}", head, count))
 
 
 # --------------------------------------------------------------------------------------------------------------- texts

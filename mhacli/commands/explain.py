@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
@@ -22,14 +22,12 @@ from mhacli.sites import SITES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mhacli.render.base.options import Screen
-
 SCHEMA = "mha.explain/1"
+_TERM = "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)"
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
 _MOST_SUGGESTED, _ALIKE = 3, 0.75
 """The most suggestions for a misspelt term, and the least fraction of letters in common."""
-
 _COUNTED: tuple[Group, ...] = ("site", "probe", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
@@ -51,124 +49,86 @@ class Term:
     also: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainOptions:
-    """The term to explain."""
-
-    term: tuple[str, ...] = setting(
-        (),
-        "",
-        "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)",
-        argument=True,
-        metavar="[TERM]",
-        many=True,
-    )
-
-
 @command()
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
-def explain(options: ExplainOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
+def explain(
+    *,
+    term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]", many=True),
+    output: Annotated[Output, offers("json", *COLOUR)],
+) -> None:
     """Prints the explanation of a term, the list of the terms of a group, or of all terms."""
-    words = options.term
-    word = " ".join(words)
-    matching = (_named(word) or _each_named(words)) if word else terms()
+    matching = _named(" ".join(term)) if term else terms()
+    if not matching:  # several terms, such as the headings of a table
+        each = [_named(word) for word in term]
+        matching = tuple(dict.fromkeys(found for of_word in each for found in of_word)) if all(each) else ()
     if not matching:
-        raise UsageError(f"no term is called {word[:40]!r}", hint=_hint(words))
-    is_list = not word or len(matching) > _MOST_EXPLAINED
-    document = {"schema": SCHEMA, "terms": [asdict(term) for term in matching]}
+        raise UsageError(f"no term is called {' '.join(term)[:40]!r}", hint=_hint(term))
+    is_list = not term or len(matching) > _MOST_EXPLAINED
     print_report(
         output,
-        json=lambda: json_document(document),
-        view=lambda on: _list_view(matching, on) if is_list else _terms_view(matching),
+        json=lambda: json_document({"schema": SCHEMA, "terms": [asdict(each) for each in matching]}),
+        view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
     )
 
 
 def _hint(words: Sequence[str]) -> str:
+    """The terms with the most similar spelling, then terms with a similar word."""
     if len(words) > 1 and all(map(os.path.lexists, words)):
         return "the shell puts file names in place of *: mha explain star"
-    nearest = _similar(" ".join(words))
-    if not nearest:
+    word, names = _plain(" ".join(words)), {_plain(name): name for term in terms() for name in (*term.also, term.name)}
+    near = get_close_matches(word, names, _MOST_SUGGESTED, _ALIKE)
+    near += [name for name in names if get_close_matches(word, name.split(), 1, _ALIKE)]
+    if not near:
         return "mha explain lists every term"
-    return f"try mha explain {nearest[0]}" + (f", or {', '.join(nearest[1:])}" if nearest[1:] else "")
-
-
-# -------------------------------------------------------------------------------------------------------------- terms
+    return "try mha explain " + ", or ".join(names[name] for name in [*dict.fromkeys(near)][:_MOST_SUGGESTED])
 
 
 @cache
 def terms() -> tuple[Term, ...]:
     """Every term, group by group."""
-    return tuple(_terms())
-
-
-def _terms() -> Iterator[Term]:
-    yield from (_term("concept", word, name) for name, word in words_of("glossary", "concept").items())
-    yield from (_term("sign", word, name) for name, word in words_of("glossary", "sign").items())
-    for field, column in words_of("columns", "statistic").items():
-        yield _term("column", column, column.heading.format(sink_tokens=SINK_TOKENS), column.name, field)
-    for kind, head_type in words_of("columns", "head_type").items():
-        rule = "" if kind in UNTYPED else f" {words_of('columns', 'rule')['head_type'].explanation}"
-        yield _term("head type", head_type, head_type.name, kind, head_type.short, more=rule)
-    for group, tables in TABLES.items():
-        columns = (column for table in tables for column in words_of("columns", table).values())
-        yield from (_term(group, column, column.heading) for column in columns)
+    tables: list[tuple[Group, Literal["columns", "glossary", "mistakes"], str]] = [
+        ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
+        ("head type", "columns", "head_type"), ("probe", "glossary", "probe"), ("mistake", "mistakes", "mistake"),
+        *((group, "columns", table) for group, of_command in TABLES.items() for table in of_command),
+    ]  # fmt: skip
+    listed = [_term(group, key, word) for group, file, table in tables for key, word in words_of(file, table).items()]
     for site in SITES.values():
         explanation, formula = site.in_general()
-        yield Term(name=site.name, group="site", explanation=explanation, formula=formula)
-    yield from (_term("probe", word, name) for name, word in words_of("glossary", "probe").items())
-    for code, of in words_of("mistakes", "mistake").items():
-        if ", " not in code:  # further forms of a mistake
-            explanation = f"{_sentence(of.explanation)} {_sentence(of.effect)}"
-            yield Term(name=code, group="mistake", explanation=explanation, wrong=of.wrong, right=of.right)
+        listed.append(Term(name=site.name, group="site", explanation=explanation, formula=formula))
+    order = list(words_of("glossary", "group"))
+    return tuple(sorted(filter(None, listed), key=lambda term: order.index(term.group)))
 
 
-def _term(group: Group, word: Word, *names: str, more: str = "") -> Term:
+def _term(group: Group, key: str, word: Word) -> Term | None:
+    """The term of a word; None for the further form of a mistake."""
+    names: tuple[str, ...] = (word.heading or key,)
+    explanation = word.explanation
+    if group == "column":
+        names = (word.heading.format(sink_tokens=SINK_TOKENS), word.name, key)
+    elif group == "head type":
+        names = (word.name, key, word.short)
+        explanation += "" if key in UNTYPED else f" {words_of('columns', 'rule')['head_type'].explanation}"
+    elif group == "mistake":
+        if ", " in key:
+            return None
+        explanation = " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect))
     name, *also = dict.fromkeys(name for name in (*names, *word.also) if name)
-    explanation, formula, source = word.explanation + more, word.formula, word.source
-    return Term(name=name, group=group, explanation=explanation, formula=formula, source=source, also=tuple(also))
-
-
-def _sentence(clause: str) -> str:
-    return f"{clause[:1].upper()}{clause[1:]}."
-
-
-# ------------------------------------------------------------------------------------------------------------- search
+    same = {field: getattr(word, field) for field in ("formula", "source", "wrong", "right")}
+    return Term(name=name, group=group, explanation=explanation, also=tuple(also), **same)
 
 
 def _named(word: str) -> tuple[Term, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces, hyphens and underscores."""
-    types = {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
-    of_command = tuple(term for term in terms() if term.group == word and word in TABLES)
-    return (
-        of_command
-        or tuple(term for term in terms() if word.strip() in (term.name, *term.also))
-        or tuple(term for term in terms() if _plain(word) in map(_plain, (term.name, *term.also)))
-        or tuple(term for term in terms() if _plain(word) in (term.group, f"{term.group}s"))
-        or (_named(types[word]) if word in types else ())
-    )
-
-
-def _each_named(words: Sequence[str]) -> tuple[Term, ...]:
-    """The terms of several words, such as the headings of a table; none if one of them is unknown."""
-    matches = [_named(word) for word in words]
-    return tuple(dict.fromkeys(term for of_word in matches for term in of_word)) if all(matches) else ()
-
-
-def _similar(word: str) -> tuple[str, ...]:
-    """The terms with the most similar spelling, then terms of several words that contain the word."""
-    names = {_plain(name): name for term in terms() for name in (*term.also, term.name)}
-    near = get_close_matches(_plain(word), names, _MOST_SUGGESTED, _ALIKE)
-    words = {part: None for term in terms() for part in _plain(term.name).split()}
-    nearest = get_close_matches(_plain(word), words, 1, _ALIKE)
-    longer = [term.name for term in terms() if not {*nearest}.isdisjoint(_plain(term.name).split())]
-    return tuple(dict.fromkeys([*(names[name] for name in near), *longer]))[:_MOST_SUGGESTED]
+    plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
+    of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
+    if plain in TABLES:
+        return of_group
+    of_name = tuple(term for term in terms() if plain in map(_plain, (term.name, *term.also)))
+    return of_name or of_group or (_named(types[word]) if word in types else ())
 
 
 def _plain(word: str) -> str:
     return " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split()) or word
-
-
-# --------------------------------------------------------------------------------------------------------------- view
 
 
 def _terms_view(matching: Sequence[Term]) -> RenderableType:
@@ -179,9 +139,8 @@ def _terms_view(matching: Sequence[Term]) -> RenderableType:
 
     parts: list[RenderableType] = []
     for term in matching:
-        title = Text(term.name, style="bold").append(f" · {term.group}", style="not bold dim")
-        if term.also:
-            title.append(f" · also: {', '.join(term.also)}", style="not bold dim")
+        also = f" · also: {', '.join(term.also)}" if term.also else ""
+        title = Text(term.name, style="bold").append(f" · {term.group}{also}", style="not bold dim")
         lines = {"Formula": term.formula, "Wrong": term.wrong, "Right": term.right, "Source": term.source}
         labelled = (Text().append(f"{name}: ", style="dim").append(line) for name, line in lines.items() if line)
         texts = [Text(term.explanation), *labelled]
@@ -189,23 +148,23 @@ def _terms_view(matching: Sequence[Term]) -> RenderableType:
     return Lines(*parts[1:])
 
 
-def _list_view(matching: Sequence[Term], screen: Screen) -> RenderableType:
+def _list_view(matching: Sequence[Term], width: int) -> RenderableType:
     """The names of terms by group. Among several groups, the long ones are only counted."""
     from rich.console import Group as Lines
     from rich.text import Text
 
     from mhacli.render.base.format import filled
 
-    names = {group: [term.name for term in matching if term.group == group] for group in words_of("glossary", "group")}
-    counted = [group for group in _COUNTED if names[group] and len({term.group for term in matching}) > 1]
     parts: list[RenderableType] = []
-    for group, of_group in names.items():
-        if of_group and group not in counted:
-            group_title = words_of("glossary", "group")[group].explanation
-            title, *rest = filled([f"{group_title}: {of_group[0]}", *of_group[1:]], screen.width)
-            words = Text(title)
-            words.stylize("bold", 0, len(group_title))
-            parts.append(Text("\n").join([words, *map(Text, rest)]))
-    lists = [f"mha explain {group}s ({len(names[group])} names)" for group in counted]
-    parts += map(Text, filled([f"more: {lists[0]}", *lists[1:]], screen.width) if lists else ())
-    return Lines(*parts, Text("mha explain TERM says what one of them means", style="dim"))
+    counted: list[str] = []
+    for group, word in words_of("glossary", "group").items():
+        title = word.explanation
+        names = [term.name for term in matching if term.group == group]
+        if group in _COUNTED and 0 < len(names) < len(matching):
+            counted.append(f"mha explain {group}s ({len(names)} names)")
+        elif names:
+            words = Text("\n".join(filled([f"{title}: {names[0]}", *names[1:]], width)))
+            words.stylize("bold", 0, len(title))
+            parts.append(words)
+    more = filled([f"more: {counted[0]}", *counted[1:]], width) if counted else []
+    return Lines(*parts, *map(Text, more), Text("mha explain TERM says what one of them means", style="dim"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
@@ -18,11 +17,8 @@ from mhacli.cli.output import (
     Output,
     print_result,
     require_output,
-    require_sections,
-    save_files,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.io.memory import uncollected
 from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
 from mhacli.render.base.selection import query_texts, require_generated, require_rows
@@ -49,56 +45,37 @@ def run(
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
     from mhacli.cli.source import make_run
 
-    require_sections(options)
     require_output(options, output, keep=output.keep)
     require_generated(options.rows, is_generated=reading.generate is not None)
     options = replace(options, layers=what.model.layers)
     also = ("v",) if output.html is not None else ()
     run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
-    record, notes = computed(run, options, what.given)
-    save_files(record, output, lambda: weights_of(run))
-    print_result(record, notes, options=options, output=output)
+    record, notes = computed(run, options)
+    print_result(record, notes, options=options, output=output, run=run)
     if output.on_terminal and not options.brief:
         from mhacli.cli.next_steps import after_run
 
         after_run(record, options, output)
 
 
-def computed(run: Run, options: ViewOptions, given: Mapping[str, Any]) -> tuple[Record, tuple[str, ...]]:
+def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     """The record of a run, and the notes to print. `options` are checked against the texts.
 
     Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
-    if run.model.path is not None:
-        return _of_checkpoint(run, options)
-    from mhacli.cli.source import require_cpu_memory, require_heads
+    from mhacli.cli.source import load_checkpoint, require_cpu_memory, require_heads
 
+    require_heads(options.heads, run)
+    if run.model.path is not None:
+        prepared, notes = load_checkpoint(run)
+        kinds = kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)
+        require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
+        with show_activity("computing"):
+            prepared.run()
+        return prepared.record(), notes
     require_cpu_memory(run)
-    require_heads(options.heads, run, given)
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer.run import inspect_layer
     with show_activity("computing"):
         return inspect_layer(run), run.notes
-
-
-def _of_checkpoint(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
-    from mhacli.cli.source import require_configured_heads
-
-    require_configured_heads(options.heads, run)
-    with loading_torch():
-        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-    with show_activity("loading the checkpoint"), uncollected():
-        prepared, notes = prepare_checkpoint(run)
-    kinds = kinds_of(run.model.layers, is_pair=prepared.inputs.context is not None)
-    require_rows(options.rows, query_texts(kinds, prepared.inputs.sequences, prepared.inputs.context, options))
-    with show_activity("computing"):
-        prepared.run()
-    return prepared.record(), tuple(notes)
-
-
-def weights_of(run: Run) -> bytes:
-    """The content of a weights file with the weights that a run of a layer uses."""
-    from mhacli.compute.layer.run import weights_content
-
-    return weights_content(run)

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,35 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.numbers import MAX_SECONDS
-from mhacli.cli.output import (
-    COLOUR,
-    DRAWING,
-    DRAWN,
-    SAVED,
-    Output,
-    note_written,
-    print_notes,
-    print_record,
-    print_report,
-    require_output,
-    require_self_check,
-    save_files,
-    write_pictures,
-)
+from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.values import are_literal, pairs
-from mhacli.commands.run import weights_of
 from mhacli.errors import UsageError
-from mhacli.io.memory import uncollected
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import ARG, CALL_ARG, MAX_LENGTH, TIME_LIMIT, VERBOSE, Computation, Mode, setting
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
-    from mhacli.run import CellIndex, Run
+    from mhacli.run import Run
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
-_NAME = re.compile(r"[^\s:]+:[^\W\d][\w.]*")
 _JOB = "mhacli.compute.user_trace.trace:trace_request"
 _ROUTE = "Implementation to trace; all three are compared."
 _VALUES = "Show the range and distribution of each tensor, and small ones whole."
@@ -60,9 +43,12 @@ def _triple(word: str) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The implementation or cell to trace, and its view."""
+    """The implementation, cell or code of the user's own to trace, and its view."""
 
     # fmt: off
+    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", many=True, common=True, modes=("code",))
+    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", many=True, modes=("code",))
+    time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, _VALUES)
     cell: tuple[int, int, int] | None = setting(
@@ -74,33 +60,47 @@ class Walk:
     step: bool = setting(False, _WALK, _STEP)
     # fmt: on
 
-    @property
-    def place(self) -> CellIndex | None:
-        """The cell to trace."""
-        from mhacli.run import CellIndex
 
-        return None if self.cell is None else CellIndex(self.sequence, *self.cell)
+def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
+    """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
+    has_options = bool(values["arg"] or values["call_arg"])
+    if not typed or are_literal() or not names_code(typed[0], has_options=has_options):
+        return None
+    if len(typed) > 1:
+        raise UsageError(
+            f"{typed[0]} names code to trace, which takes no text, but {typed[1][:80]!r} follows",
+            hint=f"if {shlex.quote(typed[0])} is a text, put -- before the texts",
+        )
+    return typed[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UserCode:
-    """How to build and call a user's attention, if TEXT names one."""
+def names_code(word: str, *, has_options: bool = False) -> bool:
+    """Whether a word is `FILE.py`, `FILE.py:NAME` or `package.module:NAME` and not a text. A file has no blanks in its name,
+    unless it exists; a module without a dot must exist, unless options of code are given (`has_options`).
 
-    # fmt: off
-    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", many=True, common=True, modes=("code",))
-    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", many=True, modes=("code",))
-    time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
-    # fmt: on
+    >>> [names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
+    [True, True, False, False, False]
+    """
+    location, _, name = word.rpartition(":")
+    if word.endswith(".py"):
+        return isfile(word)
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    if location.endswith(".py"):
+        return isfile(location) or len(location.split()) == 1
+    is_module = all(part.isidentifier() for part in location.split("."))
+    return is_module and ("." in location or has_options or _exists(location))
+
+
+def _exists(module: str) -> bool:
+    """Whether a module of that name is in this folder or is installed. Nothing is imported."""
+    return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
 
 
 def _mode(values: Mapping[str, Any]) -> Mode:
     """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    is_code = values.get("path") is None and target_in(values["typed"] or (), has_options=_has_code_options(values))
+    is_code = values["path"] is None and _target(tuple(values["typed"] or ()), values)
     return "code" if is_code else layer_or_model(values)
-
-
-def _has_code_options(values: Mapping[str, Any]) -> bool:
-    return bool(values["arg"] or values["call_arg"])
 
 
 @examples(
@@ -112,84 +112,65 @@ def _has_code_options(values: Mapping[str, Any]) -> bool:
 @command(_mode)
 def trace(
     what: Computation,
-    code: UserCode,
     walk: Walk,
     options: Annotated[ViewOptions, offers(*DRAWING)],
     output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
 ) -> None:
     """Traces a layer of mha, a layer of a checkpoint or a user's attention, and prints the steps."""
+    from mhacli.cli.next_steps import suggest, suggest_cell
+    from mhacli.cli.source import make_run, require_one_layer
+
     has_keys = sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
     require_output(options, output, figure="walk")
-    options = replace(options, figure=options.figure or "walk")
-    target = None
-    if what.model.path is None:
-        target = target_in(what.source.typed, has_options=bool(code.arg or code.call_arg))
+    target = _target(what.source.typed, vars(walk)) if what.model.path is None else None
+    run, notes = None, tuple[str, ...]()
     if target is not None:
-        record = walk_target(target, code, what.given, values=walk.values)
-        save_files(record, output)
-        _present(record, (), walk=walk, options=options, output=output)
-        if output.on_terminal:
-            from mhacli.cli.next_steps import suggest
-
-            arguments = [word for argument in code.arg for word in ("--arg", argument)]
-            suggest(["mha", "check", target, *arguments], "whether it is right, and if not, which mistake it makes")
-        return
-    from mhacli.cli.source import make_run, require_one_layer
-
-    if walk.mask:
-        _require_no_layer(what, walk, output)
-    require_one_layer(what.model, "mha trace")
-    run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
-    if walk.mask:
-        _draw_mask(run, output)
-        return
-    record, notes = _of_layer(run, walk) if run.model.path is None else _of_checkpoint(run, walk)
-    save_files(record, output, lambda: weights_of(run))
-    _present(record, notes, walk=walk, options=options, output=output)
-    if output.on_terminal and run.model.path is None and walk.cell is None:
-        from mhacli.cli.next_steps import suggest_cell
-
+        record = walk_code(target, walk, what.given)
+    else:
+        if walk.mask:
+            _require_no_layer(what, walk, output)
+        require_one_layer(what.model, "mha trace")
+        run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
+        if walk.mask:
+            _draw_mask(run, output)
+            return
+        record, notes = _walked(run, walk)
+    print_result(
+        record,
+        notes,
+        options=replace(options, figure=options.figure or "walk"),
+        output=output,
+        run=run,
+        view=lambda: _print_steps(record, output.screen, walk),
+    )
+    if output.on_terminal and target is not None:
+        arguments = [word for argument in walk.arg for word in ("--arg", argument)]
+        suggest(["mha", "check", target, *arguments], "whether it is right, and if not, which mistake it makes")
+    elif output.on_terminal and record.model is None and walk.cell is None:
         suggest_cell(record, ViewOptions())
 
 
-def _of_layer(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
-    from mhacli.cli.source import require_cpu_memory
-    from mhacli.run import require_inside
+def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
+    """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
+    from mhacli.cli.source import load_checkpoint, require_cpu_memory
+    from mhacli.run import CellIndex, require_inside
 
-    if walk.place is not None:
-        require_inside(walk.place, run)
+    place = None if walk.cell is None else CellIndex(walk.sequence, *walk.cell)
+    if run.model.path is not None:
+        prepared, notes = load_checkpoint(run)
+        from mhacli.compute.checkpoint.trace import walk_checkpoint
+
+        with show_activity("computing"):
+            return walk_checkpoint(prepared, values=walk.values, place=place), notes
+    if place is not None:
+        require_inside(place, run)
     require_cpu_memory(run)
     with loading_torch():
         from mhacli.compute.layer import trace as study
     with show_activity("computing"):
-        return study.walk(run, route=walk.route, values=walk.values, place=walk.place), run.notes
-
-
-def _of_checkpoint(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
-    """Traces a layer of a checkpoint, the first by default."""
-    with loading_torch():
-        from mhacli.compute.checkpoint.prepare import prepare_checkpoint
-        from mhacli.compute.checkpoint.trace import walk_checkpoint
-    with show_activity("loading the checkpoint"), uncollected():
-        prepared, notes = prepare_checkpoint(run)
-    with show_activity("computing"):
-        return walk_checkpoint(prepared, values=walk.values, place=walk.place), tuple(notes)
-
-
-def _present(record: Record, notes: Sequence[str], *, walk: Walk, options: ViewOptions, output: Output) -> None:
-    """Draws the requested pictures, prints the record as JSON or as steps, and checks it. Errors in a user's attention are not
-    errors of the trace, so its record is not checked."""
-    write_pictures(record, options, output)
-    if output.format is not None:
-        print_record(record, options, output)
-    else:
-        _print_steps(record, output.screen, walk)
-    if record.module is None:
-        require_self_check(record)
-    print_notes(record, notes)
-    note_written(output)
+        return study.walk(run, route=walk.route, values=walk.values, place=place), run.notes
 
 
 def _require_no_layer(what: Computation, walk: Walk, output: Output) -> None:
@@ -238,51 +219,9 @@ def _print_steps(record: Record, on: Screen, walk: Walk) -> None:
     draw(closing(record, on), on)
 
 
-# ----------------------------------------------------------------------------------------- attention of the user's own
-
-
-def target_in(words: Sequence[str], *, has_options: bool) -> str | None:
-    """The target that the first word names, None if the words are texts. `has_options` says whether options of a target are
-    given. Raises `UsageError` for a text after a target, and for a Python file without `:NAME`, listing its classes."""
-    words = [] if are_literal() else words
-    if len(words) == 1 and words[0].endswith(".py") and isfile(words[0]):
-        from mhacli.usercode.target import split_target
-
-        split_target(words[0])
-    if not (words and (names_target(words[0]) or (has_options and _NAME.fullmatch(words[0])))):
-        return None
-    if len(words) > 1:
-        raise UsageError(
-            f"{words[0]} names code to trace, which takes no text, but {words[1][:80]!r} follows",
-            hint=f"if {shlex.quote(words[0])} is a text, put -- before the texts",
-        )
-    return words[0]
-
-
-def names_target(word: str) -> bool:
-    """Whether a word is `FILE.py:NAME` or `package.module:NAME` and not a text.
-
-    After the colon comes an identifier. The word has no blanks, unless the file exists; a module without a dot must exist.
-
-    >>> [names_target(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
-    [True, True, False, False, False]
-    """
-    module, _, name = word.rpartition(":")
-    if not all(part.isidentifier() for part in name.split(".")):
-        return False
-    if module.endswith(".py"):
-        return not any(character.isspace() for character in word) or isfile(module)
-    parts = module.split(".")
-    return all(part.isidentifier() for part in parts) and (len(parts) > 1 or _is_found(module))
-
-
-def _is_found(module: str) -> bool:
-    """Whether a module of that name exists in this folder or is installed. Nothing is imported."""
-    return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
-
-
-def walk_target(target: str, code: UserCode, given: Mapping[str, Any], *, values: bool) -> Record:
-    """The record of the trace, made in a child process. Raises `MhaError` for a target that cannot be imported or called."""
+def walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
+    """The record of code of the user's own, made in a child process. Raises `MhaError` for code that cannot be imported or
+    called."""
     from mhacli.cli.source import record_command
     from mhacli.io.data import decode, load_json
     from mhacli.record.record import Record
@@ -293,15 +232,15 @@ def walk_target(target: str, code: UserCode, given: Mapping[str, Any], *, values
     device = given.get("device", "cpu")
     request = TargetRequest(
         target=target,
-        arguments=pairs(code.arg, "arg"),
-        call_arguments=pairs(code.call_arg, "call-arg"),
+        arguments=pairs(walk.arg, "arg"),
+        call_arguments=pairs(walk.call_arg, "call-arg"),
         causal=given.get("causal", False),
         device="cpu" if device == "auto" else device,
         seed=given.get("seed", 0),
     )
-    job: dict[str, Any] = {"of": asdict(request), "values": values, "command": list(record_command())}
+    job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        outcome = run_in_child(_JOB, job, time_limit_s=code.time_limit)
+        outcome = run_in_child(_JOB, job, time_limit_s=walk.time_limit)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from os.path import lexists
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,23 +30,20 @@ if TYPE_CHECKING:
     from mhacli.render.base.options import Screen
 
 SCHEMA = "mha.weights-info/1"
-MAX_FILES = 8
-_NAME_ROOM = 24
-_COLUMNS = ["layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token"]
+_MOST_FILES = 8
+_COLUMNS = ("layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token")
 _HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
+_PATH = "A folder with config.json and safetensors, or a .safetensors file."
+_FUSED = "c_attn|query_key_value|qkv_proj|Wqkv|in_proj"
 _PROJECTIONS = {
-    "qkv": "c_attn|query_key_value|qkv_proj|Wqkv|in_proj",
-    "q": "q_proj|query|query_proj|q_lin|q",
-    "k": "k_proj|key|key_proj|k_lin|k",
-    "v": "v_proj|value|value_proj|v_lin|v",
+    "q": f"{_FUSED}|q_proj|query|query_proj|q_lin|q",
+    "k": f"{_FUSED}|k_proj|key|key_proj|k_lin|k",
+    "v": f"{_FUSED}|v_proj|value|value_proj|v_lin|v",
     "o": "o_proj|out_proj|out_lin|c_proj|dense|Wo|o",
 }
-"""The usual names of an attention's projections, of which `qkv` is three in one."""
+"""The usual names of an attention's projections, those of fused ones included."""
 _GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
 """The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
-
-
-# ------------------------------------------------------------------------------------------------------- the contents
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class Contents:
     vocabulary: int | None
     positions: int | None
     notes: tuple[str, ...]
-    tensors: tuple[StoredTensor, ...] = ()
+    tensors: tuple[StoredTensor, ...]
 
 
 def contents_of(checkpoint: Checkpoint) -> Contents:
@@ -112,7 +108,8 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     is_layer = metadata.get("format") == FORMAT
     every = tuple(checkpoint.tensors.values())
     groups = [[t for t in every if t.dtype == dtype] for dtype in sorted({t.dtype for t in every})]
-    counts = _layer_counts(checkpoint) if is_layer else head_counts(checkpoint.config)
+    stacks = {"self": _layer_counts(checkpoint)} if is_layer else _stacks(checkpoint.config)
+    counts = stacks["self"] if is_layer else head_counts(checkpoint.config)
     notes = () if checkpoint.config or is_layer else ("no config.json is beside the file, so its heads are not known",)
     return Contents(
         path=checkpoint.path, kind="layer" if is_layer else "checkpoint", family=checkpoint.family,
@@ -122,7 +119,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
             DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups
         ),
         files=tuple((file.name, file.n_bytes) for file in checkpoint.files),
-        attentions=(_attention("self", counts, every, 1),) if is_layer else tuple(_attentions(checkpoint)),
+        attentions=_attentions(stacks, every, has_cache=is_layer or _has_cache(checkpoint.config)),
         vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
     )  # fmt: skip
 
@@ -138,69 +135,48 @@ def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
     )  # fmt: skip
 
 
-def _attentions(checkpoint: Checkpoint) -> Iterator[StackAttention]:
-    """The attention of each stack that the config describes."""
-    config, stacks = checkpoint.config, ["self"]
-    if all(isinstance(config.get(f"{name}_config"), Mapping) for name in ("text", "vision")):
-        stacks = ["text", "vision"]
+def _stacks(config: Mapping[str, Any]) -> dict[str, HeadCounts]:
+    """The sizes of each stack that the config describes."""
     if config.get("is_encoder_decoder") is True:
-        stacks = ["encoder", "decoder", "cross"]
-    by_stack = {stack: head_counts(config, None if stack == "self" else stack) for stack in stacks}
-    n_layers = sum(counts.n_layers or 0 for counts in by_stack.values())
+        return {stack: head_counts(config, stack) for stack in ("encoder", "decoder", "cross")}
+    if all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
+        return {stack: head_counts(config, stack) for stack in ("text", "vision")}
+    return {"self": head_counts(config)}
+
+
+def _has_cache(config: Mapping[str, Any]) -> bool:
     classes = config.get("architectures")
     generates = isinstance(classes, list) and any(_GENERATES.search(str(name)) for name in classes)
-    for stack, counts in by_stack.items():
-        has_cache = stack in ("self", "decoder", "text") and (generates or config.get("is_decoder") is True)
-        if counts.n_heads is not None:
-            yield _attention(stack, counts, tuple(checkpoint.tensors.values()), n_layers if has_cache else 0)
+    return generates or config.get("is_decoder") is True
 
 
-def _attention(stack: str, n: HeadCounts, tensors: Sequence[StoredTensor], n_layers: int) -> StackAttention:
-    """The attention of a stack, whose model has a KV cache in `n_layers` layers. The size of the cache is known if all of them
-    have keys and values: others, such as those of linear attention, keep another state."""
-    keys = _named(tensors, f"{_PROJECTIONS['qkv']}|{_PROJECTIONS['k']}", "weight")
-    cache = None
-    if keys and len(keys) == n_layers and n.n_layers and n.n_kv_heads and n.d_head and n.d_v:
-        cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * keys[0].n_bytes // prod(keys[0].shape)
-    letters = {letter for group, names in _PROJECTIONS.items() if _named(tensors, names, "bias") for letter in group}
-    biases = "".join(letter for letter in "qkvo" if letter in letters)
-    return StackAttention(stack, n.n_layers, n.n_heads, n.n_kv_heads, n.d_head, n.d_v, n.d_model, biases, cache)
+def _attentions(
+    stacks: Mapping[str, HeadCounts], tensors: Sequence[StoredTensor], *, has_cache: bool
+) -> tuple[StackAttention, ...]:
+    """The attention of each stack. The size of the KV cache is known if all layers have keys and values: others, such as those of
+    linear attention, keep another state."""
 
+    def named(letter: str, part: str) -> list[StoredTensor]:
+        name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[letter]})[._]{part}")
+        return [tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape]
 
-def _named(tensors: Sequence[StoredTensor], projections: str, part: str) -> list[StoredTensor]:
-    """The weights or biases of these projections, in all attentions."""
-    name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{projections})[._]{part}")
-    return [tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape]
+    keys, biases = named("k", "weight"), "".join(letter for letter in _PROJECTIONS if named(letter, "bias"))
+    has_cache = has_cache and bool(keys) and len(keys) == sum(n.n_layers or 0 for n in stacks.values())
+    attentions = []
+    for stack, n in stacks.items():
+        cache = None
+        if has_cache and stack in ("self", "decoder", "text") and n.n_layers and n.n_kv_heads and n.d_head and n.d_v:
+            cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * keys[0].n_bytes // prod(keys[0].shape)
+        sizes = (n.n_layers, n.n_heads, n.n_kv_heads, n.d_head, n.d_v, n.d_model)
+        attentions += [StackAttention(stack, *sizes, biases, cache)] if n.n_heads is not None else []
+    return tuple(attentions)
 
 
 # -------------------------------------------------------------------------------------------------------- the commands
 
 
-class _Weights(HelpGroup):
-    """The group of `info`; a path in place of a command means `info`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Resolves the command after putting `info` before a path."""
-        if args[0] == "convert":
-            raise UsageError("mha weights convert no longer exists: mha run TEXT --model DIR --layer N shows one layer")
-        if args[0] not in self.commands and lexists(args[0]):
-            note(f"showing mha weights info {quote(args[0])}")
-            args = ["info", *args]
-        return super().resolve_command(ctx, args)
-
-
-weights = typer.Typer(cls=_Weights, add_completion=False, suggest_commands=False)
+weights = typer.Typer(cls=HelpGroup, add_completion=False, suggest_commands=False)
 """The group of the command."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InfoOptions:
-    """The checkpoint, and whether to list its tensors."""
-
-    path: str = setting(
-        "", "", "A folder with config.json and safetensors, or a .safetensors file.", argument=True, metavar="PATH"
-    )
-    tensors: bool = setting(False, OUTPUT, "List every tensor.")
 
 
 @weights.callback(invoke_without_command=True)
@@ -213,18 +189,21 @@ def _group(context: typer.Context) -> None:
 @weights.command("info", cls=HelpCommand, help=_HELP)
 @examples("mha weights info MiniLM", "mha weights info MiniLM --tensors")
 @command()
-def info(options: InfoOptions, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
+def info(
+    *,
+    path: str = setting("", "", _PATH, argument=True, metavar="PATH"),
+    tensors: bool = setting(False, OUTPUT, "List every tensor."),
+    output: Annotated[Output, offers("json", *COLOUR)],
+) -> None:
     """Prints the contents of a checkpoint."""
-    if not options.path:
-        raise UsageError(
-            "no checkpoint is given", hint="try mha weights info DIR, a folder with config.json, or a .safetensors file"
-        )
+    if not path:
+        raise UsageError("no checkpoint is given", hint="mha weights info DIR lists a folder with config.json")
     with show_activity("reading headers"):
-        contents = contents_of(read_weights(options.path))
+        contents = contents_of(read_weights(path))
     print_report(
         output,
-        view=lambda on: contents_view(contents, on, with_tensors=options.tensors),
-        json=lambda: json_document(to_json(contents, with_tensors=options.tensors)),
+        view=lambda on: contents_view(contents, on, with_tensors=tensors),
+        json=lambda: json_document(to_json(contents, with_tensors=tensors)),
     )
     for text in contents.notes:
         note(text)
@@ -243,15 +222,12 @@ def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
     return document | ({"tensors": tensors} if with_tensors else {})
 
 
-# ------------------------------------------------------------------------------------------------------------ the view
-
-
 def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> RenderableType:
     """A headline, a line per attention, dtypes and files; `with_tensors` adds every tensor."""
     from rich.console import Group
     from rich.text import Text
 
-    from mhacli.render.base.format import count_of, filled, fitted
+    from mhacli.render.base.format import count_of, filled
 
     parts = [
         "a layer of mha" if contents.kind == "layer" else f"family {contents.family or 'unknown'}",
@@ -263,6 +239,8 @@ def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> Rend
     tables = {"vocabulary": contents.vocabulary, "positions": contents.positions}
     known = [f"{name} {n:,}" for name, n in tables.items() if n is not None]
     dtypes = [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in contents.dtypes]
+    files = [(name, format_size(n_bytes)) for name, n_bytes in contents.files[:_MOST_FILES]]
+    n_more = len(contents.files) - len(files)
     lines: list[RenderableType] = [
         Text(visible(contents.path), style="bold"),
         Text("\n".join(filled([visible(part) for part in parts], on.width))),
@@ -271,43 +249,30 @@ def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> Rend
         if contents.attentions
         else Text("no attention that is known", style="dim"),
         _table(["dtype"], ["tensors", "parameters", "bytes"], dtypes),
-        _table(["file"], ["bytes"], _files(contents, on)),
+        _table(["file"], ["bytes"], [*files, *([(f"⋮ {n_more} more", "")] if n_more else [])]),
     ]
     if with_tensors:
-        room = max(_NAME_ROOM, on.width - 38)
         rows = (
-            (fitted(visible(t.name), room), t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
+            (t.name, t.dtype, " × ".join(map(str, t.shape)) or "scalar", format_size(t.n_bytes))
             for t in contents.tensors
         )
         lines.append(_table(["tensor", "dtype", "shape"], ["bytes"], rows))
     return Group(*lines)
 
 
-def _cells(attention: StackAttention) -> tuple[str, ...]:
-    a = attention
-    sizes = (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model)
-    cache = "–" if a.cache_bytes is None else format_size(a.cache_bytes)
-    return (a.stack, *("–" if n is None else str(n) for n in sizes), a.biases or "none", cache)
-
-
-def _files(contents: Contents, on: Screen) -> list[tuple[str, str]]:
-    """Name and size of each file; the first and last of many."""
-    from mhacli.render.base.format import fitted
-    from mhacli.render.base.options import balanced
-
-    shown = balanced(len(contents.files), MAX_FILES)
-    files = [contents.files[index] for index in shown.shown]
-    rows = [(fitted(visible(name), max(_NAME_ROOM, on.width - 12)), format_size(n_bytes)) for name, n_bytes in files]
-    return rows if not shown.hidden else [*rows[: shown.before], (f"⋮ {shown.hidden} more", ""), *rows[shown.before :]]
+def _cells(a: StackAttention) -> tuple[str, ...]:
+    sizes = ("–" if n is None else str(n) for n in (a.n_layers, a.n_heads, a.n_kv_heads, a.d_head, a.d_model))
+    return (a.stack, *sizes, a.biases or "none", "–" if a.cache_bytes is None else format_size(a.cache_bytes))
 
 
 def _table(texts: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A table with columns of texts, then columns of numbers."""
+    """A table with columns of texts, the first of which shrinks on a narrow screen, then columns of numbers."""
     from rich.text import Text
 
     from mhacli.render.base.format import plain_table
 
     table = plain_table(*((name, False) for name in texts), *((name, True) for name in numbers))
+    table.columns[0].no_wrap = False
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell), no_wrap=True, overflow="ellipsis") for cell in row))
     return table

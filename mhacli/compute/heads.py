@@ -104,11 +104,6 @@ class HeadsRun:
         )
 
     @property
-    def n_finished(self) -> int:
-        """How many of them are done."""
-        return sum(len(done.heads) for done in self.results)
-
-    @property
     def full_bytes(self) -> int:
         """What the patterns of these heads would take."""
         batch, _, q_len, k_len = self.scores.shape

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import flush, loading_torch, note, progress, show_activity
+from mhacli.cli.console import loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
-from mhacli.cli.output import COLOUR, DRAWN, Output, print_record, print_result, require_output, save_files
+from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.commands.effect.settings import EffectSettings, require_one_removal
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
-from mhacli.io.interrupts import more_time
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import Computation, Reading, Spans
 
 if TYPE_CHECKING:
-    from mhacli.commands.effect.run import Cost
-    from mhacli.commands.effect.study import EffectStudy
     from mhacli.record.record import Record
     from mhacli.run import Run
 
-_ANNOUNCED_S, _PRINTING_S = 2.0, 5.0
-"""The predicted time from which it is printed, and the time for printing the finished part of an interrupted run."""
+_ANNOUNCED_S = 2.0
+"""The predicted time from which it is printed."""
 
 
 @examples(
@@ -49,11 +46,7 @@ def effect(
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output, figure="effects")
     run = make_run(what, reading=Reading(span=spans.span), keep=())
-    if run.model.path is None:
-        record, notes = _of_layer(run, effect, what.given), run.notes
-    else:
-        record, notes = _of_checkpoint(run, effect, options, output)
-    save_files(record, output)
+    record, notes = _of_layer(run, effect) if run.model.path is None else _of_checkpoint(run, effect)
     print_result(record, notes, options=options, output=output)
     if output.on_terminal:
         from mhacli.cli.next_steps import after_effect
@@ -61,27 +54,20 @@ def effect(
         after_effect(record, output)
 
 
-def _of_layer(run: Run, effect: EffectSettings, given: Any) -> Record:
+def _of_layer(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str, ...]]:
     from mhacli.cli.source import require_cpu_memory, require_heads
 
-    heads = None if effect.heads is None else [head for _, _, head in effect.heads]
-    if effect.heads is not None and any(layer is not None for _, layer, _ in effect.heads):
-        raise UsageError(
-            "--head LAYER.HEAD needs --model: a layer of mha has heads such as 0,2", hint="add --model DIR"
-        )
-    if effect.replace == "resample":
-        raise UsageError("--replace resample needs --model", hint="add --model DIR")
+    if any(layer is not None for _, layer, _ in effect.heads or ()):
+        raise UsageError("--head LAYER.HEAD needs --model: a layer has heads such as 0,2", hint="add --model DIR")
     require_cpu_memory(run)
-    require_heads(heads, run, given)
+    require_heads([head for _, _, head in effect.heads or ()], run)
     with loading_torch():
         from mhacli.commands.effect.layer import layer_effects
     with show_activity("computing"):
-        return layer_effects(run, effect)
+        return layer_effects(run, effect), run.notes
 
 
-def _of_checkpoint(
-    run: Run, effect: EffectSettings, options: ViewOptions, output: Output
-) -> tuple[Record, tuple[str, ...]]:
+def _of_checkpoint(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str, ...]]:
     for _, layer, head in effect.heads or ():
         if layer is None:
             raise UsageError(
@@ -94,30 +80,11 @@ def _of_checkpoint(
         study, notes = prepare_effect(run, effect)
     with show_activity("inspecting the layers"):
         cost = study.inspect()
-    _announce(cost)
-    try:
-        with progress() as report_progress:
-            study.run(report_progress)
-    except KeyboardInterrupt:
-        _print_finished(study, options, output)
-        raise
-    return study.record(), tuple(notes)
-
-
-def _announce(cost: Cost) -> None:
-    """Prints the predicted time and memory of many removals."""
     if cost.seconds > _ANNOUNCED_S:
         note(
             f"{count_of(cost.n_removals, 'removal', grouped=True)}: about {seconds_text(cost.seconds)}, "
             f"and at most {format_size(cost.peak_bytes)} in addition to the weights"
         )
-
-
-def _print_finished(study: EffectStudy, options: ViewOptions, output: Output) -> None:
-    """Prints the finished effects of an interrupted run; nothing is saved."""
-    n_finished = len(study.effects.results)
-    if n_finished and output.format is None:
-        more_time(_PRINTING_S)
-        print_record(study.record(), options, output)
-        flush()
-    note(f"interrupted: {n_finished} of {len(study.effects.plan)} removals are finished, and nothing was saved")
+    with progress() as report_progress:
+        study.run(report_progress)
+    return study.record(), tuple(notes)

@@ -94,11 +94,6 @@ class CheckpointRun:
             return max(1, n_attentions_of(config))
         return sum(3 if kind is None and config.is_encoder_decoder else 1 for kind, _ in self.wanted.model.layers)
 
-    @property
-    def n_finished(self) -> int:
-        """The number of finished layers."""
-        return len(self.results)
-
     def facts(self) -> CheckpointFacts:
         """The sizes that determine the memory of a pass."""
         config, families = self.loaded.text_config, (self.inputs.sequences, self.inputs.context or ())
