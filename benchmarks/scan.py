@@ -38,6 +38,7 @@ from mhacli.commands.scan.worker import Worker
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
+from mhacli.render.base.options import ViewOptions
 from mhacli.settings import ModelSettings
 from mhacli.text.corpus import CorpusFormat, documents
 
@@ -178,7 +179,13 @@ def _short_lines(corpus: str) -> Iterator[str]:
 
 def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
     """Prints throughput and what Ray does."""
-    request = ScanRequest(model=ModelSettings(path=model), device="cpu", max_tokens=MAX_TOKENS, sources=(corpus,))
+    request = ScanRequest(
+        model=ModelSettings(path=model),
+        given={"device": "cpu"},
+        max_tokens=MAX_TOKENS,
+        sources=(corpus,),
+        view=ViewOptions(),
+    )
     settings = SingleEngine().settings(request)
     made = good_units(corpus, settings.digest, n_documents)
     with tempfile.TemporaryDirectory() as folder:

@@ -90,8 +90,10 @@ def _group(hint: Any) -> _Group | None:
         return _Group(hint)  # type: ignore[arg-type]
     if get_origin(hint) is not Annotated:
         return None
-    kind, extra = get_args(hint)
-    return _Group(kind, offered=extra) if isinstance(extra, Offers) else _Group(extra, is_mapping=True)
+    kind, *extras = get_args(hint)
+    offered = next((extra for extra in extras if isinstance(extra, Offers)), None)
+    is_mapping = is_dataclass(extras[0])
+    return _Group(extras[0] if is_mapping else kind, is_mapping, offered)
 
 
 class _Setting(NamedTuple):

@@ -16,7 +16,6 @@ from mhacli.commands.scan.request import ScanRequest
 from mhacli.errors import UsageError
 from mhacli.io.interrupts import Terminated, graceful_interrupt
 from mhacli.render.base.format import count_of
-from mhacli.render.base.options import ViewOptions
 from mhacli.text.spans import require_expressions
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 def scan(
     output: Annotated[Output, offers("json", *COLOUR)],
     request: ScanRequest,
-    options: Annotated[ViewOptions, offers("everything")],
 ) -> None:
     """Scans a corpus into a folder and prints the overview of the heads."""
     _require_answerable(request)
@@ -45,7 +43,7 @@ def scan(
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")
         return
-    print_record(record, replace(options, view="none"), output)
+    print_record(record, replace(request.view, view="none", heads=None), output)
     flush()
     corpus = record.corpus
     assert corpus is not None, "a scan has a corpus"
@@ -68,7 +66,7 @@ def _require_answerable(request: ScanRequest) -> None:
             raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
     if request.pack:
         raise UsageError("--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens")
-    if request.device != "auto" and request.model.device_map is not None:
+    if "device" in request.given and request.model.device_map is not None:
         raise UsageError("--device and --device-map exclude each other", hint="leave --device out")
     if request.cpus_per_worker is not None and request.workers is None and request.ray is None:
         raise UsageError("--cpus-per-worker has no effect without --workers or --ray")

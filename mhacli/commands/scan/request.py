@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated, Any
 
+from mhacli.cli.parameters import offers
 from mhacli.io.data import plain
+from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import (
     CHECKPOINT,
     DEFAULT_MAX_BYTES,
-    DEVICE,
-    DEVICE_WORDS,
-    DEVICES,
     HEADS,
     MAX_LENGTH,
-    MAX_THREADS,
     MAX_TOKENS,
-    NUMBER_FORMAT,
     OUTPUT,
-    THREADS,
     TOKENIZER,
-    VIEW,
-    Dtype,
+    Config,
     ModelSettings,
     Reducer,
     Statistics,
-    index_list,
     parse_bytes,
     setting,
 )
@@ -40,10 +36,10 @@ _SOURCES = "Text files, JSON lines, Parquet files or globs; - reads stdin."
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
 _COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
 _FIRST = "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)"
-_HEAD = "Show only these heads, such as 0,2 or 0-3."
 _SPANS = "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
 _EFFECT = "Also remove each head in turn, and report what changes at the first [MASK], else the last token."
-_THREADS = "1; another number changes the rounding"
+_DTYPE = "Number format of the computation. (default: that of the checkpoint)"
+_THREADS = "Number of CPU threads. (default: 1; another number changes the rounding)"
 _N_WORKERS = (
     "Number of workers, each with the model in its memory (needs the extra scan). "
     "(default: this process alone; with --ray, as many as there is room for)"
@@ -77,19 +73,17 @@ class ScanRequest:
     strict: bool = setting(False, _CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
     tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
-    head: tuple[int, ...] | None = setting(None, VIEW, _HEAD, parse=index_list, metavar="LIST", default="all", common=True)
     span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN", many=True)
     effect: bool = setting(False, HEADS, _EFFECT, common=True)
     allow_nonfinite: bool = setting(False, CHECKPOINT, "Continue even if numbers are NaN or Inf.")
     statistics: Statistics = Statistics()
-    device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS)
-    dtype: Dtype | None = setting(None, DEVICE, NUMBER_FORMAT, default="that of the checkpoint")
-    threads: int = setting(1, DEVICE, THREADS, low=1, high=MAX_THREADS, default=_THREADS)
+    given: Annotated[Mapping[str, Any], Config, offers("device", dtype=_DTYPE, threads=_THREADS)]
     workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
     ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
     cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000)
     out: str = setting("", OUTPUT, _OUT, metavar="DIR", common=True)
     mixed: bool = setting(False, OUTPUT, _MIXED)
+    view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]
     # fmt: on
 
     @cached_property
@@ -100,10 +94,9 @@ class ScanRequest:
     @cached_property
     def run(self) -> Run:
         """The run that `mha heads` would make for a document, without its text and spans."""
-        own = {name: getattr(self, name) for name in ("device", "dtype", "threads", "tokenizer")}
-        heads = None if self.head is None else tuple(sorted(set(self.head)))
+        heads = None if self.view.heads is None else tuple(sorted(set(self.view.heads)))
         return Run(
-            model=replace(self.model, **own),
+            model=replace(self.model, tokenizer=self.tokenizer, **{"threads": 1, **self.given}),
             statistics=replace(self.statistics, heads=heads),
             max_tokens=self.max_tokens,
             keep=(),

@@ -44,8 +44,9 @@ def make_study(request: ScanRequest, command: tuple[str, ...], note: Callable[[s
             f"{'--ray' if request.ray is not None else '--workers'} does not work in a rank (RANK and WORLD_SIZE are set)",
             hint="one process with --ray uses all nodes of a Ray cluster",
         )
-    n_cpus = request.cpus_per_worker or request.threads
-    engine = RayEngine(request.ray or "local", request.workers, n_cpus, request.device, note)
+    model = request.run.model
+    n_cpus = request.cpus_per_worker or model.threads or 1
+    engine = RayEngine(request.ray or "local", request.workers, n_cpus, model.device, note)
     return ScanStudy(on_own_gpu(request), engine, Share(), command, note)
 
 

@@ -42,6 +42,6 @@ def share_here() -> Share | None:
 def on_own_gpu(request: ScanRequest) -> ScanRequest:
     """The request of a rank on its own GPU: if several are visible, the one with the number LOCAL_RANK."""
     local, n_gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
-    if request.device not in ("auto", "cuda") or not local.isdecimal() or n_gpus < 2:
+    if request.run.model.device not in ("auto", "cuda") or not local.isdecimal() or n_gpus < 2:
         return request
-    return replace(request, device=f"cuda:{int(local) % n_gpus}")
+    return replace(request, given={**request.given, "device": f"cuda:{int(local) % n_gpus}"})
