@@ -2,36 +2,77 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
+from mhacli.cli.numbers import MAX_SECONDS
+from mhacli.cli.values import pairs
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
+from mhacli.settings import ARG, CALL_ARG, TIME_LIMIT, Config, like, setting
 from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
 Verdict = Literal["right", "wrong", "unknown"]
 
 
-@dataclass(frozen=True)
+_CODE, _MEANT, _RUN = "Code", "Intended behaviour", "Run"
+_TARGET = (
+    "FILE.py:NAME or package.module:NAME: a class, a function that returns a module, or a function of q, k and v. "
+    "mha imports and runs it."
+)
+_AGAINST = "Compare with this implementation instead of the reference."
+_AGAINST_ARG = "Argument of the constructor of --against; repeatable."
+_AGAINST_CALL_ARG = "Argument of every call of --against; repeatable."
+_AGAINST_DEFAULT = "the values of --arg, under the names that it uses"
+_MASK = "What True in a mask means."
+_ROPE = "Layout of rotary positions: half (GPT-NeoX) or interleaved (GPT-J)."
+_pairs: Any = partial(setting, metavar="NAME=VALUE", many=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckRequest:
-    """The check of `of` against the reference or another attention (`against`).
+    """The attention to check, another one to compare it with, their arguments as `NAME=VALUE`, and intentions that the code does
+    not show. `time_limit_s` is per call; trying pairs of mistakes is limited in proportion."""
 
-    The other fields are intentions that nothing else reveals: whether True in a mask keeps or hides, how rotary
-    positions pair columns, the scale, and the number of heads. `time_limit_s` is per call; trying pairs of mistakes is
-    limited in proportion.
-    """
+    # fmt: off
+    target: str = setting("", "", _TARGET, argument=True, metavar="TARGET")
+    arg: tuple[str, ...] = _pairs((), _CODE, ARG)
+    call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
+    other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
+    other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT)
+    other_call_arg: tuple[str, ...] | None = _pairs(None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg")
+    causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
+    mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
+    rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")
+    scale: float | None = like(Config, "scale", _MEANT, default="")
+    n_heads: int | None = like(Config, "n_heads", _MEANT, value=None, default="from its arguments")
+    device: str = like(Config, "device", _RUN, value="cpu", default="")
+    seed: int = like(Config, "seed", _RUN)
+    time_limit_s: float = setting(DEFAULT_TIME_LIMIT_S, _RUN, TIME_LIMIT, "--time-limit", above=0, high=MAX_SECONDS,
+                                  metavar="SECONDS")
+    # fmt: on
 
-    of: TargetRequest
-    against: TargetRequest | None = None
-    mask_means: Literal["keep", "hide"] | None = None
-    rope: Literal["half", "interleaved"] | None = None
-    scale: float | None = None
-    n_heads: int | None = None
-    time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    @cached_property
+    def of(self) -> TargetRequest:
+        """The attention to check. Raises `UsageError` for an argument that is not `NAME=VALUE`."""
+        device = "cpu" if self.device == "auto" else self.device
+        arguments, calls = pairs(self.arg, "arg"), pairs(self.call_arg, "call-arg")
+        return TargetRequest(self.target, arguments, calls, self.causal, device, self.seed)
+
+    @cached_property
+    def against(self) -> TargetRequest | None:
+        """The attention to compare it with; None for the reference. Raises `UsageError` as `of` does."""
+        if self.other is None:
+            return None
+        calls = self.of.call_arguments
+        if self.other_call_arg is not None:
+            calls = pairs(self.other_call_arg, "against-call-arg")
+        arguments = pairs(self.other_arg, "against-arg")
+        return replace(self.of, target=self.other, arguments=arguments, call_arguments=calls)
 
 
 @dataclass(frozen=True)
@@ -161,13 +202,8 @@ class Examination(Shown):
             n = self.comparison.n_inputs
             same = "it gives the same output as the reference with the same weights"
             text = f"on {n} input{'s' * (n != 1)} {same}; {text}"
-        missing = [f"not examined: {self.not_examined_text}"] if self.not_examined else []
+        missing = [f"not examined: {', '.join(self.not_examined)}"] if self.not_examined else []
         return f"right: {'; '.join([text, *missing, *(f'note: {note}' for note in self.notes)])}"
-
-    @property
-    def not_examined_text(self) -> str:
-        """The unexamined arguments, each with its kind if the name shows it: `past_kv (cache), rel`."""
-        return ", ".join(f"{name} ({kind})" if (kind := _kind_of(name)) else name for name in self.not_examined)
 
     def _mistakes(self) -> Iterator[str]:
         """The mistakes with their lines and fixes; of three or more the first, and the number of the others."""
@@ -175,19 +211,12 @@ class Examination(Shown):
         for number, finding in enumerate(shown):
             at = "" if finding.file is None else f" ({place(finding.file, finding.line)})"
             yield f"{'and ' * (number > 0)}{finding.message}{at}"
-            if number == 0 and self.against is not None and self.departure is not None:
-                lines = (
-                    (self.departure.file, self.departure.line),
-                    (self.departure.other_file, self.departure.other_line),
-                )
-                targets = zip((self.target, self.against), lines, strict=True)
-                first, second = (
-                    f"library code of {target}" if file is None else place(file, line)
-                    for target, (file, line) in targets
-                )
-                yield f"the first difference is in {self.departure.site}: compare {first} with {second}"
-            else:
-                yield from (f"fix: {line}" for line in finding.fix.strip().splitlines()[:1])
+            if self.against is not None and self.departure is not None:
+                here = place(self.departure.file, self.departure.line, self.target)
+                there = place(self.departure.other_file, self.departure.other_line, self.against)
+                yield f"the first difference is in {self.departure.site}: compare {here} with {there}"
+            elif finding.fix:
+                yield f"fix: {finding.fix.strip().splitlines()[0]}"
         if len(shown) < len(self.findings):
             yield f"{len(self.findings) - 1} more mistakes"
 
@@ -197,20 +226,8 @@ class Examination(Shown):
         return {"schema": "mha.check/1", "summary": self.summary} | fields
 
 
-def place(file: str, line: int | None) -> str:
-    """A line of a file, by its path from the working directory."""
+def place(file: str | None, line: int | None, target: str = "") -> str:
+    """A line of a file, by its path from the working directory; without a file, that it is in a library."""
+    if file is None:
+        return f"library code of {target}"
     return shown_path(file) if line is None else f"{shown_path(file)}:{line}"
-
-
-_KINDS = {
-    "cache": re.compile(r"cache|past|kv_state"),
-    "mask": re.compile(r"mask|padding|lens\b|lengths"),
-    "score bias": re.compile(r"bias|alibi|^rel"),
-    "positions": re.compile(r"pos|rope|rotary|freqs|^cos|^sin"),
-}
-
-
-def _kind_of(name: str) -> str | None:
-    """The kind of an argument by its name; None if unknown or if it repeats the name."""
-    kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(name.lower())), None)
-    return None if kind == name.lower().replace("_", " ") else kind

@@ -13,7 +13,7 @@ from mhacli.commands.check.result import CheckRequest, Examination
 from mhacli.errors import UsageError
 from mhacli.io.data import decode, load_json
 from mhacli.usercode import process
-from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, TargetRequest, naming
+from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, naming
 
 _JOB = "mhacli.commands.check.examine:examine_request"
 _NONE: Mapping[str, object] = {}
@@ -45,16 +45,22 @@ def check(
     `MhaError` if the target cannot be imported, built or called.
     """
     with _named(target) as name, _named(against) as other:
-        target_request = TargetRequest(name or "", _words(arguments), _words(call_arguments), causal, device, seed)
-        against_calls = (
-            target_request.call_arguments if against_call_arguments is None else _words(against_call_arguments)
+        request = CheckRequest(
+            target=name or "",
+            arg=_words(arguments),
+            call_arg=_words(call_arguments),
+            other=other,
+            other_arg=_words(against_arguments),
+            other_call_arg=None if against_call_arguments is None else _words(against_call_arguments),
+            causal=causal,
+            mask_means=mask_means,
+            rope=rope,
+            scale=scale,
+            n_heads=n_heads,
+            device=device,
+            seed=seed,
+            time_limit_s=time_limit_s,
         )
-        against_request = None
-        if other is not None:
-            against_request = replace(
-                target_request, target=other, arguments=_words(against_arguments), call_arguments=against_calls
-            )
-        request = CheckRequest(target_request, against_request, mask_means, rope, scale, n_heads, time_limit_s)
         if all(isinstance(name_or_object, str | None) for name_or_object in (target, against)):
             return examine_in_child(request)
         return _examine_here(request)
@@ -90,9 +96,9 @@ def _named(thing: object) -> Iterator[str | None]:
         yield name
 
 
-def _words(arguments: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+def _words(arguments: Mapping[str, object]) -> tuple[str, ...]:
     """Arguments as command-line words. Raises `UsageError` for a value without a literal."""
-    return tuple((name, _word(name, value)) for name, value in arguments.items())
+    return tuple(f"{name}={_word(name, value)}" for name, value in arguments.items())
 
 
 def _word(name: str, value: Any) -> str:

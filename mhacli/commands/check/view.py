@@ -56,7 +56,7 @@ def _verdict(examination: Examination, on: Screen) -> Text:
     if examination.verdict != "unknown":  # the last line explains an unknown verdict
         lines.append(Text(visible(_in_words(examination))))
     if examination.not_examined:
-        lines.append(Text(f"not examined: {visible(examination.not_examined_text)}", style="yellow"))
+        lines.append(Text(f"not examined: {visible(', '.join(examination.not_examined))}", style="yellow"))
     lines += [Text(f"note: {visible(note)}", style="yellow") for note in examination.notes]
     return Text("\n").join(lines)
 
