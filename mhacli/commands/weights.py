@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
+from os.path import getsize
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +119,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
         dtypes=tuple(
             DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups
         ),
-        files=tuple((file.name, file.n_bytes) for file in checkpoint.files),
+        files=tuple((name, getsize(path)) for name, path in checkpoint.files.items()),
         attentions=_attentions(stacks, every, has_cache=is_layer or _has_cache(checkpoint.config)),
         vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
     )  # fmt: skip

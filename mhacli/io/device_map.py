@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Literal
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, first_names
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 
@@ -31,9 +31,9 @@ def read_device_map(word: str) -> DeviceMap:
         raise UsageError(f"--device-map {shlex.quote(word[:200])} is neither auto nor a file", hint=_EXAMPLE)
     numbered = decode(dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word)
     devices = {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in numbered.items()}
-    unknown = [device for device in devices.values() if not _DEVICE.fullmatch(device)]
+    unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not _DEVICE.fullmatch(device)]
     if unknown:
-        message = f"{word}: {unknown[0]!r:.80} is not cpu, disk, mps, cuda, cuda:N or the number of a GPU"
+        message = f"{word}: devices are cpu, disk, mps, cuda, cuda:N or the number of a GPU, not {first_names(unknown)}"
     elif not devices or ("" in devices and len(devices) > 1):
         message = f'{word} names no module, or both the whole model, "", and parts of it'
     else:

@@ -7,11 +7,11 @@ import os
 from functools import lru_cache
 
 from mhacli.errors import MhaError
-from mhacli.models.folder import CONFIG, TOKENIZER, TOKENIZER_CONFIG, Checkpoint
+from mhacli.models.folder import CONFIG, TOKENIZER, Checkpoint
 
 _BESIDE = (
-    CONFIG, TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "tokenizer.model", "spiece.model",
+    CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
 """The files other than weights that affect tokens or numbers."""
 
@@ -21,11 +21,11 @@ def checkpoint_digest(checkpoint: Checkpoint, tokenizer: str | None = None) -> s
 
     Each file is read whole, once per process unless it changes. Raises `MhaError` for an unreadable file.
     """
-    beside = [(name, os.path.join(checkpoint.path, name)) for name in _BESIDE]
-    files = [(file.name, file.path) for file in checkpoint.files] + [pair for pair in beside if os.path.isfile(pair[1])]
+    paths = {name: os.path.join(checkpoint.path, name) for name in _BESIDE}
+    paths = dict(checkpoint.files) | {name: path for name, path in paths.items() if os.path.isfile(path)}
     is_file = tokenizer is not None and os.path.isfile(tokenizer)
     words = [f"tokenizer {_digest(tokenizer) if is_file and tokenizer else tokenizer}"]
-    words += [f"{name} {_digest(path)}" for name, path in sorted(files)]
+    words += [f"{name} {_digest(path)}" for name, path in sorted(paths.items())]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -34,7 +34,7 @@ def _digest(path: str) -> str:
         status = os.stat(path)
         return _digest_of(path, status.st_size, status.st_mtime_ns)
     except OSError as fault:
-        raise MhaError(f"{path} cannot be read: {fault.strerror or fault}", code="unreadable", path=path) from fault
+        raise MhaError(f"{path}: {fault.strerror or fault}", code="unreadable", path=path) from fault
 
 
 @lru_cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError
@@ -93,14 +94,15 @@ def _kv_heads(config: Mapping[str, Any], stated: int | None, n_heads: int | None
 
 def check_sizes(config: Mapping[str, Any], path: str) -> None:
     """Raises `MhaError` for an impossible size in the config, with mha's name and the config's."""
-    parts = [("", config)] + [(f"{name}.", config[name]) for name in _NESTED if isinstance(config.get(name), Mapping)]
-    for ours, (largest, *families) in _SIZES.items():
-        for where, part in parts:
-            for theirs in (
-                name for names in families for name in names if not isinstance(part.get(name), (Mapping, type(None)))
-            ):
-                for count in part[theirs] if isinstance(part[theirs], list) else [part[theirs]]:
-                    if type(count) is not int or not 1 <= count <= largest:
-                        both = where + theirs if ours == theirs else f"{ours} ({where}{theirs})"
-                        message = f"{path}: {both} {count!r:.80} is not a whole number from 1 to {largest}"
-                        raise MhaError(message, code="bad-file", path=path)
+    parts = {"": config} | {f"{name}.": config[name] for name in _NESTED if isinstance(config.get(name), Mapping)}
+    for ours, size in _SIZES.items():
+        for (where, part), theirs in product(parts.items(), (*size.names, *size.encoder, *size.decoder)):
+            value = part.get(theirs)
+            counts = (
+                [] if value is None or isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+            )
+            for count in counts:
+                if type(count) is not int or not 1 <= count <= size.largest:
+                    both = where + theirs if ours == theirs else f"{ours} ({where}{theirs})"
+                    message = f"{path}: {both} {count!r:.80} is not a whole number from 1 to {size.largest}"
+                    raise MhaError(message, code="bad-file", path=path)

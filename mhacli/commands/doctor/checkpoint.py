@@ -121,7 +121,7 @@ def examine_model(model: nn.Module, tokenizer: Any, request: DoctorRequest) -> R
     adapted_tokenizer = None if tokenizer is None else own_tokenizer(tokenizer)
     notes = () if adapted_tokenizer else (_NO_TOKENIZER.format("the model came without a"),)
     rows, cut = _rows(request, adapted_tokenizer, config)
-    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(request.source, {}, {}, ()), request.source, None)
+    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(request.source), request.source, None)
     admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, _pad_id(loaded, adapted_tokenizer), (*notes, *cut))
     return _report(admitted, request, no_progress, began)
 

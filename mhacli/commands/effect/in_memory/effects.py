@@ -98,7 +98,7 @@ def _record(model: Any, inputs: Any, tokenizer: Any, run: Run, *, settings: Effe
     text_inputs = _inputs(model, inputs, names)
     other_inputs = None if other is None else _inputs(model, other, names)
     source = getattr(model, "name_or_path", "") or type(model).__name__
-    loaded = Loaded(model, Checkpoint(source, {}, {}, ()), source, None)
+    loaded = Loaded(model, Checkpoint(source), source, None)
     base = Loaded(model.base_model, loaded.checkpoint, source, None)
     inspected = CheckpointRun(base, text_inputs, of_all_layers(run))
     texts = Texts(text_inputs.sequences, text_inputs.context, (), ())
