@@ -46,6 +46,8 @@ ARRAYS = {f"{name}?": Numbers for name in dict.fromkeys((*PER_QUERY, *MATRICES, 
 """The arrays of a layer. A name that ends in ? may be missing."""
 KEPT = {f"{'context_array' if name == 'context' else name}?": Numbers for name in SITES}
 """Arrays that `--keep` adds."""
+CHECK = dict.fromkeys(("name?", "note?", "rounding?", "sites?", "n?", "identical?"), ...)
+"""The parts of a check that most checks lack."""
 PLACE = dict.fromkeys(("first?", "last?", "place?", "token?"), ...)
 
 
@@ -258,8 +260,7 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         "What run, heads, trace, decode and show print with --json.", Record,
         {
             "Record": {"arrays": None, "layers?": ..., "nonfinite": dict[str, int], **ARRAYS, **KEPT},
-            "SelfCheck": {"name": None},
-            "Verification": {"name": None},
+            "Check": CHECK, "SelfCheck": CHECK, "RouteCheck": {name: kind for name, kind in CHECK.items() if name != "name?"},
             "InspectedLayer": dict.fromkeys(("qk", "scores", "pattern", "z", "out"), Numbers) | ARRAYS,
         },
     ),

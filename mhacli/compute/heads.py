@@ -54,8 +54,8 @@ from mhacli.record.checks import (
     MEASURED_KEYS,
     ROW_SUMS,
     TOLERANCES,
+    Check,
     SelfCheck,
-    StatisticsCheck,
     worst_check,
 )
 from mhacli.record.consistency import MOST_OF_SUMS
@@ -292,7 +292,7 @@ class HeadResults(NamedTuple):
     heads: tuple[HeadStatistics, ...]
     arrays: Mapping[str, Tensor]
     kernel: str
-    checks: tuple[StatisticsCheck, ...]
+    checks: tuple[Check, ...]
     reducers: tuple[ReducerChoice, ...]
 
 
@@ -480,7 +480,7 @@ def _top_keys(pattern: PatternTiles, batch_head: tuple[int, int], kept: Kept) ->
 
 def check_statistics(
     attention: AttentionResult, statistics: Statistics, top_score: Tensor, axes: Axes
-) -> tuple[StatisticsCheck, ...]:
+) -> tuple[Check, ...]:
     """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
 
     Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
@@ -500,7 +500,7 @@ def check_statistics(
     }
     if not attention.is_finite:
         sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
-    checks = [StatisticsCheck.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
+    checks = [Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
     if attention.v is None:
         return tuple(checks)
     is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
@@ -515,7 +515,7 @@ def _rounding(dtype: torch.dtype, largest: float, *, of_scores: torch.dtype) -> 
     return min(MOST_OF_SUMS, of_weights + 16 * torch.finfo(of_scores).eps * largest)
 
 
-def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> StatisticsCheck:
+def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:
     """z of spread queries from their weights and the values. The rounding of a sum grows with the square root of its length.
     Source: Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1.
 
@@ -528,7 +528,7 @@ def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float)
     worst = int((errors / allowed.clamp(min=torch.finfo(torch.float64).tiny)).argmax())
     error, tolerance = errors[worst].item(), allowed[worst].item()
     of_scores = allowed.amax().item() - usual if error <= tolerance else 0.0
-    return StatisticsCheck.of(error, tolerance, name=HEAD_OUTPUTS, rounding=of_scores)
+    return Check.of(error, tolerance, name=HEAD_OUTPUTS, rounding=of_scores)
 
 
 def _z_again(attention: AttentionResult, v: Tensor, axes: Axes) -> tuple[Tensor, float, Tensor]:

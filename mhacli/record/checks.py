@@ -20,12 +20,24 @@ _EARLIER_HEAD_OUTPUTS = "z of the pattern is the kernel's"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error with its tolerance. `error` is None if a number was not finite, and then `ok` is False."""
+    """An error with its tolerance. `error` is None if a number was not finite, and then `ok` is False. `ok` is None if the
+    check does not apply, for the reason in `note`.
+
+    `rounding` of a check of head statistics is the part of its tolerance for scores too large for their dtype, or 0.
+    `sites` are those of a formulation of the computation (its `name`), whose output is compared with that of the separate
+    projections. `n` removals were repeated by a second method, and `identical` says whether a pass in which every
+    attention output is replaced by itself gives the same bits as a plain pass.
+    """
 
     name: str = ""
     error: float | None
     tolerance: float
-    ok: bool
+    ok: bool | None
+    note: str = ""
+    rounding: float | None = None
+    sites: tuple[str, ...] = ()
+    n: int | None = None
+    identical: bool | None = None
 
     @classmethod
     def of(cls, error: float, tolerance: float, *, holds: bool = True, **details: Any) -> Self:
@@ -37,30 +49,24 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The sort key among checks of one name: failed ones last, then by error."""
         return not self.ok, math.inf if self.error is None else self.error
 
-    def and_holds(self, also: bool) -> Self:
-        """The check, ok only if something else holds too."""
-        return msgspec.structs.replace(self, ok=self.ok and also)
-
-
-class StatisticsCheck(Check, frozen=True, kw_only=True):
-    """A check of head statistics. `rounding` is the part of the tolerance for scores too large for their dtype, or 0."""
-
-    rounding: float
-
     @property
     def is_of_outputs(self) -> bool:
         """Whether it compares outputs, which needs a layer whose values were captured."""
         return self.name in (HEAD_OUTPUTS, _EARLIER_HEAD_OUTPUTS)
 
+    def and_holds(self, also: bool | None) -> Self:
+        """The check, ok only if something else holds too."""
+        return msgspec.structs.replace(self, ok=self.ok and also)
+
 
 class SelfCheck(Check, frozen=True, kw_only=True):
-    """The difference of the output from a float64 recomputation from the pattern shown; for decoding, the larger of
-    this and the difference from a full recomputation."""
+    """A check whose error has another name in JSON. Of a run: the difference of the output from a float64 recomputation
+    from the pattern shown; for decoding, the larger of this and the difference from a full recomputation."""
 
     error: float | None = msgspec.field(name="max_abs_error")
 
     @classmethod
-    def of_layers(cls, layers: Sequence[Sequence[Check]], *, holds: bool = True) -> SelfCheck:
+    def of_layers(cls, layers: Sequence[Sequence[Check]], *, holds: bool = True) -> Self:
         """The worst of the last checks of layers, ok if all checks are."""
         worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
         is_ok = holds and all(check.ok for checks in layers for check in checks)
@@ -68,29 +74,16 @@ class SelfCheck(Check, frozen=True, kw_only=True):
 
 
 class RouteCheck(Check, frozen=True, kw_only=True):
-    """The output of one formulation of the computation, against that of the separate projections."""
+    """A check of a formulation, with the names that it has in JSON."""
 
     name: str = msgspec.field(name="route")
     error: float | None = msgspec.field(name="max_abs_difference")
-    sites: tuple[str, ...]
 
 
-class Verification(Check, frozen=True, kw_only=True):
-    """`n` removals repeated by a second method, and the largest difference of their outputs.
-
-    `identical` says whether a pass in which every attention output is replaced by itself gives the same bits as a plain
-    pass.
-    """
-
-    error: float | None = msgspec.field(name="max_abs_error")
-    n: int
-    identical: bool
-
-
-def worst_check(same: Sequence[StatisticsCheck]) -> StatisticsCheck:
+def worst_check(same: Sequence[Check]) -> Check:
     """The worst of checks with one name, with the largest rounding of any."""
     worst = max(same, key=lambda check: check.severity)
-    return msgspec.structs.replace(worst, rounding=max(check.rounding for check in same))
+    return msgspec.structs.replace(worst, rounding=max(check.rounding or 0.0 for check in same))
 
 
 # ----------------------------------------------------------------------------------------------------------- tolerances

@@ -8,21 +8,14 @@ from html import escape
 from typing import Any
 
 
-class ShownInHtml:
-    """A result that notebooks show as HTML: static, without a script, below 200 kB, for light and dark themes."""
+class Shown:
+    """A result that notebooks show as HTML, and that rich prints as its command does."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
         """The HTML for a notebook."""
-        html: str = _renderers().html_of(self)
-        return html
-
-
-class Shown(ShownInHtml):
-    """A result that notebooks show as HTML, and that rich prints as its command does."""
-
-    __slots__ = ()
+        return html_of(self)
 
     def views(self, screen: Any) -> Iterator[Any]:
         """What its command prints on a screen."""
@@ -32,6 +25,12 @@ class Shown(ShownInHtml):
         """The view that rich prints."""
         view: object = _renderers().view_of(self)
         return view
+
+
+def html_of(result: object) -> str:
+    """A result as HTML: static, without a script, below 200 kB, for light and dark themes."""
+    html: str = _renderers().html_of(result)
+    return html
 
 
 def _renderers() -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mhacli.record.checks import Verification
+from mhacli.record.checks import SelfCheck
 from mhacli.text.tokens import AttentionKind
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
@@ -128,7 +128,7 @@ class EffectSummary:
     rank: int | None
     floor: float
     n_passes: int
-    verified: Verification
+    verified: SelfCheck
     direct: DirectSum | None = None
     screening: Screening | None = None
     judgements: tuple[Judgement, ...] = ()

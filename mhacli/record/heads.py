@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mhacli.errors import UsageError
-from mhacli.record.checks import StatisticsCheck
+from mhacli.record.checks import Check
 from mhacli.record.glossary import Word, words_of
 from mhacli.settings import SINK_TOKENS
 
@@ -350,7 +350,7 @@ class HeadsSummary:
     sink_tokens: int
     sink_share: float
     kernel: str
-    checks: tuple[StatisticsCheck, ...]
+    checks: tuple[Check, ...]
     peak_bytes: int
     full_bytes: int
     kept: Kept = Kept()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.record.arrays import Array
-from mhacli.record.display import ShownInHtml
-from mhacli.record.tables import Column, Table, require_library
+from mhacli.record.display import html_of
+from mhacli.record.tables import Columns, Table, require_library
 from mhacli.text.tokens import TokenSequence
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pattern(Table, ShownInHtml):
+class Pattern(Table):
     """Attention weights of one text, without padding, with the visible cells. `numpy.asarray` gives the weights.
 
     `dims` names the axes: `query key` for a head, `head query key` for a layer, `layer head query key` for all layers.
@@ -69,22 +69,26 @@ class Pattern(Table, ShownInHtml):
         numbers = [f"{name}={n}" for name, n in (("layer", self.layer), ("head", self.head)) if n is not None]
         return f"<Pattern {' '.join([*numbers, f'batch={self.batch}'])}: {sizes}>"
 
-    def columns(self) -> Mapping[str, Column]:
+    def _repr_html_(self) -> str:
+        """The HTML for a notebook."""
+        return html_of(self)
+
+    def columns(self) -> Columns:
         """The columns, by name, of a table with a row per cell."""
         import numpy as np
 
         shape = (len(self.layers), len(self.heads), *self.values.shape[-2:])
         layer, head, query, key = (index.ravel() for index in np.indices(shape))
         return {
-            "layer": Column(int, np.array(self.layers)[layer]),
-            "sequence": Column(int, np.full(layer.shape, self.batch)),
-            "head": Column(int, np.array(self.heads)[head]),
-            "query": Column(int, query),
-            "query_token": Column(str, np.array(self.query_tokens, dtype=object)[query].tolist()),
-            "key": Column(int, key),
-            "key_token": Column(str, np.array(self.key_tokens, dtype=object)[key].tolist()),
-            "allowed": Column(bool, self.allowed.ravel()),
-            "pattern": Column(float, self.values.ravel()),
+            "layer": (int, np.array(self.layers)[layer]),
+            "sequence": (int, np.full(layer.shape, self.batch)),
+            "head": (int, np.array(self.heads)[head]),
+            "query": (int, query),
+            "query_token": (str, np.array(self.query_tokens, dtype=object)[query].tolist()),
+            "key": (int, key),
+            "key_token": (str, np.array(self.key_tokens, dtype=object)[key].tolist()),
+            "allowed": (bool, self.allowed.ravel()),
+            "pattern": (float, self.values.ravel()),
         }
 
     def to_xarray(self) -> xarray.DataArray:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -17,7 +17,7 @@ from mhacli.io.data import decode, json_checksum
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
 from mhacli.io.scan_folder import summary_of
-from mhacli.record.arrays import Array, StoredArray, StoredArrays, checksum
+from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.consistency import misfit
 from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
@@ -29,14 +29,6 @@ _REQUIRED = ("entropy", "strongest_key", "allowed")
 _KINDS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
 """The kinds of arrays that hold no floating point numbers."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
-
-
-@dataclass(frozen=True)
-class _Header:
-    schema: str | None = None
-    format: str | None = None
-    checksum: str | None = None
-    array_checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(path: str) -> Record:
@@ -69,17 +61,16 @@ def _record(file: TensorFile) -> Record:
         prefixes, record.layer_records if record.module is None else (), strict=False
     )  # user code has no arrays
     names = [prefix + name for prefix, view in views for name in _fitting(view, file, prefix)]
-    arrays = {name: StoredArray(partial(_array, file, name, sums.get(name))) for name in names}
-    return replace(record, arrays=StoredArrays(arrays))
+    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in names}
+    return replace(record, arrays=StoredArrays(readers))
 
 
 def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
     """The checksums of the arrays, empty in files of earlier versions. Raises `MhaError` if the JSON of the file is not
     that of a record, or not what was written."""
     document = file.metadata if isinstance(file.metadata, dict) else {}
-    header = decode(_Header, document, file.path)
-    if header.schema != SCHEMA:
-        found = header.schema or header.format
+    if document.get("schema") != SCHEMA:
+        found = document.get("schema") or document.get("format")
         raise MhaError(
             f"{file.path} is not a record of schema {SCHEMA}: it has {repr(found) if found else 'no schema'}",
             hint=None if found else "mha run TEXT --save FILE writes a record",
@@ -87,12 +78,13 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
             path=file.path,
         )
     written = {name: value for name, value in document.items() if name != "checksum"}
-    if header.checksum not in (None, json_checksum(written)):
+    if document.get("checksum") not in (None, json_checksum(written)):
         raise _changed(file.path, "its JSON")
-    for name in header.array_checksums:
+    sums = decode(dict[str, str], document.get("array_checksums", {}), file.path)
+    for name in sums:
         if name not in file.tensors:
             raise _bad(file.path, f"it lacks the array {name}")
-    return header.array_checksums
+    return sums
 
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:

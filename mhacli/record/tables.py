@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from mhacli.errors import MhaError, installing
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: the type of its values, and the values, None for a missing one."""
-
-    kind: type
-    values: Sequence[Any] | Array
-
-
+Columns = Mapping[str, tuple[type, Sequence[Any] | Array]]
+"""Columns by name: the type of the values, and the values, None for a missing one."""
 _TYPES: Mapping[type, tuple[str, str, str]] = {
     int: ("Int64", "Int64", "int64"),
     float: ("Float64", "float64", "float64"),
@@ -40,25 +34,23 @@ class Table(ABC):
     """A result that converts to a table."""
 
     @abstractmethod
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Columns:
         """The columns by name."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict for each row."""
         columns = self.columns()
-        values = (
-            getattr(column.values, "tolist", lambda column=column: column.values)() for column in columns.values()
-        )
-        rows = zip(*values, strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        lists = (values if isinstance(values, Sequence) else values.tolist() for _, values in columns.values())
+        return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
     def to_polars(self) -> polars.DataFrame:
         """A polars DataFrame; null for a missing value. Raises `MhaError` if polars is missing."""
         require_library("polars", "to_polars")
         import polars
 
+        columns = self.columns().items()
         return polars.DataFrame(
-            [polars.Series(name, c.values, getattr(polars, _TYPES[c.kind][0])) for name, c in self.columns().items()]
+            [polars.Series(name, values, getattr(polars, _TYPES[kind][0])) for name, (kind, values) in columns]
         )
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -66,8 +58,9 @@ class Table(ABC):
         require_library("pandas", "to_pandas")
         import pandas
 
+        columns = self.columns().items()
         return pandas.DataFrame(
-            {name: pandas.Series(c.values, dtype=_TYPES[c.kind][1]) for name, c in self.columns().items()}
+            {name: pandas.Series(values, dtype=_TYPES[kind][1]) for name, (kind, values) in columns}
         )
 
     def to_arrow(self) -> pyarrow.Table:
@@ -75,8 +68,9 @@ class Table(ABC):
         require_library("pyarrow", "to_arrow")
         import pyarrow
 
+        columns = self.columns().items()
         return pyarrow.table(
-            {name: pyarrow.array(c.values, getattr(pyarrow, _TYPES[c.kind][2])()) for name, c in self.columns().items()}
+            {name: pyarrow.array(values, getattr(pyarrow, _TYPES[kind][2])()) for name, (kind, values) in columns}
         )
 
 
@@ -102,24 +96,9 @@ class EffectTable(tuple[Effect, ...], Table):
         """The number of removals, and how to make a table."""
         return f"<EffectTable: {len(self)} removal{'s' * (len(self) != 1)}; to_polars() and others make a table>"
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Columns:
         """The columns by name."""
-        hints = get_type_hints(Effect)
-        names = dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])
-        return {
-            name: Column(_kind_of(hints.get(name, float)), [_cell(getattr(effect, name)) for effect in self])
-            for name in names
-        }
-
-
-def _kind_of(hint: Any) -> type:
-    """The type of a column: that of an optional number's value, and text for words and lists."""
-    numbers = {int, float, bool} & {hint, *get_args(hint)}
-    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, tuple) else value
+        return _columns(self, Effect, [*dict.fromkeys([*(f.name for f in fields(Effect)), *EFFECT_NUMBERS])])
 
 
 class HeadTable(tuple[HeadStatistics, ...], Table):
@@ -138,14 +117,27 @@ class HeadTable(tuple[HeadStatistics, ...], Table):
         n_layers = len({(head.layer, head.attention) for head in self})
         return f"<HeadTable: {len(self)} heads, {n_layers} layer{'s' * (n_layers != 1)}; to_polars() and others make a table>"
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Columns:
         """The columns by name."""
-        named = {"layer": int, "attention": str, "head": int, "kind": str}
-        columns = {name: Column(kind, [getattr(head, name) for head in self]) for name, kind in named.items()}
-        hints = get_type_hints(HeadStatistics)
-        for row in STATISTICS:
-            (kind,) = (choice for choice in get_args(hints[row.field]) if choice is not type(None))
-            columns[row.field] = Column(kind, [getattr(head, row.field) for head in self])
-        for index in range(max((len(head.patterns) for head in self), default=0)):
-            columns[f"pattern_{index + 1}"] = Column(float, [head.patterns[index] for head in self])
-        return columns
+        names = ["layer", "attention", "head", "kind", *(row.field for row in STATISTICS)]
+        patterns: Columns = {
+            f"pattern_{index + 1}": (float, [head.patterns[index] for head in self])
+            for index in range(max((len(head.patterns) for head in self), default=0))
+        }
+        return {**_columns(self, HeadStatistics, names), **patterns}
+
+
+def _columns(rows: Sequence[Any], row_type: type, names: Sequence[str]) -> Columns:
+    """Fields and properties of rows as columns; lists are JSON, and properties are numbers."""
+    hints = get_type_hints(row_type)
+    return {name: (_kind_of(hints.get(name, float)), [_cell(getattr(row, name)) for row in rows]) for name in names}
+
+
+def _kind_of(hint: Any) -> type:
+    """The type of a column: that of an optional number's value, and text for words and lists."""
+    numbers = {int, float, bool} & {hint, *get_args(hint)}
+    return numbers.pop() if numbers and get_origin(hint) is not tuple else str
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, tuple) else value

@@ -24,7 +24,7 @@ from mhacli.compute.base.setup import Setup
 from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import UsageError, out_of_range
 from mhacli.models.layer_names import LayerKey
-from mhacli.record.checks import TOLERANCES, Verification
+from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EffectSummary
 from mhacli.record.record import Record
 from mhacli.record.tables import EffectTable
@@ -147,7 +147,7 @@ class _LayerStudy:
         measured: _Measured,
         observed: Observed,
         untouched: Reading,
-    ) -> Verification:
+    ) -> SelfCheck:
         """Repeats some removals, from the text to the output, by a layer with other weights or another mask."""
         sizes = {item: float(change.d_output) for item, change in enumerate(measured.changes)}
         errors = []
@@ -159,7 +159,7 @@ class _LayerStudy:
         is_same = torch.equal(self.setup.layer.attention.joined(z, no_tap)[:, self.position].double(), untouched.hidden)
         worst = max(errors, default=0.0)
         tolerance = float(untouched.hidden.abs().max()) * TOLERANCES[self.setup.config.dtype].runs
-        return Verification.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
+        return SelfCheck.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
 
     def _other_setup(self, item: tuple[Removal, ...], observed: Observed) -> Setup | None:
         """The run without the removed part, by other weights or another mask. None if neither can express that."""

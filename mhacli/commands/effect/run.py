@@ -31,7 +31,7 @@ from mhacli.io.progress import Progress, no_progress
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.load import Loaded
-from mhacli.record.checks import TOLERANCES, Verification
+from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import Judgement
 
 TOKENS_AT_ONCE = 4096
@@ -46,7 +46,7 @@ _PART_OF_CHANGE = 0.5
 _PASSES_OF_GRADIENT = 3
 """The approximate time of a forward and a backward pass, in forward passes."""
 _Pass = TypeVar("_Pass", Reading, ModelParts)
-_NOTHING_VERIFIED = Verification.of(0.0, 0.0, n=0, identical=True)
+_NOTHING_VERIFIED = SelfCheck.of(0.0, 0.0, n=0, identical=True)
 
 
 def rows_at_once(keywords: Mapping[str, Tensor]) -> int:
@@ -84,7 +84,7 @@ class EffectRun:
     estimates: dict[int, float] = field(default_factory=dict)
     judgements: tuple[Judgement, ...] = ()
     n_batches: int = 0
-    verified: Verification = _NOTHING_VERIFIED
+    verified: SelfCheck = _NOTHING_VERIFIED
     most_rows: int = TOKENS_AT_ONCE
     _pass_seconds: float = float("inf")
     _floors: list[Changes] = field(default_factory=list)
@@ -267,7 +267,7 @@ class EffectRun:
         tolerance = self._tolerance
         if worst > tolerance and worst <= max(moved) * _PART_OF_CHANGE:
             tolerance = max(tolerance, min(self._moved_by_rounding, max(moved) * _PART_OF_CHANGE))
-        self.verified = Verification.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
+        self.verified = SelfCheck.of(worst, tolerance, holds=is_same, n=len(errors), identical=is_same)
 
     def _is_rounding(self, difference: float) -> bool:
         """Whether rounding explains a difference between two computations."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import chain
@@ -38,7 +38,7 @@ from mhacli.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
-from mhacli.record.tables import Column, EffectTable, HeadTable, Table
+from mhacli.record.tables import Columns, EffectTable, HeadTable, Table
 from mhacli.text.corpus import Document
 from mhacli.text.tokens import TokenSequence
 
@@ -233,12 +233,12 @@ class _DocumentTable(Table):
     heads: HeadTable
     effects: EffectTable
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Columns:
         """The columns by name."""
         n_heads = len(self.heads) // max(1, len(self.documents))
         rows = [document for document in self.documents for _ in range(n_heads)]
         types = {"file": str, "place": int, "n_documents": int, "n_tokens": int}
-        columns = {name: Column(kind, [getattr(document, name) for document in rows]) for name, kind in types.items()}
+        columns = {name: (kind, [getattr(document, name) for document in rows]) for name, kind in types.items()}
         changes = self.effects.columns()
         return {
             **columns,

@@ -175,9 +175,9 @@ def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: i
     means["max_score"] = head.max_score
     return with_kind(
         HeadStatistics(
-            head.layer,
-            head.attention,
-            head.head,
+            layer=head.layer,
+            attention=head.attention,
+            head=head.head,
             uniform=Averages(**_fields(uniform, n_patterns), at_offset=plain),
             **_fields(means, n_patterns),
             offset=offset,

@@ -70,8 +70,9 @@ class HeadSums:
         return HeadTable(
             with_kind(
                 HeadStatistics(
-                    *place[:2],
-                    place[2],
+                    layer=place[0],
+                    attention=place[1],
+                    head=place[2],
                     max_score=self._largest.get(place),
                     uniform=Averages(**uniform.means),
                     **sums.means,

@@ -374,7 +374,7 @@ def _proof(summary: EffectSummary, screen: Screen) -> Text:
         words = Text("not verified: no removal was computed a second time", style="yellow")
         return flowing([words, floor], screen.width)
     words = Text(
-        f"verified: {count_of(proof.n, 'removal')} repeated by a second method, equal within {number_text(proof.error)} "
+        f"verified: {count_of(proof.n or 0, 'removal')} repeated by a second method, equal within {number_text(proof.error)} "
         f"(tolerance {number_text(proof.tolerance)})",
         style="green",
     )
