@@ -19,15 +19,15 @@ import msgspec
 from mhacli.commands.bench.comparison import BaselineComparison, FailIfOutcome, TimeChange
 from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.check.result import Examination
-from mhacli.commands.diff.result import Difference, EffectDifference, HeadChange, Setting
+from mhacli.commands.diff.result import Difference, EffectDifference, HeadChange, TextDifference
 from mhacli.commands.doctor.result import CheckStatus, HealthVerdict, Report
 from mhacli.commands.explain import Term
 from mhacli.commands.weights import Contents
+from mhacli.record.effect import Effect
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.mask import MaskSummary
 from mhacli.record.record import Record
 from mhacli.sites import SITES
-from mhacli.text.align import Match
 
 FOLDER = Path(__file__).parent / "schemas"
 PAGE = Path(__file__).parent / "RECORDS.md"
@@ -93,20 +93,53 @@ class TokenChange(TypedDict):
     b: list[str]
 
 
-class TextDifference(TypedDict):
-    """The matching tokens of one sequence."""
+class Match(TypedDict):
+    """Equal tokens, from the positions `a` and `b`."""
 
-    family: Literal["texts", "context"]
+    a: int
+    b: int
+    length: int
+
+
+class Setting(TypedDict):
+    """A setting that differs."""
+
+    name: str
+    a: str
+    b: str
+    layers: list[str]
+
+
+class Place(TypedDict):
+    """The place of a number."""
+
+    axes: list[str]
+    a: list[int]
+    b: list[int]
+
+
+class HeadLargest(TypedDict):
+    """The largest difference of one head at a site."""
+
+    head: int
+    largest: float | None
     sequence: int
-    n_a: int
-    n_b: int
-    matches: list[Match]
-    n_other_ids: int
-    exact: bool
-    n_aligned: int
-    is_same: bool
-    n_replaced: int
-    changes: list[TokenChange]
+
+
+class StatisticChange(TypedDict):
+    """A statistic of a head that differs."""
+
+    name: str
+    a: float | None
+    b: float | None
+
+
+class EffectChange(TypedDict):
+    """A removal with different effects."""
+
+    a: Effect
+    b: Effect
+    change: float
 
 
 class Comparison(TypedDict):
@@ -277,7 +310,13 @@ SCHEMAS: Mapping[str, tuple[str, Any, Mapping[str, Mapping[str, Any]]]] = {
         },
     ),
     "mha.diff/1": (
-        "What mha diff --json prints.", Comparison, {"Difference": {"relative": float | None}},
+        "What mha diff --json prints.", Comparison,
+        {
+            "TextDifference": {"matches": list[Match], "changes": list[TokenChange]},
+            "Difference": {"at": Place | None, "heads": list[HeadLargest], "told": list[Setting]},
+            "HeadChange": {"statistics": list[StatisticChange]},
+            "EffectDifference": {"changes": list[EffectChange]},
+        },
     ),
     "mha.bench/1": (
         "What mha bench prints with --json, and saves with --save-baseline.", Benchmark,

@@ -3,88 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
-from itertools import groupby
 
 MOST_STEPS = 20_000_000
 """The most steps of difflib for all texts together: about two seconds."""
+Part = tuple[range, range, bool]
+"""Positions in both texts, and whether their tokens are equal."""
 
 
-@dataclass(frozen=True)
-class Match:
-    """`length` tokens that are equal in both texts, from the positions `a` and `b`."""
+def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOST_STEPS) -> tuple[list[Part], bool]:
+    """All positions of two texts in order, in parts of equal tokens and of others; and whether these are the longest
+    equal parts.
 
-    a: int
-    b: int
-    length: int
+    They are unless difflib needs more than `most_steps`. Then, between the common beginning and the common end, tokens
+    at the same position are compared.
 
-
-@dataclass(frozen=True)
-class Alignment:
-    """The equal tokens of two texts of `n_a` and `n_b` tokens, in order.
-
-    Without `exact`, the texts were too long and too different for difflib. Between their common beginning and their
-    common end, tokens at the same position were then compared.
+    >>> align("the cat sat".split(), "the dog sat".split())[0]
+    [(range(0, 1), range(0, 1), True), (range(1, 2), range(1, 2), False), (range(2, 3), range(2, 3), True)]
     """
-
-    n_a: int
-    n_b: int
-    matches: tuple[Match, ...]
-    exact: bool = True
-
-    @property
-    def n_equal(self) -> int:
-        """The number of equal tokens."""
-        return sum(match.length for match in self.matches)
-
-    @property
-    def parts(self) -> Iterator[tuple[range, range, bool]]:
-        """All positions of both texts in order: ranges, and whether their tokens are equal."""
-        a = b = 0
-        for match in (*self.matches, Match(self.n_a, self.n_b, 0)):
-            if (a, b) != (match.a, match.b):
-                yield range(a, match.a), range(b, match.b), False
-            a, b = match.a + match.length, match.b + match.length
-            if match.length:
-                yield range(match.a, a), range(match.b, b), True
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """The positions of tokens that correspond: equal ones, and those replaced one to one between equal ones."""
-        return [pair for a, b, _ in self.parts if len(a) == len(b) for pair in zip(a, b, strict=True)]
-
-
-def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOST_STEPS) -> Alignment:
-    """The longest parts that two sequences have in common, unless that takes more than `most_steps`.
-
-    >>> align("the cat sat".split(), "the dog sat".split()).matches
-    (Match(a=0, b=0, length=1), Match(a=2, b=2, length=1))
-    """
-    first = _n_common(a, b)
-    last = _n_common(a[first:][::-1], b[first:][::-1])
+    shorter = min(len(a), len(b))
+    first = next((n for n in range(shorter) if a[n] != b[n]), shorter)
+    last = next((n for n in range(shorter - first) if a[-1 - n] != b[-1 - n]), shorter - first)
     ends = len(a) - last, len(b) - last
     inner_a, inner_b = a[first : ends[0]], b[first : ends[1]]
     counts = Counter(inner_b)
     n_steps = sum(n * counts[token] for token, n in Counter(inner_a).items()) * min(len(inner_a), len(inner_b))
-    exact = n_steps <= most_steps
-    if exact:
-        blocks = SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_matching_blocks()
-        inner = [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
+    if n_steps <= most_steps:
+        matches = [
+            tuple(match) for match in SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_matching_blocks()
+        ]
     else:
-        inner = [(n, n) for n, (x, y) in enumerate(zip(inner_a, inner_b, strict=False)) if x == y]
-    pairs = [(n, n) for n in range(first)] + [(i + first, j + first) for i, j in inner]
-    pairs += [(ends[0] + n, ends[1] + n) for n in range(last)]
-    return Alignment(len(a), len(b), tuple(_runs(pairs)), exact)
+        matches = [(n, n, 1) for n, (x, y) in enumerate(zip(inner_a, inner_b, strict=False)) if x == y]
+    inner = [(i + first, j + first, n) for i, j, n in matches]
+    return _parts([(0, 0, first), *inner, (*ends, last)], len(a), len(b)), n_steps <= most_steps
 
 
-def _n_common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def _parts(matches: Sequence[tuple[int, int, int]], n_a: int, n_b: int) -> list[Part]:
+    """The equal parts, joined where nothing lies between them, and the parts between them."""
+    parts: list[Part] = []
+    i = j = begin_a = begin_b = 0
+    for next_i, next_j, length in (*(match for match in matches if match[2]), (n_a, n_b, 0)):
+        if (i, j) != (next_i, next_j):
+            parts += [(range(begin_a, i), range(begin_b, j), True)] if begin_a < i else []
+            parts.append((range(i, next_i), range(j, next_j), False))
+            begin_a, begin_b = next_i, next_j
+        i, j = next_i + length, next_j + length
+    return parts + ([(range(begin_a, i), range(begin_b, j), True)] if begin_a < i else [])
 
 
-def _runs(pairs: Sequence[tuple[int, int]]) -> Iterator[Match]:
-    """Pairs of positions, with consecutive ones as one match."""
-    for _, run in groupby(enumerate(pairs), key=lambda item: (item[1][0] - item[0], item[1][1] - item[0])):
-        places = [pair for _, pair in run]
-        yield Match(*places[0], len(places))
+def pairs(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """The positions of tokens that correspond: equal ones, and those replaced one to one between equal ones."""
+    return [pair for a, b, _ in parts if len(a) == len(b) for pair in zip(a, b, strict=True)]

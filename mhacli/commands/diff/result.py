@@ -1,6 +1,6 @@
 """The differences of two records as plain data. A is the reference; differences are B − A.
 
-Non-finite numbers are None.
+The classes made of fields alone are parts of the JSON document, as are dictionaries. Non-finite numbers are None.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from mhacli.io.data import plain
-from mhacli.record.arrays import Array
 from mhacli.record.display import Shown
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HeadStatistics, Kind
 from mhacli.record.record import InspectedLayer, Record
-from mhacli.text.align import Alignment
+from mhacli.text.align import Part
 from mhacli.text.escape import without_surrogates
 from mhacli.text.tokens import TokenSequence
 
@@ -27,107 +28,57 @@ step of user code whose formula differs is `beyond`."""
 ComparedBy = Literal["array", "numbers", "extremes", "shape"]
 """What was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or shapes alone."""
 TokenFamily = Literal["texts", "context"]
+Setting = dict[str, Any]
+"""A setting that differs: its `name`, its words in `a` and `b`, and the labels of the `layers` concerned, or none for the
+whole record."""
 PATTERN_SITES = ("pattern", "map")
 """The arrays with a head's attention weights: all of them, or the means of blocks."""
-MASK = ("visible", "uniform_map", "uniform_received", "uniform_profile", "uniform_span_mass", "allowed")
-"""Arrays that depend only on the mask."""
-AFTER_SCORES = ("max_score", "lse")
-OF_PATTERN = (
-    "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance", "participation",
-    "entropy", "strongest_key",
+STATISTICS_OF_ROWS = (
+    "max_score", "lse", "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance",
+    "participation", "entropy", "strongest_key",
 )  # fmt: skip
 """Statistics of scores and patterns in records, which are not sites of the computation."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting that differs, with both values. `layers` are the labels of the layers concerned, or empty for the whole
-    record."""
+class TextDifference(msgspec.Struct, frozen=True):
+    """The aligned tokens of one sequence of both records, of which `n_other_ids` equal ones have different ids.
 
-    name: str
-    a: str
-    b: str
-    layers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class TextDifference:
-    """Two texts with the alignment of their tokens. `n_other_ids` counts equal tokens with different ids."""
+    `matches` are runs of equal tokens (`a`, `b`, `length`), and `changes` the tokens between them.
+    """
 
     family: TokenFamily
     sequence: int
-    a: TokenSequence
-    b: TokenSequence
-    alignment: Alignment
+    n_a: int
+    n_b: int
+    matches: list[dict[str, int]]
     n_other_ids: int
+    exact: bool
+    n_aligned: int
+    is_same: bool
+    n_replaced: int
+    changes: list[dict[str, Any]]
 
     @property
-    def is_same(self) -> bool:
-        """Whether all tokens are equal."""
-        return self.alignment.n_equal == self.alignment.n_a == self.alignment.n_b
+    def parts(self) -> list[Part]:
+        """All positions of both in order: ranges, and whether their tokens are equal."""
+        equal = [(range(m["a"], m["a"] + m["length"]), range(m["b"], m["b"] + m["length"]), True) for m in self.matches]
+        others = [(range(c["a_begin"], c["a_end"]), range(c["b_begin"], c["b_end"]), False) for c in self.changes]
+        return sorted([*equal, *others], key=lambda part: (part[0].start, part[1].start, part[2]))
 
-    @property
-    def changes(self) -> list[tuple[range, range]]:
-        """The positions in A and in B between equal tokens."""
-        return [(a, b) for a, b, is_equal in self.alignment.parts if not is_equal]
-
-    def document(self) -> dict[str, Any]:
-        """The alignment and the changed tokens as JSON values."""
-        return {
-            "family": self.family,
-            "sequence": self.sequence,
-            "n_a": self.alignment.n_a,
-            "n_b": self.alignment.n_b,
-            "matches": plain(self.alignment.matches),
-            "n_other_ids": self.n_other_ids,
-            "exact": self.alignment.exact,
-            "n_aligned": self.alignment.n_equal,
-            "is_same": self.is_same,
-            "n_replaced": sum(len(a) for a, b in self.changes if len(a) == len(b)),
-            "changes": [self._change(a, b) for a, b in self.changes],
-        }
-
-    def _change(self, a: range, b: range) -> dict[str, Any]:
-        return {
-            "change": "only B" if not a else "only A" if not b else "replaced",
-            "a_begin": a.start,
-            "a_end": a.stop,
-            "b_begin": b.start,
-            "b_end": b.stop,
-            "a": [without_surrogates(self.a.tokens[i]) for i in a],
-            "b": [without_surrogates(self.b.tokens[j]) for j in b],
-        }
+    def of(self, record: Record) -> TokenSequence:
+        """The text in one of the records."""
+        return (record.sequences if self.family == "texts" else record.keys)[self.sequence]
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place of a number: the names of its axes, and its indices in A and in B.
-
-    Queries and keys count the tokens of their text, without padding. Heads have their numbers, and blocks count from 0.
-    """
-
-    axes: tuple[str, ...]
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class HeadLargest:
-    """The largest difference of one head at a site, and its sequence; None if only one number is finite."""
-
-    head: int
-    largest: float | None
-    sequence: int
-
-
-@dataclass(frozen=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """The comparison of one site of one layer.
 
-    `largest` is the largest |B − A| of numbers finite in both, at `at`. `magnitude` is the largest number of either, to
-    which the tolerance is relative. `n_different` counts unequal cells, `n_nonfinite` those of them that are non-finite
-    in one, or differently in both. For a mask, `n_only_a` and `n_only_b` count cells that only one record allows; `at`
-    is then the first such cell. `told` are differences in the trace's description.
+    `largest` is the largest |B − A| of numbers finite in both. `magnitude` is the largest number of either, to which the
+    tolerance is relative; `relative` is their ratio. `n_different` counts unequal cells, `n_nonfinite` those of them
+    that are non-finite in one, or differently in both. For a mask, `n_only_a` and `n_only_b` count cells that only one
+    record allows. `at` is the place of the largest or first difference: the `axes`, and the indices in `a` and in `b`.
+    Queries and keys count the tokens of their text, and heads have their numbers. `heads` are the largest difference of
+    each head and its sequence. `told` are differences in the description of a step.
     """
 
     site: str
@@ -143,17 +94,11 @@ class Difference:
     n_only_b: int = 0
     largest: float | None = None
     magnitude: float | None = None
-    at: Place | None = None
+    at: dict[str, Any] | None = None
     why: str = ""
-    heads: tuple[HeadLargest, ...] = ()
+    heads: tuple[dict[str, Any], ...] = ()
     told: tuple[Setting, ...] = ()
-
-    @property
-    def relative(self) -> float | None:
-        """The largest difference relative to the largest magnitude; 0 if all numbers are 0."""
-        if self.largest is None or self.magnitude is None:
-            return None
-        return self.largest / self.magnitude if self.magnitude else self.largest
+    relative: float | None = None
 
     @property
     def is_same_bits(self) -> bool:
@@ -166,41 +111,31 @@ class Difference:
         return self.status in ("beyond", "shape")
 
 
-@dataclass(frozen=True)
-class StatisticChange:
-    """A statistic of a head that differs, by its name in `STATISTICS`; None if a record has no value."""
-
-    name: str
-    a: float | None
-    b: float | None
-
-    @property
-    def size(self) -> float:
-        """The absolute change; infinite if only one record has a value, 0 if neither has."""
-        if self.a is None or self.b is None:
-            return 0.0 if self.a == self.b else math.inf
-        return abs(self.b - self.a)
-
-
-@dataclass(frozen=True)
-class HeadChange:
+class HeadChange(msgspec.Struct, frozen=True):
     """The changes in a head. `size` is the largest change among its weights (0 to 1); None if a number is missing or
-    new."""
+    new. `statistics` are those that differ, by `name`, in `a` and in `b`."""
 
     layer: str
     head: int
     kind_a: Kind
     kind_b: Kind
     size: float | None
-    statistics: tuple[StatisticChange, ...]
+    statistics: list[dict[str, Any]]
+
+
+def change_of(a: float | None, b: float | None) -> float:
+    """The size of a change; infinite if only one record has a value, 0 if neither has."""
+    if a is None or b is None:
+        return 0.0 if a == b else math.inf
+    return abs(b - a)
 
 
 @dataclass(frozen=True)
 class LayerDifference:
     """One layer of both records (`a` and `b`), or the whole records with an empty `label` if they have no layers.
 
-    `queries` and `keys` are its aligned texts, and `inspected` describes the layers of checkpoints. `n_heads` heads were
-    compared; `heads` are those that changed. `only_a` and `only_b` are sites of one record alone.
+    `queries` and `keys` are its aligned texts, and `inspected` describes the layers of checkpoints. `heads` are those
+    that changed. `only_a` and `only_b` are sites of one record alone.
     """
 
     label: str
@@ -213,7 +148,6 @@ class LayerDifference:
     heads: tuple[HeadChange, ...] = ()
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
-    n_heads: int = 0
 
     @property
     def head_pairs(self) -> list[tuple[HeadStatistics, HeadStatistics]]:
@@ -222,57 +156,38 @@ class LayerDifference:
         is_alike = self.a.config.n_heads == self.b.config.n_heads
         return [(head, heads_b[head.head]) for head in self.a.heads if is_alike and head.head in heads_b]
 
-    def arrays(self, name: str) -> tuple[Array, Array]:
-        """An array that both have."""
-        return self.a.arrays[name], self.b.arrays[name]
+    @property
+    def patterns(self) -> list[Difference]:
+        """The sites with attention weights: the pattern and the map, as far as both records have them."""
+        return [site for name in PATTERN_SITES for site in self.sites if site.site == name]
+
+    @property
+    def n_heads(self) -> int:
+        """The number of heads compared."""
+        return max([len(self.head_pairs), *(len(site.heads) for site in self.patterns)])
 
     def changed_heads(self, tolerance: float) -> set[int]:
         """The heads whose pattern or statistics differ by more than the tolerance."""
-        of_pattern = [(tolerance * (s.magnitude or 0.0), s.heads) for s in self.sites if s.site in PATTERN_SITES]
-        differing = {h.head for most, heads in of_pattern for h in heads if h.largest is None or h.largest > most}
+        of_pattern = [(tolerance * (site.magnitude or 0.0), head) for site in self.patterns for head in site.heads]
+        differing = {head["head"] for most, head in of_pattern if head["largest"] is None or head["largest"] > most}
         return differing | {change.head for change in self.heads}
-
-    @property
-    def drawn_site(self) -> list[Difference]:
-        """The site whose heads are drawn: the pattern if both records have it, else the map; none without either."""
-        return [site for name in PATTERN_SITES for site in self.sites if site.site == name][:1]
 
     def name(self, site: Difference) -> str:
         """A site with its layer, in a sentence: `layer 3 pattern`."""
         return f"{self.label} {'the mask' if site.site == 'allowed' else site.site}".strip()
 
-    def document(self) -> dict[str, Any]:
-        """The comparison as JSON values."""
-        return {
-            "layer": self.label,
-            "sites": [{**plain(site), "relative": plain(site.relative)} for site in self.sites],
-            "heads": plain(self.heads),
-            "only_a": [*self.only_a],
-            "only_b": [*self.only_b],
-        }
 
-
-@dataclass(frozen=True)
-class EffectChange:
-    """A removal with different effects in both records; `change` is B − A."""
-
-    a: Effect
-    b: Effect
-    change: float
-
-
-@dataclass(frozen=True)
-class EffectDifference:
+class EffectDifference(msgspec.Struct, frozen=True):
     """The differences of the effects of two records in `metric`.
 
-    `changes` are the removals, of `n_compared` in both records, whose effects differ by more than `tolerance`, the
-    largest difference first. `only_a` and `only_b` are removals in one record alone.
+    `changes` are the removals, of `n_compared` in both records, whose effects `a` and `b` differ by more than
+    `tolerance`, the largest `change` first. `only_a` and `only_b` are removals in one record alone.
     """
 
     metric: Literal["d_logit", "d_output"]
     tolerance: float
     n_compared: int
-    changes: tuple[EffectChange, ...]
+    changes: list[dict[str, Any]]
     only_a: tuple[Effect, ...]
     only_b: tuple[Effect, ...]
 
@@ -287,8 +202,8 @@ class RecordDiff(Shown):
     """All differences of two records, whose labels are `names`.
 
     `tolerance` is relative; `dtype` is the dtype from which it follows, None if the user set it. `alike` are equal
-    settings as pairs of name and value. `only_a` and `only_b` are the labels of layers in one record alone. `effects` is
-    None unless both have proven effects.
+    settings by name. `only_a` and `only_b` are the labels of layers in one record alone. `effects` is None unless both
+    have proven effects.
     """
 
     a: Record
@@ -297,7 +212,7 @@ class RecordDiff(Shown):
     tolerance: float
     dtype: str | None
     settings: tuple[Setting, ...]
-    alike: tuple[tuple[str, str], ...]
+    alike: dict[str, str]
     texts: tuple[TextDifference, ...]
     layers: tuple[LayerDifference, ...]
     only_a: tuple[str, ...]
@@ -322,7 +237,7 @@ class RecordDiff(Shown):
         for layer in self.layers:
             departed = [site for site in layer.sites if site.departs]
             if departed:
-                return layer, min(departed, key=lambda site: site.site in (*AFTER_SCORES, *OF_PATTERN))
+                return layer, min(departed, key=lambda site: site.site in STATISTICS_OF_ROWS)
         return None
 
     @property
@@ -374,7 +289,8 @@ class RecordDiff(Shown):
 
         site = self.first_site and {"layer": self.first_site[0].label, "site": self.first_site[1].site}
         at = site if site and self.first == "site" else {"layer": "", "site": None}
-        return {
+        fields = ("sites", "heads", "only_a", "only_b")
+        document: dict[str, Any] = {
             "schema": SCHEMA,
             "command": [*command],
             "verdict": self.verdict,
@@ -385,11 +301,12 @@ class RecordDiff(Shown):
             "tolerance": {"relative": self.tolerance, "of_dtype": self.dtype},
             "first": self.first and {"where": self.first, **at},
             "first_site": site,
-            "settings": plain(self.settings),
+            "settings": self.settings,
             "n_sequences": [len(self.a.sequences), len(self.b.sequences)],
-            "texts": [text.document() for text in self.texts],
-            "layers": [layer.document() for layer in self.layers],
-            "only_a": [*self.only_a],
-            "only_b": [*self.only_b],
-            "effects": plain(self.effects),
+            "texts": self.texts,
+            "layers": [{"layer": each.label, **{name: getattr(each, name) for name in fields}} for each in self.layers],
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+            "effects": self.effects,
         }
+        return {name: plain(value) for name, value in document.items()}

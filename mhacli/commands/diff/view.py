@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile, zip_longest
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -15,36 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.diff.compare import heads_of
-from mhacli.commands.diff.result import (
-    MASK,
-    Difference,
-    HeadChange,
-    HeadLargest,
-    LayerDifference,
-    Place,
-    RecordDiff,
-    Setting,
-    StatisticChange,
-    TextDifference,
-)
+from mhacli.commands.diff.result import Difference, HeadChange, LayerDifference, RecordDiff, TextDifference, change_of
 from mhacli.errors import UsageError, first_names
 from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base.cells import (
-    CHANGES,
-    FORBIDDEN,
-    NOT_A_NUMBER,
-    WEIGHTS,
-    Ramp,
-    cell,
-    change_levels,
-    levels,
-    range_text,
-    ticks,
-)
-from mhacli.render.base.colours import NAN_SIGN
+from mhacli.render.base.cells import CHANGES, FORBIDDEN, WEIGHTS, Ramp, cell, change_levels, levels, range_text, ticks
 from mhacli.render.base.format import (
     count_of,
     filled,
@@ -56,12 +34,11 @@ from mhacli.render.base.format import (
     token_text,
     weight_text,
 )
-from mhacli.render.base.options import Scale, Screen, ViewOptions, chosen
-from mhacli.render.base.selection import ranges
+from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.checkpoint.effect import number_words, removal_words, signed_text
 from mhacli.render.checkpoint.effect_map import removal_name
-from mhacli.render.heads.drawable import DrawableHead, drawable_heads, is_before_dropout, scale_of
-from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, pooled_means, sums
+from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
+from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, sums
 from mhacli.render.heads.heatmap import AXES
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
@@ -73,22 +50,24 @@ _COLOURS = {"agree": "bold green", "differ": "bold red", "nothing": "bold yellow
 def diff_view(d: RecordDiff, options: ViewOptions, screen: Screen) -> RenderableType:
     """The complete output of `mha diff`. `require_drawable` must accept the options."""
     layers = [layer for layer in d.layers if _is_chosen(layer, options)]
-    shown, everything = layers or d.layers, options.everything
-    alike = [f"{name} {visible(word)}" for name, word in d.alike]
+    everything = options.everything
     head = [Text(f"{letter} = {visible(name)}", style="bold") for letter, name in zip("AB", d.names, strict=True)]
     head.append(Text(verdict_text(d), style=_COLOURS[d.verdict]))
+    alike = [f"{name} {visible(word)}" for name, word in d.alike.items()]
     if alike:
         lines = filled([f"the same in both: {alike[0]}", *alike[1:]], screen.width)
         head.append(Text("\n".join(lines), style="dim"))
+    origin = "--tolerance" if d.dtype is None else f"{d.dtype}; --tolerance sets another"
+    rule = f"|B − A| ≤ {d.tolerance:.3g} × the largest number of the site" if d.tolerance else "all bits are equal"
     sections = [
         Group(*head),
-        *_settings(d.settings, screen, everything=everything),
+        *_settings(d, screen, everything=everything),
         *_texts(d, everything=everything),
-        *_sites(d, shown, screen, everything=everything),
+        *_sites(d, layers or d.layers, screen, everything=everything),
         *_effects(d, everything=everything),
-        *_heads(shown, screen, everything=everything),
+        *_heads(layers or d.layers, screen, everything=everything),
         *_maps(d, layers, options, screen),
-        Text(_tolerance(d), style="dim"),
+        Text(f"numbers agree if {rule} ({origin})", style="dim"),
         Text(visible(d.summary), style=_COLOURS[d.verdict]),
     ]
     return Group(*[part for section in sections for part in (section, Text(""))][:-1])
@@ -100,16 +79,9 @@ def _is_chosen(layer: LayerDifference, options: ViewOptions) -> bool:
     return options.layers is None or any(name in options.layers for name in names)
 
 
-def _tolerance(d: RecordDiff) -> str:
-    origin = "--tolerance" if d.dtype is None else f"{d.dtype}; --tolerance sets another"
-    if d.tolerance == 0:
-        return f"numbers agree if they are equal bit for bit ({origin})"
-    return f"numbers agree if |B − A| ≤ {d.tolerance:.3g} × the largest number of the site ({origin})"
-
-
 def _more(n: int, noun: str) -> list[Text]:
     """The line for what is left out."""
-    return [Text(f"⋮ {count_of(n, noun)} more (--all)", style="dim")] if n else []
+    return [Text(f"⋮ {count_of(n, noun)} more (--all)", style="dim")] if n > 0 else []
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
@@ -125,17 +97,14 @@ def verdict_text(d: RecordDiff) -> str:
     if d.first == "effects" and d.effects is not None:
         place = f"the effects: {d.effects.summary}"
     elif d.first != "site":
-        numbers = f"; the first numbers that differ are in {place}" if place else ""
-        place = f"the tokens: {_inputs(d)}{numbers}"
+        place = f"the tokens: {_inputs(d)}" + (f"; the first numbers that differ are in {place}" if place else "")
     return f"A and B differ; the first difference is in {place}"
 
 
 def _agreement(d: RecordDiff) -> str:
     both = " of the layers that both hold" if d.only_a or d.only_b else ""
     if not d.compared:
-        steps = count_of(sum(len(layer.sites) for layer in d.layers), "step")
-        alike = f"{steps} with the same name, axes and shape"
-        return f"A and B agree{both}: {alike}; they hold no numbers that could be compared"
+        return f"A and B agree{both} in their steps; they hold no numbers that could be compared"
     n_same = sum(site.is_same_bits for _, site in d.compared)
     head = f"A and B agree in {count_of(len(d.compared), 'site')}{both}, bit for bit"
     if n_same == len(d.compared):
@@ -148,104 +117,78 @@ def _agreement(d: RecordDiff) -> str:
 
 
 def _inputs(d: RecordDiff) -> str:
-    """The changed tokens, the first few by name, and tokens with other ids."""
-    changes = [(text, a, b) for text in d.texts for a, b in text.changes]
+    """The number of changed tokens, and of tokens with other ids."""
+    changes = [(len(change["a"]), len(change["b"])) for text in d.texts for change in text.changes]
     n_a, n_b = len(d.a.sequences), len(d.b.sequences)
     counts = {
-        "replaced": sum(min(len(a), len(b)) for _, a, b in changes),
-        "only in A": sum(max(0, len(a) - len(b)) for _, a, b in changes),
-        "only in B": sum(max(0, len(b) - len(a)) for _, a, b in changes),
+        "replaced": sum(min(a, b) for a, b in changes),
+        "only in A": sum(max(0, a - b) for a, b in changes),
+        "only in B": sum(max(0, b - a) for a, b in changes),
         "with another id in the vocabulary": sum(text.n_other_ids for text in d.texts),
     }
     parts = [f"{n_a} against {count_of(n_b, 'sequence')}"] if n_a != n_b else []
-    parts += [f"{count_of(n, 'token')} {words}" for words, n in counts.items() if n]
-    if 0 < len(changes) <= 2 and all(len(a) <= 1 >= len(b) for _, a, b in changes):
-        named = ", ".join(_replacement(*change) for change in changes)
-        parts[-1 - bool(counts["with another id in the vocabulary"])] += f" ({named})"
-    return ", ".join(parts)
-
-
-def _replacement(text: TextDifference, a: range, b: range) -> str:
-    """A changed token by name: `5 “mat” by “rug”`."""
-    names = [*(_token(text.a, i) for i in a), *(_token(text.b, j) for j in b)]
-    return f"{'context ' if text.family == 'context' else ''}{(a or b).start} {' by '.join(names)}"
-
-
-def _token(sequence: TokenSequence, index: int) -> str:
-    return f"“{fitted(token_text(sequence, index), _TOKEN_WIDTH)}”"
+    return ", ".join([*parts, *(f"{count_of(n, 'token')} {words}" for words, n in counts.items() if n)])
 
 
 def _at_site(d: RecordDiff, layer: LayerDifference, site: Difference) -> str:
-    """A site with the size and place of its difference, and whether the records may differ before it."""
-    before = [*takewhile(lambda other: other is not site, (each for layer in d.layers for each in layer.sites))]
-    is_unseen = d.a.model is not None or any(other.seen == "shape" and other.site != "ids" for other in before)
-    has_seen = any(other.largest is not None and other.site not in MASK for other in before)
-    is_first_seen = site.largest is not None and site.site not in MASK and is_unseen and not has_seen
-    unseen = ", the first site whose numbers both records hold" if is_first_seen else ""
-    return f"{visible(layer.name(site))}{unseen} ({_how_far(d, layer, site)})"
+    """A site with the size and place of its difference."""
+    words = "; ".join(_remarks(site, layer))
+    if site.largest is not None and not site.n_nonfinite:
+        words = f"largest difference {number_text(site.largest)}{f' at {words}' if site.at else ''}"
+        words += f"; tolerance {d.tolerance:.3g} × {number_text(site.magnitude)}"
+    return f"{visible(layer.name(site))} ({words})"
 
 
-def _how_far(d: RecordDiff, layer: LayerDifference, site: Difference) -> str:
-    where = "" if site.at is None else _place(site.at, layer)
-    if site.status == "shape":
-        return site.why
-    if site.seen == "shape":
-        return "another formula; its numbers were not saved"
-    if site.n_nonfinite:
-        first = f", the first at {where}" if where else ""
-        return f"{count_of(site.n_nonfinite, 'number')} finite in only one of the records{first}"
+def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
+    """How a site differs if no size tells, where, and why nothing was compared."""
     if site.n_only_a or site.n_only_b:
-        return f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B, the first at {where}"
-    if site.largest is None:
-        return f"{site.n_different} of {count_of(site.n_cells, 'number')} differ, one at {where}"
-    among = " among its smallest, largest, mean and deviation" if site.seen == "extremes" else ""
-    at = f" at {where}" if where else among
-    tolerance = f"tolerance {d.tolerance:.3g} × {number_text(site.magnitude)}"
-    return f"largest difference {number_text(site.largest)}{at}; {tolerance}"
+        yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
+    elif site.n_nonfinite:
+        yield f"{count_of(site.n_nonfinite, 'number')} finite in only one"
+    elif site.largest is None and site.n_different:
+        yield f"{site.n_different} of {site.n_cells} differ"
+    if site.at is not None and site.status != "skipped":
+        yield _place(site.at, layer)
+    if site.why:
+        yield site.why
+    yield from (f"{told['name']}: {visible(told['a'])} against {visible(told['b'])}" for told in site.told)
 
 
-def _place(place: Place, layer: LayerDifference) -> str:
+def _place(place: dict[str, Any], layer: LayerDifference) -> str:
     """The place of a number in A: `head 3, query 5 “mat”, key 2 “sat”`, with that in B if it differs."""
-    a, b = layer.a, layer.b
-    parts = []
-    sequence = place.a[0] if place.axes[:1] == ("sequence",) else 0
-    for axis, i, j in zip(place.axes, place.a, place.b, strict=True):
-        if axis == "sequence" and len(a.sequences) == 1:
+    sequence, parts = place["a"][0] if place["axes"][0] == "sequence" else 0, []
+    for axis, i, j in zip(place["axes"], place["a"], place["b"], strict=True):
+        if axis == "sequence" and len(layer.a.sequences) == 1:
             continue
-        word = f"{axis} {i}"
+        names = ""
         if axis in ("query", "key"):
-            texts = [(record.sequences if axis == "query" else record.keys)[sequence] for record in (a, b)]
-            names = [_token(texts[0], i), *([_token(texts[1], j)] if 0 <= j < len(texts[1].tokens) else [])]
-            word += f" {' replaced by '.join(dict.fromkeys(names))}"
-        parts.append(word + (f" ({j} in B)" if i != j else ""))
+            texts = [(r.sequences if axis == "query" else r.keys)[sequence] for r in (layer.a, layer.b)]
+            tokens = [f"“{_token(text, n)}”" for text, n in zip(texts, (i, j), strict=True)]
+            names = f" {' replaced by '.join(dict.fromkeys(tokens))}"
+        parts.append(f"{axis} {i}{names}" + (f" ({j} in B)" if i != j else ""))
     return ", ".join(parts)
+
+
+def _token(text: TokenSequence, index: int) -> str:
+    return fitted(token_text(text, index), _TOKEN_WIDTH)
 
 
 # -------------------------------------------------------------------------------------------------- settings and tokens
 
 
-def _settings(settings: Sequence[Setting], screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
+def _settings(d: RecordDiff, screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
     """The settings that differ. The commands only if nothing else differs, since they repeat the rest."""
-    if not settings:
-        return
-    listed = settings if everything else [s for s in settings if s.name != "command"] or settings
+    listed = d.settings if everything else [s for s in d.settings if s["name"] != "command"] or d.settings
     table = plain_table(width=screen.width)
     table.add_column("", no_wrap=True, max_width=28)
     for letter in "AB":
         table.add_column(letter, ratio=1, overflow="fold")
     for setting in listed:
-        name = visible(setting.name) + (f" ({_layers_text(setting.layers)})" if setting.layers else "")
-        table.add_row(Text(fitted(name, 28)), Text(visible(setting.a)), Text(visible(setting.b)))
-    yield Group(title_rule("settings that differ"), table)
-
-
-def _layers_text(labels: Sequence[str]) -> str:
-    """Layer labels in short: `layers 0–5`, `cross layer 1, decoder layer 2`."""
-    numbers: dict[str, list[int]] = {}
-    for label in labels:
-        kind, _, number = label.rpartition(" ")
-        numbers.setdefault(kind, []).append(int(number))
-    return ", ".join(f"{kind}{'s' * (len(of_kind) > 1)} {ranges(of_kind)}" for kind, of_kind in numbers.items())
+        of_layers = f" ({first_names(setting['layers'], 1)})" if setting["layers"] else ""
+        words = fitted(visible(setting["name"]) + of_layers, 28), visible(setting["a"]), visible(setting["b"])
+        table.add_row(*map(Text, words))
+    if listed:
+        yield Group(title_rule("settings that differ"), table)
 
 
 def _texts(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
@@ -255,40 +198,36 @@ def _texts(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
     lines = []
     if n_a != n_b:
         lines.append(Text(f"A has {count_of(n_a, 'sequence')} and B has {n_b}: the first {min(n_a, n_b)} are compared"))
-    shown = others if everything else others[:4]
-    for text in shown:
+    for text in others if everything else others[:4]:
         changes = text.changes if everything else text.changes[:12]
-        lines += [Text(_counts(text, len(d.texts))), *(_change(text, *change) for change in changes)]
+        lines += [Text(_counts(text, len(d.texts))), *(_change(d, text, change) for change in changes)]
         lines += _more(len(text.changes) - len(changes), "place")
-    lines += _more(len(others) - len(shown), "text")
+    lines += [] if everything else _more(len(others) - 4, "text")
     if lines:
         yield Group(title_rule("tokens"), *lines)
 
 
 def _counts(text: TextDifference, n_texts: int) -> str:
     name = "" if n_texts == 1 else f"{'context' if text.family == 'context' else 'sequence'} {text.sequence}: "
-    aligned = text.alignment
-    parts = [f"{name}{aligned.n_equal} tokens are the same, of {aligned.n_a} in A and {aligned.n_b} in B"]
+    parts = [f"{name}{text.n_aligned} tokens are the same, of {text.n_a} in A and {text.n_b} in B"]
     parts += [f"{text.n_other_ids} of them have another id in the vocabulary"] if text.n_other_ids else []
     if not text.is_same:
-        has_replaced = any(len(a) == len(b) for a, b in text.changes)
-        which = " and those replaced one to one" if has_replaced else " alone"
-        parts.append(f"numbers are compared for the same tokens{which}")
-    parts += [] if aligned.exact else ["aligned by position, because the texts are too long for the best alignment"]
-    return "; ".join(parts)
+        parts.append("numbers are compared for the same tokens and those replaced one to one")
+    return "; ".join(parts + ([] if text.exact else ["long texts are aligned by position"]))
 
 
-def _change(text: TextDifference, a: range, b: range) -> Text:
+def _change(d: RecordDiff, text: TextDifference, change: dict[str, Any]) -> Text:
     """A change with the tokens around it: `… on the -mat +rug`."""
-    before, after = range(max(0, a.start - 3), a.start), range(a.stop, min(text.alignment.n_a, a.stop + 3))
-    line = Text("  ").append("… " if before.start else "", style="dim")
-    line.append("".join(f"{token_text(text.a, i)} " for i in before), style="dim")
-    for sign, sequence, places, style in (("-", text.a, a, "red"), ("+", text.b, b, "green")):
-        words = [f"{sign}{fitted(token_text(sequence, i), _TOKEN_WIDTH)} " for i in places[:12]]
-        words += [f"{sign}… {len(places) - 12} more "] if len(places) > 12 else []
+    of_a, of_b, begin, end = text.of(d.a), text.of(d.b), change["a_begin"], change["a_end"]
+    around = range(max(0, begin - 3), begin), range(end, min(text.n_a, end + 3))
+    before, after = ("".join(f"{token_text(of_a, i)} " for i in places) for places in around)
+    line = Text("  ").append("… " * bool(around[0].start) + before, style="dim")
+    places = range(begin, end), range(change["b_begin"], change["b_end"])
+    for sign, sequence, shown, style in (("-", of_a, places[0], "red"), ("+", of_b, places[1], "green")):
+        words = [f"{sign}{_token(sequence, i)} " for i in shown[:12]]
+        words += [f"{sign}… {len(shown) - 12} more "] if len(shown) > 12 else []
         line.append("".join(words), style=style)
-    line.append("".join(f"{token_text(text.a, i)} " for i in after), style="dim")
-    return line.append("…" if after.stop < text.alignment.n_a else "", style="dim")
+    return line.append(after + "…" * (around[1].stop < text.n_a), style="dim")
 
 
 # ---------------------------------------------------------------------------------------------------- effects and heads
@@ -305,8 +244,8 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
         table = plain_table(("removed", False), (f"{heading} of A", True), ("of B", True), ("B − A", True))
         shown = changes if everything else changes[:10]
         for change in shown:
-            words = number_words(change.a, metric), number_words(change.b, metric)
-            table.add_row(*map(Text, (removal_words(change.a, d.a), *words, signed_text(change.change))))
+            words = number_words(change["a"], metric), number_words(change["b"], metric)
+            table.add_row(*map(Text, (removal_words(change["a"], d.a), *words, signed_text(change["change"]))))
         least = f"differences up to {number_text(d.effects.tolerance)} are noise or within the tolerance"
         parts += [table, *_more(len(changes) - len(shown), "removal"), Text(least, style="dim")]
     for letter, effects, record in (("A", d.effects.only_a, d.a), ("B", d.effects.only_b, d.b)):
@@ -318,6 +257,7 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
 
 
 _UNITS = {row.field: row.unit for row in STATISTICS}
+_OF_WEIGHT = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
 
 
 def _heads(layers: Sequence[LayerDifference], screen: Screen, *, everything: bool) -> Iterator[RenderableType]:
@@ -332,7 +272,7 @@ def _heads(layers: Sequence[LayerDifference], screen: Screen, *, everything: boo
     names = [(f"{visible(change.layer)} head {change.head}".strip(), _type(change)) for change in shown]
     used = sum(max(map(len, column)) + 2 for column in zip(("head", "head type: A → B"), *names, strict=True))
     for change, (label, kind) in zip(shown, names, strict=True):
-        listed = [_statistic(row) for row in (change.statistics if everything else _foremost(change))]
+        listed = [_statistic(**row) for row in (change.statistics if everything else _foremost(change))]
         words = "\n".join(filled(listed or ["–"], max(24, screen.width - used)))
         table.add_row(Text(label), Text(kind, style="dim" if change.kind_a == change.kind_b else "bold"), Text(words))
     title = f"{count_of(len(changes), 'head')} with changed statistics, the largest change first"
@@ -343,38 +283,28 @@ def _type(change: HeadChange) -> str:
     return " → ".join(dict.fromkeys(words_of_type(kind).name for kind in (change.kind_a, change.kind_b)))
 
 
-def _foremost(change: HeadChange) -> list[StatisticChange]:
-    """The attention weights that changed most, missing and new numbers first, and the entropy."""
-    gone = [row for row in change.statistics if math.isinf(row.size)]
-    finite = [row for row in change.statistics if not math.isinf(row.size)]
-    is_weight = {row.field for row in STATISTICS if row.is_change and row.unit == "weight"}
-    weights = sorted((row for row in finite if row.name in is_weight), key=lambda row: -row.size)
-    return [*gone[:3], *weights[:3], *(row for row in finite if row.name == "entropy")]
+def _foremost(change: HeadChange) -> list[dict[str, Any]]:
+    """The attention weights that changed most, missing and new ones first, and the entropy."""
+    weights = [row for row in change.statistics if row["name"] in _OF_WEIGHT]
+    weights.sort(key=lambda row: -change_of(row["a"], row["b"]))
+    return weights[:3] + [row for row in change.statistics if row["name"] == "entropy"]
 
 
-def _statistic(change: StatisticChange) -> str:
-    unit = _UNITS[change.name]
-    a, b = (
-        "none" if value is None else weight_text(value, 2) if unit in ("weight", "fraction") else short_text(value)
-        for value in (change.a, change.b)
+def _statistic(name: str, a: float | None, b: float | None) -> str:
+    is_part, nats = _UNITS[name] in ("weight", "fraction"), " nats" if _UNITS[name] == "nats" else ""
+    before, after = (
+        "none" if value is None else weight_text(value, 2) if is_part else short_text(value) for value in (a, b)
     )
-    name = words_of("columns", "statistic")[change.name].name
-    nats = " nats" if unit == "nats" else ""
-    if a == b and change.a is not None and change.b is not None:  # too small a change for these decimals
-        way = "up" if change.b > change.a else "down"
-        return f"{name} {a}{nats}, {way} by {number_text(change.size)}"
-    return f"{name} {a} → {b}{nats}"
+    words = f"{words_of('columns', 'statistic')[name].name} {before}"
+    if before == after and a is not None and b is not None:  # too small a change for these decimals
+        return f"{words}{nats}, {'up' if b > a else 'down'} by {number_text(change_of(a, b))}"
+    return f"{words} → {after}{nats}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- sites
 
 
 _STYLES = {"identical": "green", "within": "green", "beyond": "bold red", "shape": "bold red", "skipped": "dim"}
-_WORDS = {
-    **{name: words_of("columns", "diff")[name].heading for name in ("identical", "within", "beyond")},
-    "shape": "OTHER SHAPE",
-    "skipped": "–",
-}
 
 
 def _sites(
@@ -384,7 +314,7 @@ def _sites(
     sites."""
     if len(layers) != 1:
         alone = [(name, labels) for name, labels in (("A", d.only_a), ("B", d.only_b)) if labels]
-        lines = [Text(f"only in {name}: {visible(_layers_text(labels))}", style="dim") for name, labels in alone]
+        lines = [Text(f"only in {name}: {visible(first_names(labels))}", style="dim") for name, labels in alone]
         lines += [] if layers else [Text("the records have no layer in common", style="yellow")]
         yield Group(title_rule("layer by layer"), *([_layers_table(layers)] if layers else []), *lines)
     first = next((layer for layer in layers if any(site.departs for site in layer.sites)), None)
@@ -394,44 +324,40 @@ def _sites(
 
 
 def _layers_table(layers: Sequence[LayerDifference]) -> Table:
-    table = plain_table(
-        ("layer", False), ("sites", True), ("same bits", True), ("within", True), ("differ", True), ("largest, relative", True),
-        ("first to differ", False),
-    )  # fmt: skip
+    counts = [(name, True) for name in ("sites", "same bits", "within", "differ", "largest, relative")]
+    table = plain_table(("layer", False), *counts, ("first to differ", False))
     for layer in layers:
         counted = [site for site in layer.sites if site.status != "skipped"]
-        departs = [_site_name(site.site) for site in counted if site.departs]
-        largest = max((site.relative or 0.0 for site in counted), default=0.0)
+        departs = [_site_name(site) for site in counted if site.departs]
         n_same, n_within = sum(s.is_same_bits for s in counted), sum(s.status == "within" for s in counted)
+        largest = number_text(max((site.relative or 0.0 for site in counted), default=0.0))
         style = "bold red" if departs else ""
-        table.add_row(
-            *(Text(word) for word in (visible(layer.label), str(len(counted)), str(n_same), str(n_within))),
-            Text(str(len(departs)), style=style),
-            Text(number_text(largest)),
-            Text(departs[0] if departs else "–", style=style or "dim"),
-        )
+        words = visible(layer.label), str(len(counted)), str(n_same), str(n_within)
+        last = Text(departs[0] if departs else "–", style=style or "dim")
+        table.add_row(*map(Text, words), Text(str(len(departs)), style=style), Text(largest), last)
     return table
 
 
-def _site_name(name: str) -> str:
-    return "mask" if name == "allowed" else visible(name)
+def _site_name(site: Difference) -> str:
+    return "mask" if site.site == "allowed" else visible(site.site)
 
 
 def _layer(layer: LayerDifference, screen: Screen, *, everything: bool) -> RenderableType:
     """The sites of a layer, but for token ids, which are compared as tokens; those of equal shape are only counted."""
     is_code = layer.a.module is not None or layer.b.module is not None
     compared = [site for site in layer.sites if is_code or site.site != "ids" or site.status != "identical"]
-    quiet = [s for s in compared if s.seen == "shape" and s.status == "identical" and not s.told and not everything]
+    quiet = [site for site in compared if site.seen == "shape" and site.status == "identical" and not everything]
     listed = [site for site in compared if site not in quiet]
     parts: list[RenderableType] = [
         title_rule(f"{layer.label + ' · ' if layer.label else ''}site by site, in the order of execution")
     ]
     parts += [_sites_table(listed, layer, screen)] if listed else []
     if quiet:
-        names = _site_name(quiet[0].site) if len(quiet) == 1 else f"{len(quiet)} more sites (--all)"
+        names = _site_name(quiet[0]) if len(quiet) == 1 else f"{len(quiet)} more sites (--all)"
         parts.append(Text(f"same shape, numbers not saved: {names}", style="dim"))
     for name, sites in (("A", layer.only_a), ("B", layer.only_b)):
-        parts += [Text(f"only in {name}: {', '.join(map(_site_name, sites))}", style="dim")] if sites else []
+        words = ", ".join("mask" if site == "allowed" else visible(site) for site in sites)
+        parts += [Text(f"only in {name}: {words}", style="dim")] if sites else []
     return Group(*parts)
 
 
@@ -442,6 +368,8 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
         ("site", False), *((words_of("columns", "diff")[name].heading, True) for name in names), ("", False)
     )
     table.add_column("where", overflow="fold", ratio=1)
+    words = {name: words_of("columns", "diff")[name].heading for name in ("identical", "within", "beyond")}
+    words |= {"shape": "OTHER SHAPE", "skipped": "–"}
     for site in sites:
         cells = {
             "numbers": f"{site.n_cells:,}" if site.n_cells else "",
@@ -450,9 +378,9 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
             "relative": "" if site.relative is None else number_text(site.relative),
         }
         is_partial = site.status == "identical" and not site.is_same_bits
-        status = ("same shape" if site.seen == "shape" else "same") if is_partial else _WORDS[site.status]
+        status = ("same shape" if site.seen == "shape" else "same") if is_partial else words[site.status]
         table.add_row(
-            Text(_site_name(site.site), style="bold" if site.departs else ""),
+            Text(_site_name(site), style="bold" if site.departs else ""),
             *(Text(cells[name]) for name in names),
             Text(status, style=_STYLES[site.status]),
             Text("; ".join(_remarks(site, layer)), style="" if site.departs else "dim"),
@@ -460,62 +388,14 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
     return table
 
 
-def _remarks(site: Difference, layer: LayerDifference) -> Iterator[str]:
-    """The place of the largest difference, or why nothing was compared, and differences in the trace's description."""
-    if site.n_only_a or site.n_only_b:
-        yield f"{count_of(site.n_only_a, 'cell')} visible only in A, {site.n_only_b} only in B"
-    elif site.n_nonfinite:
-        yield f"{count_of(site.n_nonfinite, 'number')} finite in only one"
-    elif site.largest is None and site.n_different:
-        yield f"{site.n_different} of {site.n_cells} differ"
-    if site.at is not None and site.status != "skipped":
-        yield _place(site.at, layer)
-    n_held = math.prod(site.shape_a or ())
-    if "query block" in site.axes and 0 < site.n_cells < n_held:
-        yield f"{site.n_cells:,} of {n_held:,} cells compared: blocks with the same tokens at the same positions"
-    if site.why:
-        yield site.why
-    yield from (f"{told.name}: {visible(told.a)} against {visible(told.b)}" for told in site.told)
-
-
 # ---------------------------------------------------------------------------------------------------------------- maps
 
 
 _BETWEEN = "  "
+_Line = tuple[int, int, bool]
+"""The indices of a row or column in A and in B, −1 if absent, and whether its numbers are compared."""
 _Panel = tuple[str, Array, Array, Ramp]
 """A title, the levels of cells, their numbers, and the colours."""
-
-
-@dataclass(frozen=True)
-class _Maps:
-    """The maps of a head in A and in B, and B − A, on common axes.
-
-    `change` is NaN where nothing was compared, and infinite where only one number is NaN. `rows` and `columns` are names
-    with positions in A, which are negative for padding and for tokens in B alone.
-    """
-
-    a: HeadMap
-    b: HeadMap
-    change: Array
-    rows: list[tuple[str, int]]
-    columns: list[tuple[str, int]]
-
-    @property
-    def largest(self) -> float:
-        """The largest absolute change; 0 if none is finite."""
-        return float(np.abs(self.change).max(initial=0.0, where=np.isfinite(self.change)))
-
-    def fitting(self, rows: int, columns: int) -> _Maps:
-        """The maps in blocks of tokens, so that at most `rows` × `columns` cells are needed."""
-        factor = max(1, -(-len(self.rows) // rows), -(-len(self.columns) // columns))
-        if factor == 1:
-            return self
-        is_known = ~np.isnan(self.change)
-        n_queries = np.where(is_known.any(axis=1), np.maximum(self.a.n_queries, self.b.n_queries), 0.0)
-        means = pooled_means(np.where(is_known, self.change, 0.0), n_queries, factor)
-        n_known = sums(sums(is_known.astype(int), factor), factor, axis=1)
-        change = np.where(n_known > 0, means, np.nan)
-        return _Maps(self.a.pooled(factor), self.b.pooled(factor), change, self.rows[::factor], self.columns[::factor])
 
 
 def require_drawable(records: Sequence[Record], options: ViewOptions) -> None:
@@ -533,55 +413,59 @@ def _maps(
     d: RecordDiff, layers: Sequence[LayerDifference], options: ViewOptions, screen: Screen
 ) -> Iterator[RenderableType]:
     """A, B and B − A of the chosen heads, or of those that changed most."""
-    heads, n_hidden = _heads_to_draw(layers, options)
-    if not heads and (options.heads or options.layers or options.sequences) and options.view != "none":
-        reasons = dict.fromkeys(site.why for layer in layers for site in layer.drawn_site if not site.heads)
-        why = "; ".join(reasons) or "one of the records does not hold its pattern or map (--keep pattern)"
-        yield Text(f"no head is drawn: {why}", style="yellow")
-    if not heads or options.view == "none":
+    is_asked = options.heads is not None or options.layers is not None
+    found = [(layer, head) for layer in layers for site in layer.patterns[:1] for head in site.heads]
+    found = [(layer, head) for layer, head in found if options.heads is None or head["head"] in options.heads]
+    if not is_asked:
+        found = [(layer, head) for layer, head in found if head["largest"] != 0]
+        found.sort(key=lambda pair: -math.inf if pair[1]["largest"] is None else -pair[1]["largest"])
+    shown = found if is_asked or options.everything else found[:1]
+    if options.view == "none":
         return
-    drawable = [_drawable(record, head.head) for layer, head, _ in heads for record in (layer.a, layer.b)]
-    whole = [_aligned(layer, head.head, sequence) for layer, head, sequence in heads]
-    n_lines = 1 << 30 if options.everything else 40
-    fitted_maps = [maps and maps.fitting(n_lines, _rooms(screen)[3]) for maps in whole]
-    drawn = [maps for maps in fitted_maps if maps is not None]
-    top = largest_of_maps(each for maps in drawn for each in (maps.a, maps.b))
-    kind, change = scale_of(options, drawable), max((maps.largest for maps in drawn), default=0.0)
-    for (layer, head, sequence), of_tokens, maps in zip(heads, whole, fitted_maps, strict=True):
-        parts = [layer.label] if layer.label else []
-        parts += [f"head {head.head}", *([f"sequence {sequence}"] if len(layer.a.sequences) > 1 else [])]
-        body = Text("not drawn side by side: the blocks of its maps cover other tokens", style="dim")
-        if maps is not None and of_tokens is not None:
-            parts += [f"largest change {number_text(of_tokens.largest)}"]
-            parts += [f"each mark {maps.a.block} × {maps.a.block} tokens"] if maps.a.block > 1 else []
-            panels = [(x, levels(m.weights, kind, top), m.weights, WEIGHTS) for x, m in (("A", maps.a), ("B", maps.b))]
-            panels.append(("B − A", change_levels(maps.change, change), maps.change, CHANGES))
-            body = _painted(maps, panels, options.precision, screen)
-        yield Group(title_rule(" · ".join(parts)), body)
-    if n_hidden:
-        yield Text(f"⋮ {count_of(n_hidden, 'more head')} changed (--all, --head N)", style="dim")
-    if drawn:
-        yield _caption(d, drawn, (kind, top, change), screen)
+    if not shown and is_asked:
+        yield Text("no head is drawn: the records have no pattern or map that can be compared", style="yellow")
+    for layer, head in shown:
+        for sequence in options.sequences or (head["sequence"],):
+            yield _map(layer, head["head"], sequence, options, screen)
+    if len(found) > len(shown):
+        yield Text(f"⋮ {count_of(len(found) - len(shown), 'more head')} changed (--all, --head N)", style="dim")
+    if shown:
+        other = ", or has other tokens in the other record" if d.first == "tokens" else ""
+        yield Text(f"{AXES}; a blank cell is masked{other}", style="dim")
 
 
-def _heads_to_draw(
-    layers: Sequence[LayerDifference], options: ViewOptions
-) -> tuple[list[tuple[LayerDifference, HeadLargest, int]], int]:
-    """The chosen heads with a sequence; else those that changed, largest first, and how many of them are left out."""
-    heads = [
-        (layer, head, sequence)
-        for layer in layers
-        for site in layer.drawn_site
-        for head in site.heads
-        if options.heads is None or head.head in options.heads
-        for sequence in options.sequences or (head.sequence,)
+def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:
+    """A head in A, in B, and B − A on common axes, with their scales."""
+    heads = [_drawable(record, head) for record in (layer.a, layer.b)]
+    a, b = (head_map(each, sequence) for each in heads)
+    rows, columns = (_lines(a, text[sequence], axis) for axis, text in enumerate((layer.queries, layer.keys)))
+    title = [layer.label] if layer.label else []
+    title += [f"head {head}", *([f"sequence {sequence}"] if len(layer.a.sequences) > 1 else [])]
+    if not rows or not columns or (a.block, a.first) != (b.block, b.first):
+        words = "not drawn side by side: the blocks of its maps cover other tokens"
+        return Group(title_rule(" · ".join(title)), Text(words, style="dim"))
+    names = _names(rows, a.query_name, b.query_name), _names(columns, a.key_name, b.key_name)
+    places = _places(rows, a, 0), _places(columns, a, 1)
+    a, b = (_spread(each, [row[i] for row in rows], [column[i] for column in columns]) for i, each in enumerate((a, b)))
+    is_other = ~np.outer([row[2] for row in rows], [column[2] for column in columns])
+    factor = max(-(-len(rows) // (len(rows) if options.everything else 40)), -(-len(columns) // _rooms(screen)[3]))
+    a, b, is_other = a.pooled(factor), b.pooled(factor), sums(sums(is_other.astype(int), factor), factor, axis=1) > 0
+    change = np.where(b.is_open, b.weights, 0.0) - np.where(a.is_open, a.weights, 0.0)
+    change = np.where(is_other | ~(a.is_open | b.is_open), np.nan, np.where(np.isnan(change), np.inf, change))
+    largest = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
+    kind, top = scale_of(options, heads), largest_of_maps((a, b))
+    title += [f"largest change {number_text(largest)}"]
+    title += [f"each mark {a.block} × {a.block} tokens"] if a.block > 1 else []
+    panels = [(name, levels(each.weights, kind, top), each.weights, WEIGHTS) for name, each in (("A", a), ("B", b))]
+    panels.append(("B − A", change_levels(change, largest), change, CHANGES))
+    axes = [
+        (name[::factor] if a.block == 1 else [], place[::factor]) for name, place in zip(names, places, strict=True)
     ]
-    if options.heads is not None or options.layers is not None:
-        return heads, 0
-    changed = [item for item in heads if item[1].largest != 0]
-    changed.sort(key=lambda item: -math.inf if item[1].largest is None else -item[1].largest)
-    shown = changed if options.everything else changed[:1]
-    return shown, len(changed) - len(shown)
+    reach = range_text(kind, top, int(a.is_open.sum() + b.is_open.sum()))
+    scales = Text(f"A and B: {kind}, {reach}: ").append_tokens(WEIGHTS.swatches(colour=screen.colour))
+    scales.append(f"\nB − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
+    scales.append_tokens(CHANGES.swatches(colour=screen.colour)).append(" from less in B to more")
+    return Group(title_rule(" · ".join(title)), _painted(panels, axes, options.precision, screen), scales)
 
 
 def _drawable(record: Record, head: int) -> DrawableHead:
@@ -589,53 +473,28 @@ def _drawable(record: Record, head: int) -> DrawableHead:
     return DrawableHead(record, heads_of(record).index(head), head, statistics)
 
 
-def _aligned(layer: LayerDifference, head: int, sequence: int) -> _Maps | None:
-    """Both maps and their difference on common axes; None if their blocks cover other tokens."""
-    a, b = (head_map(_drawable(record, head), sequence) for record in (layer.a, layer.b))
-    rows, columns = _lines(a, b, layer.queries[sequence], 0), _lines(a, b, layer.keys[sequence], 1)
-    if rows is None or columns is None:
-        return None
-    of_a, of_b = (_spread(m, [row[i] for row in rows], [column[i] for column in columns]) for i, m in enumerate((a, b)))
-    is_compared = np.outer([row[2] for row in rows], [column[2] for column in columns]) & (of_a.is_open | of_b.is_open)
-    change = np.where(of_b.is_open, of_b.weights, 0.0) - np.where(of_a.is_open, of_a.weights, 0.0)
-    n_nan = np.isnan(of_a.weights).astype(int) + np.isnan(of_b.weights)
-    change = np.select([~is_compared, n_nan == 1, n_nan == 2], [np.nan, np.inf, 0.0], change)
-    row_names = [
-        (_name(i, j, a.query_name, b.query_name), i * a.block + a.first[0] if i >= 0 else -1) for i, j, _ in rows
-    ]
-    names = [(_name(i, j, a.key_name, b.key_name), i * a.block + a.first[1] if i >= 0 else -1) for i, j, _ in columns]
-    return _Maps(of_a, of_b, change, row_names, names)
+def _lines(a: HeadMap, text: TextDifference, axis: int) -> list[_Line]:
+    """The rows or columns to draw; none for blocks of different texts."""
+    if text.is_same:
+        return [(n, n, True) for n in range(a.weights.shape[axis])]
+    parts = text.parts if a.block == 1 else []
+    return [(i, j, len(x) == len(y)) for x, y, _ in parts for i, j in zip_longest(x, y, fillvalue=-1)]
 
 
-def _lines(a: HeadMap, b: HeadMap, text: TextDifference, axis: int) -> list[tuple[int, int, bool]] | None:
-    """The rows or columns to draw: their indices in A and in B (−1 if absent), and whether numbers are compared."""
-    if a.block == b.block == 1 and a.first[axis] == b.first[axis] == 0:
-        parts = text.alignment.parts
-        return [(i, j, len(x) == len(y)) for x, y, _ in parts for i, j in zip_longest(x, y, fillvalue=-1)]
-    first, n_blocks = a.first[axis], a.weights.shape[axis]
-    if (a.block, first, n_blocks) != (b.block, b.first[axis], b.weights.shape[axis]):
-        return None
-    is_same = np.ones(a.block * n_blocks, bool)  # padding is equal
-    is_same[-first : -first + max(text.alignment.n_a, text.alignment.n_b)] = False
-    is_same[[i - first for i, j in text.alignment.pairs if i == j]] = True
-    return [(n, n, bool(block.all())) for n, block in enumerate(is_same.reshape(-1, a.block))]
+def _names(lines: Sequence[_Line], of_a: Callable[[int], str], of_b: Callable[[int], str]) -> list[str]:
+    """The names of lines; `cat|dog` for different tokens."""
+    return ["|".join(dict.fromkeys([of_a(i)] * (i >= 0) + [of_b(j)] * (j >= 0))) for i, j, _ in lines]
 
 
-def _name(i: int, j: int, of_a: Callable[[int], str], of_b: Callable[[int], str]) -> str:
-    """The name of a line; `cat|dog` for different tokens."""
-    return "|".join(dict.fromkeys(([of_a(i)] if i >= 0 else []) + ([of_b(j)] if j >= 0 else [])))
+def _places(lines: Sequence[_Line], a: HeadMap, axis: int) -> list[int]:
+    return [i * a.block + a.first[axis] if i >= 0 else -1 for i, *_ in lines]
 
 
 def _spread(each: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
     """The map at these rows and columns, `FORBIDDEN` at −1."""
     weights = np.pad(each.weights, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
-    learned = None if each.learned is None else np.pad(each.learned, (0, 1))[rows]
     n_queries = np.pad(each.n_queries, (0, 1))[rows]
-    return replace(each, weights=weights, of_sinks=np.zeros_like(weights), learned=learned, n_queries=n_queries)
-
-
-def _label_width(screen: Screen) -> int:
-    return 12 if screen.width >= 100 else 7
+    return replace(each, weights=weights, of_sinks=np.zeros_like(weights), learned=None, n_queries=n_queries)
 
 
 def _rooms(screen: Screen) -> dict[int, int]:
@@ -644,31 +503,35 @@ def _rooms(screen: Screen) -> dict[int, int]:
     return {n: max(1, (width - (n - 1) * len(_BETWEEN)) // n) for n in (3, 2, 1)}
 
 
-def _painted(maps: _Maps, panels: Sequence[_Panel], precision: int, screen: Screen) -> Text:
+def _label_width(screen: Screen) -> int:
+    return 12 if screen.width >= 100 else 7
+
+
+def _painted(
+    panels: Sequence[_Panel], axes: Sequence[tuple[list[str], list[int]]], precision: int, screen: Screen
+) -> Text:
     """The panels side by side; or, if numbers then fit into their cells, one below the other."""
-    rooms, (n_rows, n_columns) = _rooms(screen), maps.change.shape
+    (row_names, row_places), (names, places) = axes
+    rooms, n_rows, n_columns = _rooms(screen), len(row_places), len(places)
     least = precision + 3  # a sign, a point and a gap
     numbered = (n for n, room in rooms.items() if room // n_columns >= least and -(-3 // n) * (n_rows + 2) <= 24)
     n_beside = next(numbered, 3)
-    width = min(8, rooms[n_beside] // n_columns)
-    margin, label = " " * (_label_width(screen) + 1), _label_width(screen)
-    is_token, places = maps.a.block == 1, [place for _, place in maps.columns]
+    width, label = min(8, rooms[n_beside] // n_columns), _label_width(screen)
     axis = ticks(places, width, every=1 if width > len(str(max(places))) else 10)
-    if is_token and width >= 5:
-        axis = "".join(_padded(name, width - 1) + " " for name, _ in maps.columns)
+    if names and width >= 5:
+        axis = "".join(_padded(name, width - 1) + " " for name in names)
     lines = []
     for start in range(0, 3, n_beside):
-        beside = panels[start : start + n_beside]
+        beside, margin = panels[start : start + n_beside], " " * (label + 1)
         titles = _BETWEEN.join(_padded(name, len(axis)) for name, *_ in beside)
         lines.append(Text(margin).append(titles.rstrip(), style="bold"))
         lines.append(Text(margin).append(_BETWEEN.join([axis] * len(beside)).rstrip(), style="dim"))
-        for row, (name, place) in enumerate(maps.rows):
-            word = name if is_token else str(place) if place >= 0 else ""
-            line = Text().append(_padded(word, label) + " ", style="bold" if is_token else "dim")
+        for row, place in enumerate(row_places):
+            word = row_names[row] if row_names else str(place) if place >= 0 else ""
+            line = Text().append(_padded(word, label) + " ", style="bold" if row_names else "dim")
             for number, panel in enumerate(beside):
-                has_digits = width >= least and (panel[-1] is WEIGHTS or maps.largest >= 10.0**-precision)
-                cells = _cells(panel, row, width, precision if has_digits else None, colour=screen.colour)
-                line.append(_BETWEEN if number else "").append_tokens(cells)
+                cells = _cells(panel, row, width, precision if width >= least else None, colour=screen.colour)
+                line.append(_BETWEEN * bool(number)).append_tokens(cells)
             lines.append(line)
     return Text("\n").join(lines)
 
@@ -677,45 +540,12 @@ def _cells(panel: _Panel, row: int, width: int, precision: int | None, *, colour
     """A row of a panel: shades with numbers of a `precision`, or signs."""
     _, of_cells, numbers, ramp = panel
     for level, number in zip(of_cells[row].astype(int).tolist(), numbers[row].tolist(), strict=True):
-        word = ""
-        if level == NOT_A_NUMBER:
-            word = NAN_SIGN
-        elif level != FORBIDDEN and precision is not None:
-            word = weight_text(abs(number), precision)
-            if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
-                word = ("+" if number > 0 else "−") + word
+        word = "" if level < 0 or precision is None else weight_text(abs(number), precision)
+        if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
+            word = ("+" if number > 0 else "−") + word
         yield cell(level, width, colour=colour, ramp=ramp, gap=int(width > 1), word=word if len(word) < width else "")
 
 
 def _padded(name: str, width: int) -> str:
     short = fitted(name, width)
     return short + " " * (width - cell_len(short))
-
-
-def _caption(
-    d: RecordDiff, drawn: Sequence[_Maps], scale: tuple[Scale, float, float], screen: Screen
-) -> RenderableType:
-    """Both scales with their ranges, the meaning of signs, and what the maps leave out."""
-    maps, (kind, top, largest) = [each for pair in drawn for each in (pair.a, pair.b)], scale
-    n_open = sum(int((each.is_open & ~np.isnan(each.weights)).sum()) for each in maps)
-    reach = range_text(kind, top, n_open, is_exceeded=any((each.weights > top).any() for each in maps))
-    weights = Text(f"A and B: {kind}, {reach}, the same for all: ")
-    weights.append_tokens(WEIGHTS.swatches(colour=screen.colour)).append(
-        "" if screen.colour else " from small to large"
-    )
-    change = Text(f"B − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
-    if screen.colour:
-        change.append_tokens(CHANGES.swatches(colour=True)).append(" blue less in B, grey the same, orange more")
-    else:
-        change.append("= - less in B, . about the same, + # more")
-    trained = [letter for letter, record in (("A", d.a), ("B", d.b)) if is_before_dropout(record)]
-    remarks = {
-        AXES: True,
-        "a blank cell is masked" + (", or has other tokens in the other record" if d.first == "tokens" else ""): True,
-        f"{NAN_SIGN} is not a number": any(np.isnan(each.weights).any() for each in maps),
-        "a mark of several cells shows their mean weight, in B − A their mean change": any(m.block > 1 for m in maps),
-        f"{' and '.join(trained)} before dropout": bool(trained),
-        "the weight of sink logits is not drawn": any(each.learned is not None for each in maps),
-    }
-    words = "; ".join(remark for remark, is_true in remarks.items() if is_true)
-    return Group(weights, change if largest else Text("B − A: no change of a number"), Text(words, style="dim"))

@@ -27,7 +27,7 @@ from mhacli.record.effect import Effect, EffectSummary, Screening
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
-from mhacli.text.align import align
+from mhacli.text.align import align, pairs
 from mhacli.text.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
@@ -350,7 +350,7 @@ def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
     """
     if len(tokens) == len(others):
         return [*range(len(tokens))]
-    places = dict(align(tokens, others).pairs)
+    places = dict(pairs(align(tokens, others)[0]))
     return [places.get(token, -1) for token in range(len(tokens))]
 
 
