@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from time import monotonic
+from typing import Any
 
 from mhacli.cli.console import is_interactive, note, progress, stderr_line
 from mhacli.io.progress import no_progress
@@ -42,27 +43,24 @@ class ScanProgress:
             self.seconds = seconds
             self.by_worker[worker] = self.by_worker.get(worker, 0) + n_good + n_bad
 
-    def rates(self) -> dict[str, float | None]:
-        """The rates of this run and the remaining seconds, None where they cannot be estimated."""
-        n_new, n_total = self.n_documents - self.n_left_done, self.of_documents
-        documents_per_s = n_new / self.seconds if self.seconds else None
-        tokens_per_s = self.n_new_tokens / self.seconds if self.seconds else None
-        left_s = (n_total - self.n_documents) / documents_per_s if n_total is not None and documents_per_s else None
-        return {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, with the rates of this run and the remaining seconds, None where they cannot be estimated."""
+        n_new = self.n_documents - self.n_left_done
+        documents_per_s, tokens_per_s = (n / self.seconds if self.seconds else None for n in (n_new, self.n_new_tokens))
+        n_left = None if self.of_documents is None else self.of_documents - self.n_documents
+        left_s = n_left / documents_per_s if n_left is not None and documents_per_s else None
+        return asdict(self) | {"documents_per_s": documents_per_s, "tokens_per_s": tokens_per_s, "left_s": left_s}
 
     def __str__(self) -> str:
-        """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad, 2 workers with 144 to 176`."""
-        rates = self.rates()
+        """`320 of 3,000 documents, 8.1 documents/s, 950 tokens/s, 5 min left, 2 bad`."""
+        numbers = self.to_dict()
         total = "" if self.of_documents is None else f" of {self.of_documents:,}"
-        parts = [f"{self.n_documents:,}{total} documents"]
+        text = f"{self.n_documents:,}{total} documents"
         if self.seconds:
-            parts += [f"{rates['documents_per_s']:.3g} documents/s", f"{rates['tokens_per_s']:,.0f} tokens/s"]
-        parts += [f"{seconds_text(rates['left_s'])} left"] if rates["left_s"] else []
-        parts += [f"{self.n_bad:,} bad"] if self.n_bad else []
-        n_documents = self.by_worker.values()
-        if len(n_documents) > 1:
-            parts += [f"{len(n_documents):,} workers with {min(n_documents):,} to {max(n_documents):,}"]
-        return ", ".join(parts)
+            text += f", {numbers['documents_per_s']:.3g} documents/s, {numbers['tokens_per_s']:,.0f} tokens/s"
+        if numbers["left_s"]:
+            text += f", {seconds_text(numbers['left_s'])} left"
+        return text + (f", {self.n_bad:,} bad" if self.n_bad else "")
 
 
 @contextmanager
@@ -79,7 +77,7 @@ def progress_on_stderr(*, as_json: bool) -> Iterator[Callable[[ScanProgress], No
                 return
             last, is_over = monotonic(), is_end
             if as_json:
-                stderr_line(json.dumps({"progress": asdict(state) | state.rates()}))
+                stderr_line(json.dumps({"progress": state.to_dict()}))
             elif every_s:
                 note(str(state))
             else:

@@ -23,30 +23,19 @@ _MOST_COUNT = 20
 
 def spreads(statistic: str, values: Array) -> list[Spread | None]:
     """The spread of each column of `values` `[document, head]`, NaN where a document has no value; None for a column of NaN."""
-    bounds = _intervals(values)
-    return [
-        _spread(statistic, np.sort(column[np.isfinite(column)]), bounds[:, head])
-        for head, column in enumerate(values.T)
-    ]
-
-
-def _spread(statistic: str, ordered: Array, bounds: Array) -> Spread | None:
-    """The spread of sorted numbers."""
-    n = len(ordered)
-    if not n:
-        return None
-    mean = math.fsum(ordered.tolist()) / n
-    square = math.fsum(((ordered - mean) ** 2).tolist())
-    low, high = (None, None) if n < 2 else bounds.tolist()
-    return Spread(
-        statistic,
-        n,
-        mean,
-        math.sqrt(square / (n - 1)) if n > 1 else None,
-        low,
-        high,
-        tuple(float(ordered[math.ceil(quantile * n) - 1]) for quantile in QUANTILES),
-    )
+    found: list[Spread | None] = []
+    for column, bounds in zip(values.T, _intervals(values).T, strict=True):
+        ordered = np.sort(column[np.isfinite(column)])
+        n = len(ordered)
+        if not n:
+            found.append(None)
+            continue
+        mean = math.fsum(ordered.tolist()) / n
+        std = math.sqrt(math.fsum(((ordered - mean) ** 2).tolist()) / (n - 1)) if n > 1 else None
+        low, high = bounds.tolist() if n > 1 else (None, None)
+        quantiles = ordered[[math.ceil(quantile * n) - 1 for quantile in QUANTILES]].tolist()
+        found.append(Spread(statistic, n, mean, std, low, high, tuple(quantiles)))
+    return found
 
 
 def _intervals(values: Array) -> Array:
@@ -71,9 +60,7 @@ def _intervals(values: Array) -> Array:
         means = np.sort(np.ldexp(totals, -shift) / counts, axis=0)
     n_finite = np.isfinite(means).sum(axis=0)
     left_out = ((1 - CONFIDENCE) / 2 * n_finite).astype(np.int64)
-    indices = np.stack([left_out, np.maximum(n_finite - 1 - left_out, 0)])
-    bounds: Array = np.take_along_axis(means, indices, axis=0)
-    return bounds
+    return np.take_along_axis(means, np.stack([left_out, np.maximum(n_finite - 1 - left_out, 0)]), axis=0)
 
 
 @lru_cache(maxsize=16)
@@ -81,10 +68,6 @@ def _counts(number: int) -> Array:
     """How often each resample holds each document of a block, `[resample, document]`, from raw random bits, which are the same in
     every version of numpy."""
     bits = np.random.PCG64([SEED, number]).random_raw(N_RESAMPLES * _BLOCK).reshape(N_RESAMPLES, _BLOCK)
-    return np.searchsorted(_cumulative(), bits, side="right").astype(np.uint8)
-
-
-def _cumulative() -> Array:
-    """The distribution function of a Poisson variable of mean 1 at 0, 1, …, in units of 2⁻⁶⁴."""
-    probabilities = accumulate(range(1, _MOST_COUNT - 1), truediv, initial=1 / math.e)
-    return np.array([min(int(total * 2**64), 2**64 - 1) for total in accumulate(probabilities)], dtype=np.uint64)
+    probabilities = accumulate(range(1, _MOST_COUNT - 1), truediv, initial=1 / math.e)  # Poisson with mean 1
+    cumulative = [min(int(total * 2**64), 2**64 - 1) for total in accumulate(probabilities)]
+    return np.searchsorted(np.array(cumulative, np.uint64), bits, side="right").astype(np.uint8)
