@@ -184,6 +184,7 @@ def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
         given={"device": "cpu"},
         max_tokens=MAX_TOKENS,
         sources=(corpus,),
+        form=CorpusFormat(),
         view=ViewOptions(),
     )
     settings = SingleEngine().settings(request)

@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened
-from mhacli.settings import DEFAULT_MAX_BYTES
+from mhacli.settings import DEFAULT_MAX_BYTES, parse_bytes, setting
 from mhacli.text.reading import BadTextError, Decoding, decoded, read_text
 
+CORPUS = "Corpus"
+_FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
+_COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of Parquet files that hold the text."""
 _JSON_SUFFIXES, _PARQUET_SUFFIX = (".jsonl", ".ndjson"), ".parquet"
@@ -51,11 +54,15 @@ class CorpusFormat:
     number of documents, bad ones included. A document or line of more than `max_bytes` is bad.
     """
 
-    field: str | None = None
-    column: str | None = None
-    lines: bool = False
-    max_docs: int | None = None
-    max_bytes: int = DEFAULT_MAX_BYTES
+    # fmt: off
+    field: str | None = setting(None, CORPUS, _FIELD, metavar="NAME", common=True)
+    column: str | None = setting(None, CORPUS, _COLUMN, metavar="NAME", common=True)
+    lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
+    max_docs: int | None = setting(None, CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
+    max_bytes: int = setting(
+        DEFAULT_MAX_BYTES, CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Raises `UsageError` for options that exclude each other."""

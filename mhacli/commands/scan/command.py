@@ -71,9 +71,8 @@ def _require_answerable(request: ScanRequest) -> None:
     if request.cpus_per_worker is not None and request.workers is None and request.ray is None:
         raise UsageError("--cpus-per-worker has no effect without --workers or --ray")
     tables = [source for source in request.sources if source.lower().endswith((".csv", ".tsv"))]
-    if tables and not (request.lines or request.field or request.column):
+    if tables and not (request.form.lines or request.form.field or request.form.column):
         note(f"{tables[0]} is read as one text with its commas; --lines takes its lines, and JSON lines have --field")
-    _ = request.form  # raises for options that exclude each other
     checkpoint = local_checkpoint(request.model)
     if checkpoint is not None:
         require_layers(request.model, checkpoint)

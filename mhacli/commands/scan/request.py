@@ -15,7 +15,6 @@ from mhacli.render.base.options import HEADS_SHOWN, ViewOptions
 from mhacli.run import Run
 from mhacli.settings import (
     CHECKPOINT,
-    DEFAULT_MAX_BYTES,
     HEADS,
     MAX_LENGTH,
     MAX_TOKENS,
@@ -25,16 +24,13 @@ from mhacli.settings import (
     ModelSettings,
     Reducer,
     Statistics,
-    parse_bytes,
     setting,
 )
-from mhacli.text.corpus import CorpusFormat
+from mhacli.text.corpus import CORPUS, CorpusFormat
 from mhacli.text.tokens import LayerChoice
 
-_CORPUS, _WORKERS = "Corpus", "Workers"
+_WORKERS = "Workers"
 _SOURCES = "Text files, JSON lines, Parquet files or globs; - reads stdin."
-_FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
-_COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
 _FIRST = "Use only the first N tokens of each sequence. (default: all; sequences too long for the model are left out)"
 _SPANS = "Report the attention between parts of the documents that have them: name=/REGEX/; repeatable."
 _EFFECT = "Also remove each head in turn, and report what changes at the first [MASK], else the last token."
@@ -60,17 +56,11 @@ class ScanRequest:
     """
 
     # fmt: off
-    sources: tuple[str, ...] = setting((), _CORPUS, _SOURCES, metavar="CORPUS...", argument=True, many=True)
-    field: str | None = setting(None, _CORPUS, _FIELD, metavar="NAME", common=True)
-    column: str | None = setting(None, _CORPUS, _COLUMN, metavar="NAME", common=True)
-    lines: bool = setting(False, _CORPUS, "Treat each line of a file as a sequence.", common=True)
-    max_docs: int | None = setting(None, _CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
-    max_tokens: int | None = setting(None, _CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
-    pack: bool = setting(False, _CORPUS, "", hidden=True)
-    max_bytes: int = setting(
-        DEFAULT_MAX_BYTES, _CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
-    )
-    strict: bool = setting(False, _CORPUS, "Stop at a bad document instead of leaving it out.")
+    sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True, many=True)
+    form: CorpusFormat
+    max_tokens: int | None = setting(None, CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
+    pack: bool = setting(False, CORPUS, "", hidden=True)
+    strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
     tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
     span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN", many=True)
@@ -85,11 +75,6 @@ class ScanRequest:
     mixed: bool = setting(False, OUTPUT, _MIXED)
     view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]
     # fmt: on
-
-    @cached_property
-    def form(self) -> CorpusFormat:
-        """How the files are split into documents."""
-        return CorpusFormat(self.field, self.column, self.lines, self.max_docs, self.max_bytes)
 
     @cached_property
     def run(self) -> Run:
