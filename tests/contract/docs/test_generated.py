@@ -95,11 +95,9 @@ def test_a_field_that_is_missing_or_undescribed_is_noticed() -> None:
 
 
 def test_the_files_of_the_schemas_are_what_the_script_writes(schemas: ModuleType) -> None:
-    assert {name.partition(" ")[0] for name in PRINTED} <= set(schemas.SCHEMAS)
     assert [name for name in schemas.SCHEMAS if schemas.path_of(name).read_text() != schemas.text_of(name)] == []
-    for name in schemas.SCHEMAS:
+    for name in {*schemas.SCHEMAS, *(name.partition(" ")[0] for name in PRINTED), "mha.row/1"}:
         jsonschema.Draft202012Validator.check_schema(schema_of(name))
-    assert schemas.BETWEEN.findall(schemas.PAGE.read_text()) == [schemas.record_table()]
 
 
 def test_the_tables_of_reading_are_what_the_script_writes() -> None:
