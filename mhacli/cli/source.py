@@ -30,7 +30,7 @@ from mhacli.settings import (
     is_hub_id,
 )
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.encode import Limits, encode
+from mhacli.text.encode import encode
 from mhacli.text.escape import without_surrogates
 from mhacli.text.reading import Decoding, argument_text, lines_of, read_text
 from mhacli.text.spans import read_chat
@@ -91,7 +91,8 @@ def _of_layer(run: Run, what: Computation) -> Run:
             context=_context(what, decoding),
             vocabulary=vocabulary,
             vocabulary_source=origin,
-            limits=Limits(what.inputs.max_tokens, source.max_token_len),
+            max_tokens=what.inputs.max_tokens,
+            max_token_len=source.max_token_len,
         )
     notes = (*encoded.notes, *_without_effect(given, config, source))
     made = replace(run, config=config, weights=weights, encoded=encoded, notes=notes)
@@ -165,7 +166,7 @@ def _vocabulary(what: Computation, weights: LayerFile | None) -> tuple[Vocabular
     if what.inputs.vocab is not None:
         return vocabularies.load(what.inputs.vocab), what.inputs.vocab
     if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
-        return vocabularies.as_stored(weights.metadata.vocabulary), weights.path
+        return Vocabulary(tuple(weights.metadata.vocabulary)), weights.path
     return None, "the vocabulary"
 
 

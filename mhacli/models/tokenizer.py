@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,8 @@ from mhacli.errors import MhaError
 from mhacli.models.folder import Checkpoint
 from mhacli.models.load import guarded, offline, transformers
 from mhacli.settings import PaddingSide
-from mhacli.text.spans import Message, Turn, marked, turns_of
-from mhacli.text.tokenizer_file import BYTES, FileTokenizer, LibraryTokenizer
+from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
+from mhacli.text.tokenizer_file import BYTES, LibraryTokenizer, file_tokenizer
 from mhacli.text.tokens import TokenSequence
 
 
@@ -38,17 +39,16 @@ class ModelTokenizer(LibraryTokenizer):
             return []
         count = next((i for i, token_id in enumerate(sequence.ids) if token_id != self.bos_id), len(sequence.ids))
         if count > 1:
-            times = "twice" if count == 2 else f"{count} times"
             return [
-                f"the text begins with {sequence.tokens[0]!r} {times}: "
+                f"the text begins with {sequence.tokens[0]!r} {'twice' if count == 2 else f'{count} times'}: "
                 "the text or chat template brings one and the tokenizer adds another"
             ]
-        if count == 0 and self.bos_id in self.sequence("a").ids[:1]:
-            return [
-                f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
-                "and usually begins with: heads that usually attend to it will attend elsewhere"
-            ]
-        return []
+        if count == 1 or self.bos_id not in self.sequence("a").ids[:1]:
+            return []
+        return [
+            f"the text begins without the beginning-of-text token (id {self.bos_id}), which the model's tokenizer defines "
+            "and usually begins with: heads that usually attend to it will attend elsewhere"
+        ]
 
     def continued(self, sequence: TokenSequence, ids: Sequence[int]) -> TokenSequence:
         """The sequence followed by tokens that a model generated."""
@@ -63,8 +63,8 @@ class ModelTokenizer(LibraryTokenizer):
         again = (self.sequence(text, special=special) for special in (True, False))
         return next((sequence for sequence in again if sequence.ids == tuple(ids)), None) or self.of_ids(ids)
 
-    def chat(self, messages: Sequence[Message]) -> tuple[str, tuple[Turn, ...]]:
-        """The text of a chat by the checkpoint's template, and where its messages are in it.
+    def chat(self, messages: Sequence[Message]) -> tuple[str, dict[str, Ranges]]:
+        """The text of a chat by the checkpoint's template, and the spans of its messages.
 
         Raises `MhaError` if there is no template, or it refuses the messages or leaves one out.
         """
@@ -78,7 +78,7 @@ class ModelTokenizer(LibraryTokenizer):
         template = guarded("the chat template", self.path, self.template.get_chat_template)
         chats = [messages, marked(messages)]
         text, marks = render(template, chats, self.template.special_tokens_map, self.path)
-        return text, turns_of(messages, text, marks)
+        return text, spans_of_chat(messages, text, marks)
 
 
 def joined(first: TokenSequence, second: TokenSequence) -> TokenSequence:
@@ -100,21 +100,21 @@ def load_tokenizer(checkpoint: Checkpoint, asked: str | None = None) -> ModelTok
     if asked == "byte":
         return _bytes()
     if asked is not None:
-        return ModelTokenizer(FileTokenizer(asked).library, asked)
+        return ModelTokenizer(file_tokenizer(asked).library, asked)
     library, path = transformers(), checkpoint.path
     if not any(os.path.exists(os.path.join(path, name)) for name in _FILES):
         raise _missing(path)  # transformers would create one without tokens
-    with offline():
-        try:
+    try:
+        with offline():
             found = guarded(
                 "the tokenizer",
                 path,
                 lambda: library.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False),
             )
-        except MhaError as fault:
-            if checkpoint.tokenizer is None:
-                raise _missing(path) from None
-            raise fault
+    except MhaError:
+        if checkpoint.tokenizer is not None:
+            raise
+        raise _missing(path) from None
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None or not backend.get_vocab_size():
         raise _missing(path)
@@ -170,20 +170,8 @@ def require_texts(
                 hint=f"--max-tokens {most} takes the first {most}",
                 code="too-large",
             )
-        kept.append(first_tokens(sequence, limit) if limit is not None and n > limit else sequence)
+        kept.append(sequence.first(limit))
     return kept
-
-
-def first_tokens(sequence: TokenSequence, n: int) -> TokenSequence:
-    """The first `n` tokens of a sequence."""
-    return replace(
-        sequence,
-        tokens=sequence.tokens[:n],
-        ids=sequence.ids[:n],
-        offsets=sequence.offsets[:n],
-        documents=sequence.documents[:n],
-        pieces=sequence.pieces[:n],
-    )
 
 
 def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str) -> None:
@@ -217,51 +205,23 @@ def render(template: str, chats: Sequence[Sequence[Message]], tokens: Mapping[st
     """
     asked = {
         "template": template,
-        "chats": [[{"role": message.role, "content": message.content} for message in chat] for chat in chats],
+        "chats": [[{"role": message.role, "content": message.text} for message in chat] for chat in chats],
         "tokens": dict(tokens),
         "limit_s": LIMIT_S,
         "more_bytes": MORE_BYTES,
         "most": MAX_CHARACTERS,
     }
-    answer = _answer(json.dumps(asked).encode() + b"\n", path)
-    if "texts" not in answer:
-        raise _refused(path, answer["fault"])
-    texts: list[str] = answer["texts"]
-    return texts
-
-
-def _answer(message: bytes, path: str) -> Mapping[str, Any]:
-    """The answer of the process, or the reason why there is none."""
-    words = [sys.executable, "-P", str(_PROCESS)]
-    try:
+    words, message = [sys.executable, "-P", str(_PROCESS)], json.dumps(asked).encode() + b"\n"
+    code, fault = "too-slow", f"takes longer than {LIMIT_S:g} seconds"
+    with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             words, input=message, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_WAITING_S, check=False
         )
-    except subprocess.TimeoutExpired:
-        raise _too_slow(path) from None
-    except OSError as fault:
-        reason = fault.strerror or "unknown error"
-        raise MhaError(f"the process that renders the chat template cannot start: {reason}", code="failed") from None
-    if done.returncode == -signal.SIGXCPU:
-        raise _too_slow(path)
-    if done.returncode:
-        return {"fault": f"its process ended with exit status {done.returncode}"}
-    return dict(json.loads(done.stdout))
-
-
-def _too_slow(path: str) -> MhaError:
-    return MhaError(
-        f"the chat template of {path} takes longer than {LIMIT_S:g} seconds",
-        hint=INSTEAD_OF_CHAT,
-        code="too-slow",
-        path=path,
-    )
-
-
-def _refused(path: str, fault: str) -> MhaError:
-    return MhaError(
-        f"the chat template of {path} does not accept the chat: {fault:.300}",
-        hint=INSTEAD_OF_CHAT,
-        code="bad-template",
-        path=path,
-    )
+        if done.returncode == 0:
+            answer = json.loads(done.stdout)
+            if "texts" in answer:
+                return list(answer["texts"])
+            code, fault = "bad-template", f"does not accept the chat: {answer['fault']:.300}"
+        elif done.returncode != -signal.SIGXCPU:
+            code, fault = "bad-template", f"ends its process with exit status {done.returncode}"
+    raise MhaError(f"the chat template of {path} {fault}", hint=INSTEAD_OF_CHAT, code=code, path=path)

@@ -9,21 +9,14 @@ from itertools import islice
 from mhacli.errors import MhaError, UsageError
 from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.text import vocabulary as vocabularies
-from mhacli.text.tokenizer_file import FileTokenizer
-from mhacli.text.tokenizers import ByteTokenizer, CharTokenizer, Token, Tokenizer, WordTokenizer
+from mhacli.text.tokenizer_file import LibraryTokenizer, file_tokenizer
+from mhacli.text.tokenizers import BUILT_IN, CharacterTokenizer, Token, WordTokenizer
 from mhacli.text.tokens import TokenSequence, places
 from mhacli.text.vocabulary import UNKNOWN, Vocabulary
 
-
-@dataclass(frozen=True)
-class Limits:
-    """The most tokens of a text, and the most characters of a word.
-
-    `max_tokens` truncates texts; if it is None, a text with too many tokens is refused.
-    """
-
-    max_tokens: int | None = None
-    max_token_len: int = DEFAULT_MAX_TOKEN_LEN
+Tokenizer = WordTokenizer | CharacterTokenizer | LibraryTokenizer
+"""What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;
+`vocabulary` is the tokenizer's, or None."""
 
 
 @dataclass(frozen=True)
@@ -54,51 +47,54 @@ def encode(
     context: Sequence[str] = (),
     vocabulary: Vocabulary | None = None,
     vocabulary_source: str = "the vocabulary",
-    limits: Limits = Limits(),
+    max_tokens: int | None = None,
+    max_token_len: int = DEFAULT_MAX_TOKEN_LEN,
 ) -> Encoded:
     """The tokens and ids of every text and context. With `config.random`, sequences of positions without text.
 
     One context serves all texts; otherwise each text needs its own. The vocabulary is the tokenizer's, else the given
-    one, else one built from all texts and contexts. Raises `MhaError` for texts with no tokens or too many, and
-    `UsageError` if the number of contexts does not match.
+    one, else one built from all texts and contexts. `max_tokens` truncates texts; without it, a text with too many tokens
+    is refused. Raises `MhaError` for texts with no tokens or too many, and `UsageError` if texts and contexts do not match.
     """
     if config.random is not None:
-        return _random_rows(texts, context, config)
+        if texts or context:
+            raise UsageError(
+                "--random takes random vectors in place of text, but a text or context is given",
+                hint="leave out --random or the text",
+            )
+        batch, length = config.random  # the vectors are drawn later, where tensors are made
+        sequences = [places(length)] * batch
+        _require_positions(sequences, config, f"--random {batch},{config.max_positions}")
+        return Encoded(tuple(sequences), None, Vocabulary(()))
     _require_texts(texts, context, config)
-    tokenizer = make_tokenizer(config, limits.max_token_len)
+    tokenizer = make_tokenizer(config, max_token_len)
     own = tokenizer.vocabulary
     if own is not None and vocabulary is not None and own.tokens != vocabulary.tokens:
         raise UsageError(
             f"--vocab contradicts {config.tokenizer}, which has its own vocabulary", hint="leave out --vocab"
         )
     notes: list[str] = []
-    named = [(text, _name(i, len(given), kind)) for kind, given in (("text", texts), ("context", context))
-             for i, text in enumerate(given)]  # fmt: skip
-    cut = [_tokens_of(tokenizer, text, config, limits, name, notes) for text, name in named]
+    cut = []
+    for kind, given in (("text", texts), ("context", context)):
+        for i, text in enumerate(given):
+            name = f"the {kind}" if len(given) == 1 else f"{kind} {i}"
+            cut.append(_tokens_of(tokenizer, text, config, max_tokens, name, notes))
     used = own or vocabulary or vocabularies.build(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
     sequences, keys = cut[: len(texts)], cut[len(texts) :]
     keys = keys * len(texts) if len(keys) == 1 else keys
-    _require_places([*sequences, *keys], config)
-    _require_same_documents(sequences, keys)
-    if own is None and vocabulary is not None:
-        known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
-        if not all(known):
-            notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
+    _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
+    for i, sides in enumerate(zip(sequences, keys, strict=False)):
+        n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
+        if n_queries != n_keys:
+            raise UsageError(
+                f"text {i} has {n_queries} documents, but its context has {n_keys}",
+                hint="document n of the text attends to document n of the context",
+            )
+    known = [token in used.id_of for sequence in (*sequences, *keys) for token in sequence.tokens]
+    if own is None and not all(known):
+        notes.append(f"{known.count(False)} of {len(known)} tokens are not in the vocabulary and became {UNKNOWN}")
     return Encoded(tuple(sequences), tuple(keys) or None, used, tuple(notes))
-
-
-def _random_rows(texts: Sequence[str], context: Sequence[str], config: Config) -> Encoded:
-    """Sequences of positions without text. The random vectors are drawn later, where tensors are made."""
-    batch, length = config.random or (1, 1)
-    if texts or context:
-        raise UsageError(
-            f"--random takes random vectors in place of text, but a {'text' if texts else 'context'} is given",
-            hint=f"leave out --random or the {'text' if texts else 'context'}",
-        )
-    sequences = (places(length),) * batch
-    _require_places(sequences, config)
-    return Encoded(sequences, None, Vocabulary(()))
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
@@ -115,26 +111,15 @@ def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config)
         )
 
 
-def _require_places(sequences: Sequence[TokenSequence], config: Config) -> None:
-    """Raises `MhaError` for more tokens than learned positions."""
-    longest, most = max(max(sequence.places) + 1 for sequence in sequences), config.max_positions
-    if config.positions == "learned" and longest > most:
-        shorter = f"--max-tokens {most}" if config.random is None else f"--random {config.random[0]},{most}"
+def _require_positions(sequences: Sequence[TokenSequence], config: Config, shorter: str) -> None:
+    """Raises `MhaError` for more tokens than learned positions; the options `shorter` would fit."""
+    longest = max(max(sequence.places) + 1 for sequence in sequences)
+    if config.positions == "learned" and longest > config.max_positions:
         raise MhaError(
-            f"{longest} tokens are more than the {most} learned positions",
+            f"{longest} tokens are more than the {config.max_positions} learned positions",
             hint=f"{shorter} fits; without --weights --max-positions {longest} makes room for all",
             code="too-large",
         )
-
-
-def _require_same_documents(sequences: Sequence[TokenSequence], keys: Sequence[TokenSequence]) -> None:
-    for i, (sequence, context) in enumerate(zip(sequences, keys, strict=False)):
-        counts = [max(side.documents, default=0) + 1 for side in (sequence, context)]
-        if counts[0] != counts[1]:
-            raise UsageError(
-                f"text {i} has {counts[0]} documents, but its context has {counts[1]}",
-                hint="document n of the text attends to document n of the context",
-            )
 
 
 def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenizer:
@@ -146,29 +131,23 @@ def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenize
             inner_marks=config.inner_marks,
             max_token_len=max_token_len,
         )
-    if config.tokenizer == "char":
-        return CharTokenizer()
-    if config.tokenizer == "byte":
-        return ByteTokenizer()
-    return FileTokenizer(config.tokenizer)
-
-
-def _name(i: int, count: int, kind: str) -> str:
-    return f"the {kind}" if count == 1 else f"{kind} {i}"
+    if config.tokenizer in BUILT_IN:
+        return CharacterTokenizer(as_bytes=config.tokenizer == "byte")
+    return file_tokenizer(config.tokenizer)
 
 
 def _tokens_of(
-    tokenizer: Tokenizer, text: str, config: Config, limits: Limits, name: str, notes: list[str]
+    tokenizer: Tokenizer, text: str, config: Config, max_tokens: int | None, name: str, notes: list[str]
 ) -> TokenSequence:
     """The tokens of one text, with ids if the tokenizer assigns them. Adds remarks for the user to `notes`."""
-    limit = DEFAULT_MAX_TOKENS if limits.max_tokens is None else limits.max_tokens
+    limit = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
     if not numbered:
         raise no_tokens(tokenizer, name, is_blank=not text.strip())
     if config.documents is not None and config.documents not in text:
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
     if len(numbered) > limit:
-        if limits.max_tokens is None:
+        if max_tokens is None:
             raise MhaError(
                 f"{name} has more than {limit} tokens",
                 hint=f"--max-tokens {limit} takes the first {limit}; a larger number raises the limit",

@@ -10,10 +10,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from time import process_time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -25,44 +24,41 @@ if TYPE_CHECKING:
     import regex
 
 MAX_FILE_BYTES: Final = 16 << 20
+LIMIT_S: Final = 5.0
+"""Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
+refuse bad input."""
+MAX_MATCHES: Final = 100_000
+MAX_CHARACTERS: Final = 500
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
+_NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
+_RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
+Ranges = tuple[tuple[int, int], ...]
+"""Ranges of a text: characters, end exclusive, none empty."""
 
 
-@dataclass(frozen=True)
-class Message:
-    """One message of a chat."""
-
-    role: str
-    content: str
+# --------------------------------------------------------------------------------------------------------------- chats
 
 
-class _Part(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A part of a message."""
+
     text: str
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message of a chat."""
+
     role: str
-    content: str | tuple[_Part, ...]
+    content: str | tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """The content, whose parts are joined."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-_Entries = Annotated[tuple[_Entry, ...], msgspec.Meta(min_length=1)]
-
-
-class _Chat(msgspec.Struct, forbid_unknown_fields=True):
-    messages: _Entries
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The position of a message's content in the text (characters, end exclusive), without surrounding white space.
-
-    `name` is the role if it occurs once, else the role with a number: `user1`, `user2`.
-    """
-
-    name: str
-    role: str
-    start: int
-    end: int
+_Messages = Annotated[tuple[Message, ...], msgspec.Meta(min_length=1)]
+_Chat = Annotated[dict[Literal["messages"], _Messages], msgspec.Meta(min_length=1)]
 
 
 def read_chat(path: str) -> tuple[Message, ...]:
@@ -73,106 +69,75 @@ def read_chat(path: str) -> tuple[Message, ...]:
     """
     data = read_whole(path, MAX_FILE_BYTES).removeprefix(b"\xef\xbb\xbf")
     try:
-        chat = msgspec.json.decode(data, type=_Entries | _Chat)
+        chat = msgspec.json.decode(data, type=_Messages | _Chat)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise MhaError(f"{path} is no chat: {fault}", code="bad-file", path=path) from None
-    entries = chat.messages if isinstance(chat, _Chat) else chat
-    for entry in entries:
-        if not _ROLE.fullmatch(entry.role):
+    messages = chat["messages"] if isinstance(chat, dict) else chat
+    for message in messages:
+        if not _ROLE.fullmatch(message.role):
             rule = "not a name of at most 40 letters, _ and - such as user"
-            raise MhaError(f"{path} is no chat: the role {entry.role!r:.80} is {rule}", code="bad-file", path=path)
-    return tuple(Message(entry.role, _joined(entry.content)) for entry in entries)
-
-
-def _joined(content: str | tuple[_Part, ...]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+            raise MhaError(f"{path} is no chat: the role {message.role!r:.80} is {rule}", code="bad-file", path=path)
+    return messages
 
 
 def marked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages with marks in place of their contents, for `turns_of`. Blank ones stay blank, because templates ask for it."""
-    return tuple(
-        Message(message.role, _mark(i) if message.content.strip() else message.content)
-        for i, message in enumerate(messages)
-    )
+    """The messages with marks in place of their contents, for `spans_of_chat`. Blank ones stay blank, because templates ask for
+    it."""
+    return tuple(Message(each.role, _mark(i) if each.text.strip() else each.text) for i, each in enumerate(messages))
 
 
 def _mark(i: int) -> str:
     return f"\ue000{i}\ue001"
 
 
-def turns_of(messages: Sequence[Message], text: str, marks: str) -> tuple[Turn, ...]:
-    """The positions of the messages, in order, in the text that a chat template made of them.
+def spans_of_chat(messages: Sequence[Message], text: str, marks: str) -> dict[str, Ranges]:
+    """The ranges of the messages, without surrounding white space, in the text that a chat template made of them: of each role,
+    and, if a role occurs several times, of each of its messages as `user1`, `user2`.
 
     `marks` is what the template makes of the marked messages: what stands before a mark there stands before the content
     in the text. Raises `MhaError` with the first message that is missing.
     """
-    turns: list[Turn] = []
+    totals, seen = Counter(message.role for message in messages), Counter[str]()
+    spans: dict[str, Ranges] = {}
     at = end = 0
-    for i, (message, name) in enumerate(zip(messages, _names([message.role for message in messages]), strict=True)):
-        content, start = message.content.strip(), end
+    for i, message in enumerate(messages):
+        content, start, role = message.text.strip(), end, message.role
         if content:
             mark = marks.find(_mark(i), at)
             start = text.find(content, end + mark - at) if mark >= 0 else -1
             at = mark + len(_mark(i))
         if start < 0:
             raise MhaError(
-                f"messages[{i}] ({message.role}) is missing from the text that the chat template makes: {content[:60]!r}",
+                f"messages[{i}] ({role}) is missing from the text that the chat template makes: {content[:60]!r}",
                 hint="the template changes or leaves out this message; --span NAME=START:END marks it by characters",
                 code="no-turn",
             )
         end = start + len(content)
-        turns.append(Turn(name, message.role, start, end))
-    return tuple(turns)
-
-
-def _names(roles: Sequence[str]) -> list[str]:
-    """The names of turns. They are unique, because a role has no digits."""
-    totals, seen = Counter(roles), Counter[str]()
-    names = []
-    for role in roles:
         seen[role] += 1
-        names.append(role if totals[role] == 1 else f"{role}{seen[role]}")
-    return names
+        for name in [role] if totals[role] == 1 else [role, f"{role}{seen[role]}"]:
+            spans[name] = (*spans.get(name, ()), *([(start, end)] if content else []))
+    return spans
 
 
 # --------------------------------------------------------------------------------------------------------------- spans
 
 
-_NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
-_RANGE = re.compile(r"([0-9]{0,12}):([0-9]{0,12})")
-_MAX_LISTED = 20
-LIMIT_S: Final = 5.0
-"""Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
-refuse bad input."""
-MAX_MATCHES: Final = 100_000
-MAX_CHARACTERS: Final = 500
-Ranges = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Span:
-    """A name and its ranges of the text: characters, end exclusive, none empty."""
-
-    name: str
-    ranges: Ranges
-
-
-def find_spans(words: Sequence[str], text: str, turns: Sequence[Turn]) -> tuple[Span, ...]:
-    """The spans of the arguments of `--span`, in order. `turns` are those of a chat, else empty.
+def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> dict[str, Ranges]:
+    """The ranges of each span of the arguments of `--span`, in order. `chat` has the spans of a chat by name, else is empty.
 
     Regular expressions are searched in bounded time. Raises `UsageError` for unknown names, ranges outside of the text
     and duplicates, and `MhaError` for an expression without a match or a turn without text.
     """
-    named, chat = _named(words), _chat(turns)
-    expressions = {name: _compiled(name, value[1:-1]) for name, value in named.items() if value and _is_regex(value)}
-    fixed = {
-        name: _of_chat(name, chat) if value is None else (_range(name, value, len(text)),)
-        for name, value in named.items()
-        if name not in expressions
-    }
     ends = process_time() + LIMIT_S
-    searched = {name: _matches(name, pattern, text, ends) for name, pattern in expressions.items()}
-    return tuple(Span(name, (fixed | searched)[name]) for name in named)
+    spans: dict[str, Ranges] = {}
+    for name, value in _named(words).items():
+        if value is None:
+            spans[name] = _of_chat(name, chat)
+        elif _is_regex(value):
+            spans[name] = _matches(name, _compiled(name, value[1:-1]), text, ends)
+        else:
+            spans[name] = (_range(name, value, len(text)),)
+    return spans
 
 
 def require_expressions(words: Sequence[str]) -> None:
@@ -217,31 +182,19 @@ def _range(name: str, value: str, length: int) -> tuple[int, int]:
     return start, end
 
 
-def _chat(turns: Sequence[Turn]) -> Mapping[str, list[Turn]]:
-    """The turns of each role, and each turn by its name."""
-    chat: dict[str, list[Turn]] = {}
-    for turn in turns:
-        for name in dict.fromkeys((turn.role, turn.name)):
-            chat.setdefault(name, []).append(turn)
-    return chat
-
-
-def _of_chat(name: str, chat: Mapping[str, list[Turn]]) -> Ranges:
+def _of_chat(name: str, chat: Mapping[str, Ranges]) -> Ranges:
     if not chat:
         raise UsageError(
             f"--span {name[:60]} has no range, which a text that is not a chat needs",
             hint=f"try --span {name[:60]}=0:10 or --span {name[:60]}=/REGEX/; with --chat the roles are spans",
         )
     if name not in chat:
-        more = ", …" if len(chat) > _MAX_LISTED else ""
-        choices = ", ".join(list(chat)[:_MAX_LISTED]) + more
-        raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {choices}")
-    ranges = tuple((turn.start, turn.end) for turn in chat[name] if turn.start < turn.end)
-    if not ranges:
+        raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {', '.join(list(chat)[:20])}")
+    if not chat[name]:
         raise MhaError(
             f"span {name!r} is empty: every matching chat turn has no text", code="no-span", exit_code=EXIT_USAGE
         )
-    return ranges
+    return chat[name]
 
 
 def _is_regex(value: str) -> bool:
@@ -285,13 +238,13 @@ def _matches(name: str, pattern: regex.Pattern[str], text: str, ends: float) -> 
     return ranges
 
 
-def tokens_of(span: Span, sequence: TokenSequence) -> tuple[int, ...]:
-    """The indices of the tokens that overlap the span, if only by a leading space.
+def tokens_of(ranges: Ranges, sequence: TokenSequence) -> tuple[int, ...]:
+    """The indices of the tokens that overlap the ranges, if only by a leading space.
 
     All tokens of a cut character count. Special tokens that the tokenizer added never count; special tokens in the
     text, such as the markers of a chat, count like any other text.
     """
     is_inside = bytearray(len(sequence.text))
-    for start, end in span.ranges:
+    for start, end in ranges:
         is_inside[start:end] = b"\1" * (end - start)
     return tuple(i for i, (begin, end) in enumerate(sequence.offsets) if 1 in is_inside[begin:end])

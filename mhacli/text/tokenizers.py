@@ -11,11 +11,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mhacli.errors import MhaError
 from mhacli.settings import Punctuation
-from mhacli.text.vocabulary import Vocabulary
 
 BUILT_IN = ("word", "char", "byte")
 
@@ -30,23 +29,6 @@ class Token(NamedTuple):
     start: int
     end: int
     id: int | None = None
-
-
-class Tokenizer(Protocol):
-    """Cuts text into tokens."""
-
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of the tokenizer, or None."""
-        ...
-
-    def tokens(self, text: str) -> Iterator[Token]:
-        """The tokens in order, lazily."""
-        ...
-
-    def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """The count of each token in a text given in pieces. Memory grows with the vocabulary only."""
-        ...
 
 
 def is_punctuation(character: str) -> bool:
@@ -131,44 +113,32 @@ class WordTokenizer:
         return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
 
 
-class CharTokenizer:
-    """Makes every character (code point) a token, white space included."""
+class CharacterTokenizer:
+    """Makes every character (code point) a token, white space included, or every byte of the UTF-8 text: ASCII by its character,
+    other bytes as `<0xE2>`. The bytes of one character have the same range."""
 
     vocabulary = None
 
+    def __init__(self, *, as_bytes: bool = False) -> None:
+        self._as_bytes = as_bytes
+
     def tokens(self, text: str) -> Iterator[Token]:
-        """One token per character."""
-        return (Token(character, i, i + 1) for i, character in enumerate(text))
+        """The tokens in order."""
+        return (Token(name, i, i + 1) for i, character in enumerate(text) for name in self._names(character))
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Character counts."""
+        """The count of each token."""
+        characters = Counter(chain.from_iterable(pieces))
         counts: Counter[str] = Counter()
-        for piece in pieces:
-            counts.update(piece)
+        for character, count in characters.items():
+            for name in self._names(character):
+                counts[name] += count
         return counts
 
-
-class ByteTokenizer:
-    """Makes every byte of the UTF-8 text a token: ASCII by its character, other bytes as `<0xE2>`."""
-
-    vocabulary = None
-
-    def tokens(self, text: str) -> Iterator[Token]:
-        """One token per byte. The bytes of one character have the same range."""
-        for i, character in enumerate(text):
-            for byte in character.encode():
-                yield Token(_byte_name(byte), i, i + 1)
-
-    def count(self, pieces: Iterable[str]) -> Counter[str]:
-        """Byte counts."""
-        counts: Counter[int] = Counter()
-        for piece in pieces:
-            counts.update(piece.encode())
-        return Counter({_byte_name(byte): count for byte, count in counts.items()})
-
-
-def _byte_name(byte: int) -> str:
-    return chr(byte) if byte < 0x80 else f"<0x{byte:02X}>"
+    def _names(self, character: str) -> list[str]:
+        if not self._as_bytes or character.isascii():
+            return [character]
+        return [f"<0x{byte:02X}>" for byte in character.encode()]
 
 
 def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:

@@ -63,6 +63,17 @@ class TokenSequence:
         is_own = bool(self.pieces) and self.pieces[i].bytes == typed.encode("utf-8", "surrogatepass").hex()
         return typed if is_own and typed != self.tokens[i] else None
 
+    def first(self, n: int | None) -> TokenSequence:
+        """The first `n` tokens, or all."""
+        return replace(
+            self,
+            tokens=self.tokens[:n],
+            ids=self.ids[:n],
+            offsets=self.offsets[:n],
+            documents=self.documents[:n],
+            pieces=self.pieces[:n],
+        )
+
     @property
     def covered(self) -> TokenSequence:
         """The sequence without the text behind its tokens."""

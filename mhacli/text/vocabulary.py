@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from msgspec import to_builtins
 
@@ -14,7 +15,6 @@ from mhacli.errors import MhaError
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 
-SCHEMA = "mha.vocab/1"
 UNKNOWN = "<unk>"
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 2_000_000
@@ -31,15 +31,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """Tokens whose index is their id.
+class _File:
+    """What is read of a file of mha. Those of earlier versions lack `inner_marks`, which their words did not have."""
 
-    `unknown_id` is the id for tokens that the vocabulary lacks, if there is one. `inner_marks` says whether its words
-    have marks inside them (see `WordTokenizer`); None if unknown.
+    schema: Literal["mha.vocab/1"]
+    tokens: tuple[Entry, ...]
+    inner_marks: bool = False
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens whose index is their id. `<unk>` stands for those that it lacks.
+
+    `inner_marks` says whether its words have marks inside them (see `WordTokenizer`); None if unknown.
     """
 
     tokens: tuple[str, ...]
-    unknown_id: int | None = None
     inner_marks: bool | None = None
 
     @cached_property
@@ -47,19 +54,17 @@ class Vocabulary:
         """Token → id."""
         return {token: i for i, token in enumerate(self.tokens)}
 
-    def ids(self, tokens: Iterable[str], source: str) -> tuple[int, ...]:
+    def ids(self, tokens: Sequence[str], source: str) -> tuple[int, ...]:
         """The id of every token. Raises `MhaError` for a missing token if the vocabulary has no `<unk>`."""
-        token_ids = []
-        for token in tokens:
-            token_id = self.id_of.get(token, self.unknown_id)
-            if token_id is None:
-                raise MhaError(
-                    f"{token!r} is not among the {len(self.tokens)} tokens of {source}",
-                    hint="with --vocab FILE words that the vocabulary lacks become <unk>",
-                    code="unknown-token",
-                )
-            token_ids.append(token_id)
-        return tuple(token_ids)
+        unknown = self.id_of.get(UNKNOWN, -1)
+        missing = next((token for token in tokens if token not in self.id_of), None)
+        if missing is not None and unknown < 0:
+            raise MhaError(
+                f"{missing!r} is not among the {len(self.tokens)} tokens of {source}",
+                hint="with --vocab FILE words that the vocabulary lacks become <unk>",
+                code="unknown-token",
+            )
+        return tuple(self.id_of.get(token, unknown) for token in tokens)
 
 
 def build(tokens: Iterable[str]) -> Vocabulary:
@@ -69,18 +74,6 @@ def build(tokens: Iterable[str]) -> Vocabulary:
     ('cat', 'the')
     """
     return Vocabulary(tuple(sorted(set(tokens))))
-
-
-def with_unknown(tokens: Iterable[str]) -> Vocabulary:
-    """A vocabulary in the given order, with `<unk>` appended unless it is there."""
-    listed = tuple(tokens)
-    full = listed if UNKNOWN in listed else (*listed, UNKNOWN)
-    return Vocabulary(full, full.index(UNKNOWN))
-
-
-def as_stored(tokens: Sequence[str]) -> Vocabulary:
-    """The vocabulary of a weights file, with or without `<unk>` as stored."""
-    return Vocabulary(tuple(tokens), tokens.index(UNKNOWN) if UNKNOWN in tokens else None)
 
 
 def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_bytes: bool = False) -> list[Entry]:
@@ -95,8 +88,8 @@ def entries(counts: Counter[str], vocabulary: Vocabulary | None = None, *, of_by
 
 def to_json(rows: Iterable[Entry], tokenizer: str) -> str:
     """The document of schema `mha.vocab/1`: `{schema, tokenizer, inner_marks, tokens: [{token, id, count, bytes}]}`."""
-    document = {"schema": SCHEMA, "tokenizer": tokenizer, "inner_marks": True, "tokens": to_builtins(tuple(rows))}
-    return json.dumps(document, indent=1) + "\n"
+    head = {"schema": "mha.vocab/1", "tokenizer": tokenizer, "inner_marks": True}
+    return json.dumps(head | {"tokens": to_builtins(tuple(rows))}, indent=1) + "\n"
 
 
 def load(path: str) -> Vocabulary:
@@ -105,25 +98,18 @@ def load(path: str) -> Vocabulary:
     `<unk>` is appended unless the file has it. Raises `MhaError` for anything else.
     """
     document = load_json(read_whole(path, MAX_FILE_BYTES), path)
+    inner_marks = None
     if isinstance(document, dict) and "schema" in document:
-        if document["schema"] != SCHEMA:
-            raise _bad(path, f"has the schema {document['schema']!r:.80}, not {SCHEMA}")
         file = decode(_File, document, path)
-        pairs = [(e.token, e.id) for e in file.tokens]
-        return replace(with_unknown(_in_order(pairs, path)), inner_marks=file.inner_marks)
-    if isinstance(document, dict):
+        pairs, inner_marks = [(entry.token, entry.id) for entry in file.tokens], file.inner_marks
+    elif isinstance(document, dict):
         pairs = list(document.items())
     elif isinstance(document, list):
         pairs = [(token, i) for i, token in enumerate(document)]
     else:
         raise _bad(path, f"holds {document!r:.80}, not a list of tokens or a map from token to id")
-    return with_unknown(_in_order(pairs, path))
-
-
-@dataclass(frozen=True)
-class _File:
-    tokens: tuple[Entry, ...]
-    inner_marks: bool = False
+    tokens = _in_order(pairs, path)
+    return Vocabulary(tuple(tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]), inner_marks)
 
 
 def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:

@@ -36,7 +36,7 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import Loaded, find_checkpoint, guarded, load_config, load_model
-from mhacli.models.tokenizer import ModelTokenizer, first_tokens, load_tokenizer, own_tokenizer, require_ids
+from mhacli.models.tokenizer import ModelTokenizer, load_tokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
 from mhacli.run import Run
 from mhacli.settings import ModelSettings, PaddingSide
@@ -362,7 +362,7 @@ def _of_lengths(sequences: Sequence[TokenSequence]) -> tuple[TokenSequence, ...]
     n, lengths = len(ordered[0].ids), {len(text.ids) for text in ordered}
     if len(ordered) < 3 or len(lengths) < 2:
         cuts = [cut for cut in (2 * n // 3, n // 3) if cut and cut not in lengths]
-        ordered += [first_tokens(ordered[0], cut) for cut in cuts]
+        ordered += [ordered[0].first(cut) for cut in cuts]
     return tuple(sorted(ordered, key=lambda text: -len(text.ids)))
 
 

@@ -31,7 +31,7 @@ from mhacli.record.corpus import named
 from mhacli.record.effect import Effect
 from mhacli.record.record import SpanTokens
 from mhacli.text.corpus import Document
-from mhacli.text.spans import Span, find_spans, tokens_of
+from mhacli.text.spans import find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
 _BAD_CODES = ("no-tokens", "too-large", "not-finite", "unknown-token")
@@ -142,24 +142,17 @@ class Worker:
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:
         """The spans of which the document has tokens."""
         for word in self._request.span:
-            span = _span_in(word, sequence.text)
-            tokens = () if span is None else tokens_of(span, sequence)
-            if span is not None and tokens:
-                yield SpanTokens(span.name, (tokens,))
+            try:
+                ((name, ranges),) = find_spans((word,), sequence.text, {}).items()
+            except MhaError as fault:
+                if fault.code != "no-span":
+                    raise
+                continue
+            if tokens := tokens_of(ranges, sequence):
+                yield SpanTokens(name, (tokens,))
 
 
 def _of_document(document: Document, fault: MhaError) -> MhaError:
     """The error with the name of the document in which it occurred."""
     message = f"{named(document.file, document.place)}: {fault.message}"
     return MhaError(message, hint=fault.hint, code=fault.code, exit_code=fault.exit_code, path=fault.path)
-
-
-def _span_in(word: str, text: str) -> Span | None:
-    """The span that a word of `--span` describes, None if the text does not have it."""
-    try:
-        (span,) = find_spans((word,), text, ())
-    except MhaError as fault:
-        if fault.code != "no-span":
-            raise
-        return None
-    return span

@@ -21,7 +21,7 @@ from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, requ
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS
-from mhacli.text.spans import Turn, find_spans, tokens_of
+from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
 
@@ -130,9 +130,9 @@ def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     most, path, n_vocabulary = most_positions(config), request.path, n_vocabulary_of(config)
     is_pair = bool(config.is_encoder_decoder)
     given, special = list(request.texts), True
-    turns: tuple[Turn, ...] = ()
+    chat: Mapping[str, Ranges] = {}
     if request.chat:
-        rendered, turns = tokenizer.chat(request.chat)
+        rendered, chat = tokenizer.chat(request.chat)
         given, special = [rendered], False
     limit = request.max_tokens
     is_answer = is_pair and bool(
@@ -160,7 +160,7 @@ def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     context = context * len(sequences) if len(context) == 1 else context
     require_ids([*sequences, *context], n_vocabulary, path)
     _require_lengths([*sequences, *context], limit)
-    return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, turns), tuple(notes))
+    return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, chat), tuple(notes))
 
 
 def _started(tokenizer: ModelTokenizer, config: Any, text: TokenSequence | None = None) -> TokenSequence:
@@ -205,21 +205,21 @@ def _require_lengths(sequences: list[TokenSequence], limit: int | None) -> None:
 
 
 def _spans(
-    request: Run, sequences: list[TokenSequence], context: list[TokenSequence], turns: tuple[Turn, ...]
+    request: Run, sequences: list[TokenSequence], context: list[TokenSequence], chat: Mapping[str, Ranges]
 ) -> tuple[SpanTokens, ...]:
     """The tokens of each named span in every text."""
     if not request.spans:
         return ()
     if context:
         raise spans_of_pair()
-    spans_of_texts = [find_spans(request.spans, sequence.text, turns) for sequence in sequences]
-    spans = []
-    for same in zip(*spans_of_texts, strict=True):
-        tokens = tuple(tokens_of(span, sequence) for span, sequence in zip(same, sequences, strict=True))
+    spans_of_texts = [find_spans(request.spans, sequence.text, chat) for sequence in sequences]
+    spans_of_tokens = []
+    for name in spans_of_texts[0]:
+        tokens = tuple(tokens_of(spans[name], each) for spans, each in zip(spans_of_texts, sequences, strict=True))
         if not any(tokens):
-            raise UsageError(f"span {same[0].name!r} has no token of the text", hint="--max-tokens may have cut it off")
-        spans.append(SpanTokens(same[0].name, tokens))
-    return tuple(spans)
+            raise UsageError(f"span {name!r} has no token of the text", hint="--max-tokens may have cut it off")
+        spans_of_tokens.append(SpanTokens(name, tokens))
+    return tuple(spans_of_tokens)
 
 
 def spans_of_pair() -> UsageError:
