@@ -106,7 +106,7 @@ def after_heads(record: Record, options: ViewOptions, output: Output) -> None:
     suggest(["mha", "view", output.save] if output.save is not None else again("heads", *_PAGE))
 
 
-def after_effect(record: Record, output: Output) -> None:
+def after_effect(record: Record, options: ViewOptions, output: Output) -> None:
     """Suggests the edges of the head with the largest effect, and to open the record."""
     single_heads = [effect for effect in record.effects if effect.removed == "head" and effect.kind != "encoder"]
     if record.effect is None or not single_heads or record.model is None:

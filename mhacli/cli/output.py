@@ -186,9 +186,11 @@ def print_result(
     run: Run | None = None,
     view: Callable[[], None] | None = None,
     check: Callable[[Record], None] | None = None,
+    after: Callable[[Record, ViewOptions, Output], None] | None = None,
 ) -> None:
     """Saves a record and its pictures, prints it, checks it, and prints the notes and the names of the files. `run` has the
-    weights to save, `view` prints in place of the usual view of the terminal, and `check` is by default the self-check."""
+    weights to save, `view` prints in place of the usual view of the terminal, `check` is by default the self-check, and `after`
+    suggests what to type next on a terminal."""
     save_files(record, output, run)
     write_pictures(record, options, output)
     if view is not None and output.format is None:
@@ -198,6 +200,8 @@ def print_result(
     (check or require_self_check)(record)
     print_notes(record, notes)
     note_written(output)
+    if after is not None and output.on_terminal and not options.brief:
+        after(record, options, output)
 
 
 def print_record(record: Record, options: ViewOptions, output: Output) -> None:

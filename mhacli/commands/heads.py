@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
+from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.values import span
@@ -93,11 +94,7 @@ def heads(
     with progress() as report_progress:
         prepared.run(report_progress)
     record = prepared.record()
-    print_result(record, notes, options=options, output=output)
-    if output.on_terminal and not options.brief:
-        from mhacli.cli.next_steps import after_heads
-
-        after_heads(record, options, output)
+    print_result(record, notes, options=options, output=output, after=after_heads)
 
 
 def _of_layer(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
+from mhacli.cli.next_steps import after_run
 from mhacli.cli.output import (
     COLOUR,
     DRAWING,
@@ -51,11 +52,7 @@ def run(
     also = ("v",) if output.html is not None else ()
     run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit, also=also)
     record, notes = computed(run, options)
-    print_result(record, notes, options=options, output=output, run=run)
-    if output.on_terminal and not options.brief:
-        from mhacli.cli.next_steps import after_run
-
-        after_run(record, options, output)
+    print_result(record, notes, options=options, output=output, run=run, after=after_run)
 
 
 def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mhacli.run import Run
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
+_OURS: tuple[Mode, ...] = ("layer", "model")
 _JOB = "mhacli.compute.user_trace.trace:trace_request"
 _ROUTE = "Implementation to trace; all three are compared."
 _VALUES = "Show the range and distribution of each tensor, and small ones whole."
@@ -52,9 +53,9 @@ class Walk:
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, _VALUES)
     cell: tuple[int, int, int] | None = setting(
-        None, _WALK, _CELL, parse=_triple, metavar="HEAD,QUERY,KEY", common=True, modes=("layer", "model"),
+        None, _WALK, _CELL, parse=_triple, metavar="HEAD,QUERY,KEY", common=True, modes=_OURS
     )
-    sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=("layer", "model"))
+    sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=_OURS)
     verbose: bool = setting(False, _WALK, VERBOSE, common=True)
     mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",))
     step: bool = setting(False, _WALK, _STEP)

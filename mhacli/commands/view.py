@@ -35,13 +35,12 @@ _MOST = 1_000_000
 
 
 def _record_path(typed: Sequence[str]) -> str | None:
-    """The path of a record, None if the words are texts. After `--`, all words are texts."""
-    records = [] if are_literal() else [word for word in typed if _is_record(word)]
-    if records and len(typed) > 1:
-        raise UsageError(
-            f"{records[0]} is a record, and mha view opens nothing else with it", hint="put -- before texts"
-        )
-    return records[0] if records else None
+    """The path of a record, None if the words are texts, as all are after `--`."""
+    if are_literal() or not any(map(_is_record, typed)):
+        return None
+    if len(typed) > 1:
+        raise UsageError("mha view opens one record, and nothing else with it", hint="put -- before texts")
+    return typed[0]
 
 
 def _is_record(word: str) -> bool:

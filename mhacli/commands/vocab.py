@@ -83,7 +83,7 @@ def vocabulary_table(rows: Sequence[Entry], counts: Counter[str], room: int) -> 
     from mhacli.render.base.options import balanced
 
     table = plain_table(("id", True), ("token", False), ("count", True), ("bytes", True))
-    table.columns[1].no_wrap = False  # so that it is this column that shrinks on a narrow screen
+    table.columns[1].no_wrap, table.columns[1].min_width = False, 5  # on a narrow screen this column shrinks first
     shown = balanced(len(rows), room)
     for place, index in enumerate(shown.shown):
         if shown.hidden and place == shown.before:

@@ -43,7 +43,7 @@ _PROJECTIONS = {
     "o": "o_proj|out_proj|out_lin|c_proj|dense|Wo|o",
 }
 """The usual names of an attention's projections, those of fused ones included."""
-_GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration)$|LMHeadModel$")
+_GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
 """The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
 
 
@@ -111,6 +111,8 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     groups = [[t for t in every if t.dtype == dtype] for dtype in sorted({t.dtype for t in every})]
     stacks = {"self": _layer_counts(checkpoint)} if is_layer else _stacks(checkpoint.config)
     counts = stacks["self"] if is_layer else head_counts(checkpoint.config)
+    has_cache = is_layer or checkpoint.config.get("is_decoder") is True
+    has_cache = has_cache or bool(_GENERATES.search(str(checkpoint.config.get("architectures"))))
     notes = () if checkpoint.config or is_layer else ("no config.json is beside the file, so its heads are not known",)
     return Contents(
         path=checkpoint.path, kind="layer" if is_layer else "checkpoint", family=checkpoint.family,
@@ -120,7 +122,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
             DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups
         ),
         files=tuple((name, getsize(path)) for name, path in checkpoint.files.items()),
-        attentions=_attentions(stacks, every, has_cache=is_layer or _has_cache(checkpoint.config)),
+        attentions=_attentions(stacks, every, has_cache=has_cache),
         vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
     )  # fmt: skip
 
@@ -143,12 +145,6 @@ def _stacks(config: Mapping[str, Any]) -> dict[str, HeadCounts]:
     if all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
         return {stack: head_counts(config, stack) for stack in ("text", "vision")}
     return {"self": head_counts(config)}
-
-
-def _has_cache(config: Mapping[str, Any]) -> bool:
-    classes = config.get("architectures")
-    generates = isinstance(classes, list) and any(_GENERATES.search(str(name)) for name in classes)
-    return generates or config.get("is_decoder") is True
 
 
 def _attentions(

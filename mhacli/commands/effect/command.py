@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, note, progress, show_activity
 from mhacli.cli.help import examples
+from mhacli.cli.next_steps import after_effect
 from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.commands.effect.settings import EffectSettings, require_one_removal
@@ -47,11 +48,7 @@ def effect(
     require_output(options, output, figure="effects")
     run = make_run(what, reading=Reading(span=spans.span), keep=())
     record, notes = _of_layer(run, effect) if run.model.path is None else _of_checkpoint(run, effect)
-    print_result(record, notes, options=options, output=output)
-    if output.on_terminal:
-        from mhacli.cli.next_steps import after_effect
-
-        after_effect(record, output)
+    print_result(record, notes, options=options, output=output, after=after_effect)
 
 
 def _of_layer(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str, ...]]:

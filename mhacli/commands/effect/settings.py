@@ -94,14 +94,10 @@ class EffectSettings:
 
     def name_of(self, parameter: str) -> str:
         """The user's name for a parameter."""
-        return parameter if self.from_python else option_of(parameter)
-
-
-def option_of(parameter: str) -> str:
-    """The option for a parameter: `--with` for `other`."""
-    if parameter == "layers":
-        return "--layer"
-    return dict(options_of(EffectSettings))[parameter].name(parameter)
+        options = dict(options_of(EffectSettings))
+        return (
+            parameter if self.from_python else options[parameter].name(parameter) if parameter in options else "--layer"
+        )
 
 
 def require_one_removal(settings: EffectSettings, *, has_other: bool) -> None:
