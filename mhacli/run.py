@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mhacli.attention.memory import Plan, make_plan, plan_memory
+from mhacli.attention.memory import Plan, make_plan, require_layer_room
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.record.heads import Kept
@@ -83,9 +83,9 @@ class CellIndex:
 
 
 def require_memory(run: Run, available: int | None = None) -> None:
-    """Raises `MhaError` as `plan_memory` does. `available` defaults to the memory of this machine."""
+    """Raises `MhaError` as `require_room` does. `available` defaults to the memory of this machine."""
     have = memory.available_bytes() if available is None else available
-    plan_memory(run.facts, run.keep, run.keep_limit, have, also=run.also)
+    require_layer_room(run.facts, run.keep, run.keep_limit, have, also=run.also)
 
 
 def require_no_dropout(config: Config) -> None:

@@ -42,18 +42,14 @@ class Facts:
         config: Config, sequences: Sequence[TokenSequence], context: Sequence[TokenSequence] | None, *, n_tokens: int
     ) -> Facts:
         """The facts of these sequences under a resolved config."""
-        families = (sequences, sequences if context is None else context)
-        q_len, k_len = (max(len(s.tokens) for s in family) for family in families)
+        keys = sequences if context is None else context
+        q_lens, k_lens = ([len(sequence.tokens) for sequence in family] for family in (sequences, keys))
         return Facts(
-            config,
-            len(sequences),
-            q_len,
-            k_len,
-            cross=context is not None,
-            padded=any(len(s.tokens) < n for f, n in zip(families, (q_len, k_len), strict=True) for s in f),
-            packed=any(len(set(s.documents)) > 1 for family in families for s in family),
+            config, len(sequences), max(q_lens), max(k_lens), cross=context is not None,
+            padded=len(set(q_lens)) > 1 or len(set(k_lens)) > 1,
+            packed=any(len(set(sequence.documents)) > 1 for sequence in (*sequences, *keys)),
             n_tokens=n_tokens,
-        )
+        )  # fmt: skip
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -241,7 +237,7 @@ class Site:
 
 def _product(length: str, width: str, of: str = "d_input") -> Callable[[Facts], int]:
     """The operations of a product with a weight matrix: 2 per weight and vector, and 1 per result for a bias."""
-    return lambda f: f.batch * f.size(length) * f.size(width) * (2 * f.size(of) + (1 if f.config.bias else 0))
+    return lambda f: f.batch * f.size(length) * f.size(width) * (2 * f.size(of) + f.config.bias)
 
 
 def _position_flops(f: Facts, length: int, n_added: int) -> int:
@@ -328,7 +324,7 @@ _ORDER = (
     Site(
         "out_sum",
         "batch query d_model",
-        flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + (1 if f.config.bias else 0)),
+        flops=lambda f: f.batch * f.q_len * f.config.d_model * (f.config.n_heads - 1 + f.config.bias),
     ),
 )
 
@@ -342,14 +338,10 @@ SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
 CacheKind = Literal["none", "concat", "preallocated"]
 
 
-def projection_parameters(config: Config) -> int:
-    """The number of parameters in the projections of a resolved config, biases included."""
-    return sum(width * n_in + (width if config.bias else 0) for n_in, width in _projections(config))
-
-
 def weight_bytes(config: Config) -> int:
     """The bytes of the projections. Every step reads them once, whatever the length."""
-    return projection_parameters(config) * ITEM_BYTES[config.dtype]
+    n_parameters = sum(width * (n_in + config.bias) for n_in, width in _projections(config))
+    return n_parameters * ITEM_BYTES[config.dtype]
 
 
 def token_bytes(config: Config, n_kv_heads: int | None = None) -> int:
@@ -377,7 +369,7 @@ def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: Ca
 
 def row_flops(config: Config) -> int:
     """The operations of projecting one token vector and its result: 2 per weight, 1 per bias."""
-    return sum(2 * width * n_in + (width if config.bias else 0) for n_in, width in _projections(config))
+    return sum(width * (2 * n_in + config.bias) for n_in, width in _projections(config))
 
 
 def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
@@ -392,9 +384,7 @@ def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: C
 
 def total_moved_bytes(config: Config, *, batch: int, length: int, cache: CacheKind) -> int:
     """The sum of `moved_bytes` over steps of one token, from 1 to `length`."""
-    pairs = length * (length + 1) // 2
-    tokens = {"none": 2 * pairs, "concat": 3 * pairs - length, "preallocated": pairs + length}
-    return batch * tokens[cache] * token_bytes(config)
+    return sum(moved_bytes(config, batch=batch, n_new=1, length=n, cache=cache) for n in range(1, length + 1))
 
 
 def _projections(config: Config) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention, new_embedding
-from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, WeightsProbe
+from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.safetensors import METADATA_KEY
 from mhacli.settings import Config
@@ -73,9 +73,8 @@ def new_attention(config: Config, generator: torch.Generator | None = None) -> M
     return attention.to(getattr(torch, config.dtype)).train(config.train)
 
 
-def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...], *, number: int | None = None) -> bytes:
-    """The file's content: the same layer gives the same bytes. `number` is that of a layer that was converted from a model.
-    Raises `MhaError` for weights that are not finite."""
+def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -> bytes:
+    """The file's content: the same layer gives the same bytes. Raises `MhaError` for weights that are not finite."""
     from safetensors.torch import save
 
     tensors = layer.tensors()
@@ -86,8 +85,7 @@ def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...], *
         "config": choices,
         "vocabulary": vocabulary,
         "tokenizer": config.tokenizer,
-        "probe": asdict(probe(layer, config)),
-        **({} if number is None else {"layer": number}),
+        "probe": probe(layer, config),
     }
     header = json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
@@ -129,7 +127,7 @@ def require_finite(tensors: dict[str, Tensor], subject: str) -> None:
 
 
 @torch.no_grad()
-def probe(layer: LayerWeights, config: Config) -> WeightsProbe:
+def probe(layer: LayerWeights, config: Config) -> Probe:
     """The layer's answers to the probe input, in float64 on the CPU: three rows of the embedding plus fixed waves.
 
     `config` is the one that the weights are saved with: a run may look at them with another scale, or other positions.
@@ -146,19 +144,19 @@ def probe(layer: LayerWeights, config: Config) -> WeightsProbe:
     attention.positions, attention.rope_theta = config.layer_positions, config.rope_theta
     attention((rows + waves)[None], tap=lambda site, tensor, **_: seen.update({site: tensor}))
     answers = {"embed": _blend(embedding), "out": seen["out"][0, 2]} | {n: seen[f"{n}_proj"][0, 1] for n in "qkv"}
-    if layer.position_table is not None:
-        answers["embed_positions"] = _blend(layer.position_table.detach().double().cpu())
-    return WeightsProbe(**{name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()})
+    table = torch.empty(0) if layer.position_table is None else _blend(layer.position_table.detach().double().cpu())
+    answers["embed_positions"] = table
+    return {name: tuple(float(f"{x:.9g}") for x in row.tolist()) for name, row in answers.items()}
 
 
 def _blend(table: Float[Tensor, "rows width"]) -> Float[Tensor, " width"]:
     return torch.sin(1.0 + torch.arange(len(table), dtype=torch.float64)) @ table
 
 
-def _require_probe(found: WeightsProbe, stored: WeightsProbe, path: str) -> None:
+def _require_probe(found: Probe, stored: Probe, path: str) -> None:
     names = {"embed": EMBEDDING, "embed_positions": POSITION_EMBEDDING, "out": "o_proj.weight"}
     for name in ("embed", "embed_positions", "q", "k", "v", "out"):
-        a, b = (torch.tensor(getattr(side, name), dtype=torch.float64) for side in (found, stored))
+        a, b = (torch.tensor(side.get(name, ()), dtype=torch.float64) for side in (found, stored))
         if a.shape == b.shape and not a.numel():
             continue
         difference = float((a - b).abs().max()) if a.shape == b.shape else float("inf")

@@ -8,7 +8,7 @@ the config.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,28 +33,20 @@ RUN_CHOICES = (
 _SHAPE_CHOICES = {"d_model", "n_heads", "n_kv_heads", "d_head", "d_v", "d_input", "bias", "out_proj", "max_positions"}
 
 
-@dataclass(frozen=True)
-class WeightsProbe:
-    """The layer's outputs for a fixed input, one row each, in float64 rounded to 9 digits."""
-
-    embed: tuple[float, ...]
-    q: tuple[float, ...]
-    k: tuple[float, ...]
-    v: tuple[float, ...]
-    out: tuple[float, ...]
-    embed_positions: tuple[float, ...] = ()
+Probe = dict[str, tuple[float, ...]]
+"""The layer's outputs for a fixed input by name (`embed`, `q`, `k`, `v`, `out`, `embed_positions`), one row each, in float64
+rounded to 9 digits."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The header entry of mha. `layer` is the number of a converted layer in its model, else None."""
+    """The header entry of mha."""
 
     format: str
     config: Config
     vocabulary: tuple[str, ...]
     tokenizer: str
-    probe: WeightsProbe
-    layer: int | None = None
+    probe: Probe
 
 
 @dataclass(frozen=True)
@@ -71,11 +63,6 @@ class LayerFile:
         """The path of the file."""
         return self.file.path
 
-    @property
-    def layer(self) -> int | None:
-        """The number of the layer in the model from which it was converted, if any."""
-        return None if self.metadata is None else self.metadata.layer
-
 
 def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
     """The checked file, and its config with the options that were `given` (by field name). Needs no torch.
@@ -85,8 +72,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
     metadata = _metadata(file)
-    for name in sorted(_NAMES & file.tensors.keys()):
-        _require_float(file, name, None)
+    _require_floats(file, sorted(_NAMES & file.tensors.keys()))
     config = _config_from_shapes(file, given) if metadata is None else metadata.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
@@ -130,13 +116,12 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
     needed = (EMBEDDING, "q_proj.weight", "k_proj.weight", "v_proj.weight")
     missing = [name for name in needed if len(shapes.get(name, ())) != 2]
     if missing:
+        message = f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}"
         hint = (
             "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
+            "where there is an output projection; --model takes a whole checkpoint"
         )
-        hint += "where there is an output projection"
-        if len(shapes) > len(_NAMES):
-            hint = "--model takes a whole checkpoint, --layer one layer of it"
-        raise _bad(file, f"{file.path} lacks the matrices {', '.join(missing)}: it has {_listed(file)}", hint)
+        raise _bad(file, message, hint)
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
         message = f"{file.path} does not give the number of heads that its {q_width} query rows make"
@@ -167,9 +152,9 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     faults = [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in shapes]
     unknown = shapes.keys() - expected.keys() - {POSITION_EMBEDDING}
     faults += [f"{shown_name(name)} is not expected" for name in sorted(unknown)[:20]]
-    table, width = shapes.get(POSITION_EMBEDDING), config.d_input or config.d_model
-    if table is not None and (len(table) != 2 or table[1] != width):
-        faults.append(f"{POSITION_EMBEDDING} is {list(table)}, not [positions, {width}]")
+    if POSITION_EMBEDDING in shapes:  # of any number of positions where they are not used
+        n_positions = expected.get(POSITION_EMBEDDING, shapes[POSITION_EMBEDDING])[:1]
+        expected[POSITION_EMBEDDING] = (*n_positions, config.d_input or config.d_model)
     faults += [
         f"{name} is {list(shapes[name])}, not {list(shape)}"
         for name, shape in expected.items()
@@ -179,11 +164,12 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
         raise _bad(file, f"{file.path} does not have the tensors of its layer: {'; '.join(faults)}")
 
 
-def _require_float(file: TensorFile, name: str, hint: str | None) -> None:
-    dtype = file.tensors[name].dtype
-    if dtype not in DTYPES:
-        message = f"{file.path}: tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
-        raise _bad(file, message, hint)
+def _require_floats(file: TensorFile, names: Iterable[str]) -> None:
+    for name in names:
+        dtype = file.tensors[name].dtype
+        if dtype not in DTYPES:
+            message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
+            raise _bad(file, f"{file.path}: {message}")
 
 
 def _listed(file: TensorFile) -> str:
@@ -208,20 +194,11 @@ def read_bias_file(where: str, facts: Facts) -> tuple[TensorFile, str]:
     file = read_tensor_file(path, MAX_FILE_BYTES)
     name = name or (next(iter(file.tensors)) if len(file.tensors) == 1 else "bias")
     if name not in file.tensors:
-        hint = f"try --score-bias {path}:{next(iter(sorted(file.tensors)), 'TENSOR')}"
-        raise _bad(file, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}", hint)
-    bias = file.tensors[name]
-    is_mask = bias.dtype == "BOOL"
-    _require_float(
-        file, name, "a mask as a bias is 0 where allowed and -inf where not" if is_mask else "save it as float32"
-    )
-    whole = (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
-    sizes = zip(reversed(bias.shape), reversed(whole), strict=False)
-    if len(bias.shape) > 4 or any(size not in (1, full) for size, full in sizes):
-        raise _bad(
-            file,
-            f"{path}: tensor {shown_name(name)} has the shape {list(bias.shape)}, which does not broadcast to "
-            f"[batch, head, query, key] = {list(whole)}",
-            f"the shapes {list(whole[2:])} and {list(whole[1:])} work",
-        )
+        raise _bad(file, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
+    _require_floats(file, [name])
+    shape, whole = file.tensors[name].shape, (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
+    sizes = zip(reversed(shape), reversed(whole), strict=False)
+    if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):
+        message = f"tensor {shown_name(name)} of shape {list(shape)} does not broadcast"
+        raise _bad(file, f"{path}: {message} to [batch, head, query, key] = {list(whole)}")
     return file, name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby, islice
 from time import perf_counter
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mhacli.attention.memory import EffectFacts, rows_that_fit
+from mhacli.attention.memory import CheckpointFacts, rows_that_fit
 from mhacli.commands.effect.direct import DirectPaths, direct_paths
 from mhacli.commands.effect.estimates.first_order import first_order, z_gradients
 from mhacli.commands.effect.estimates.pictures import judgements
@@ -151,20 +151,19 @@ class EffectRun:
             ]
             self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, alone, gradients)
 
-    def foresee(self, facts: EffectFacts, available: int) -> Cost:
+    def foresee(self, facts: CheckpointFacts, available: int) -> Cost:
         """Sets the number of rows of a batch and returns the cost. Raises `MhaError` if not even one row fits in memory."""
         most = rows_at_once(self.keywords)
-        rows_that_fit(replace(facts, n_run=facts.one_pass.length - self._first_changed), most, available)  # at best
+        rows_that_fit(facts, most, available, n_run=facts.length - self._first_changed)  # at best
         _ = self.untouched
-        facts = replace(facts, n_run=self.segment.n_tokens)
-        self.most_rows = rows_that_fit(facts, most, available)
+        self.most_rows = rows_that_fit(facts, most, available, n_run=self.segment.n_tokens)
         n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
         batches = [*self._batches(range(n_removals))]
         rows = [len(batch) + N_UNTOUCHED for batch in batches]
         passes = sum(n * self._part_of_pass(batch) for n, batch in zip(rows, batches, strict=True))
         passes += min(self.n_verified, n_removals) + self.is_judged + _PASSES_OF_GRADIENT * self._needs_gradient
         seconds = passes * self._pass_seconds + len(batches) * self.segment.seconds
-        return Cost(n_removals, seconds, facts.peak_bytes(max(rows, default=0)))
+        return Cost(n_removals, seconds, facts.removal_bytes(max(rows, default=0), self.segment.n_tokens))
 
     def _part_of_pass(self, batch: Sequence[int]) -> float:
         """The fraction of a full pass that each row of a batch runs: without the blocks and tokens that are not computed

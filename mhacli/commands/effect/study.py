@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from mhacli.attention.memory import EffectFacts
+from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.parts import find_parts
 from mhacli.commands.effect.removal import Removal
@@ -100,11 +100,11 @@ class EffectStudy:
         """Computes the removals, after `inspect`."""
         self.effects.run(report_progress)
 
-    def _facts(self) -> EffectFacts:
+    def _facts(self) -> CheckpointFacts:
         model, facts = self.checkpoint.loaded.model, self.inspected.facts()
         n_vocabulary = model.get_output_embeddings().weight.shape[0] if self._has_head else 0
         n_logits = 1 if makes_single_logits(model) else facts.length
-        return EffectFacts(facts, self.inspected.n_layers, n_vocabulary, n_logits)
+        return replace(facts, n_vocabulary=n_vocabulary, n_logits=n_logits)
 
     # ------------------------------------------------------------------------------------------------ what is removed
 

@@ -106,6 +106,7 @@ class CheckpointRun:
             length=max(len(text.ids) for family in families for text in family),
             d_model=d_model,
             d_inner=size_of(config, "intermediate_size") or 4 * d_model,
+            n_layers=self.n_layers,
             n_heads=size_of(config, "num_attention_heads") or 1,
             item_bytes=torch.empty(0, dtype=self.loaded.model.dtype).element_size(),
             holds_matrices=name != "sdpa",

@@ -15,7 +15,7 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
 from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, TokenVectors
-from mhacli.attention.memory import plan_memory
+from mhacli.attention.memory import require_layer_room
 from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.setup import Setup
 from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
@@ -199,7 +199,7 @@ def _require_room(setup: Setup, length: int) -> None:
     """Raises `MhaError` if recomputing the whole sequence, one of the kinds of cache, does not fit into memory."""
     longer = replace(setup.facts, q_len=length, k_len=length)
     try:
-        plan_memory(longer, (), 0, free_bytes(setup.config.device))
+        require_layer_room(longer, (), 0, free_bytes(setup.config.device))
     except MhaError as fault:
         raise MhaError(
             f"--lengths {length}: {fault.message}",

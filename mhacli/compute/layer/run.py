@@ -90,8 +90,7 @@ def record_run(
 def weights_content(request: Run) -> bytes:
     """The content of a weights file with the weights that `inspect` uses. Raises `MhaError` if they are not finite."""
     setup = make_setup(request)
-    number = None if request.weights is None else request.weights.layer
-    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens, number=number)
+    return weights.to_bytes(setup.layer, setup.config, request.encoded.vocabulary.tokens)
 
 
 @dataclass(frozen=True)
