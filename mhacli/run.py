@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mhacli.attention.memory import Plan, make_plan, require_layer_room
-from mhacli.errors import UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
@@ -83,66 +82,8 @@ class CellIndex:
 
 
 def require_memory(run: Run, available: int | None = None) -> None:
-    """Raises `MhaError` as `require_room` does. `available` defaults to the memory of this machine."""
+    """Raises `MhaError` as `require_layer_room` does. `available` defaults to the memory of this machine, for a run on its CPU."""
+    if available is None and run.config.device not in ("auto", "cpu"):
+        return
     have = memory.available_bytes() if available is None else available
     require_layer_room(run.facts, run.keep, run.keep_limit, have, also=run.also)
-
-
-def require_no_dropout(config: Config) -> None:
-    """Raises `UsageError` in training, because head statistics never build the patterns that dropout acts on."""
-    if config.train:
-        raise UsageError(
-            "--train does not work with mha heads, which never builds the patterns that dropout acts on",
-            hint="leave out --train",
-        )
-
-
-def require_inside(cell: CellIndex, run: Run) -> None:
-    """Raises `UsageError` for a cell outside of the pattern."""
-    encoded = run.encoded
-    if not 0 <= cell.sequence < len(encoded.sequences):
-        raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
-    keys = encoded.context or encoded.sequences
-    for name, value, count in (
-        ("head", cell.head, run.config.n_heads),
-        ("query", cell.query, len(encoded.sequences[cell.sequence].tokens)),
-        ("key", cell.key, len(keys[cell.sequence].tokens)),
-    ):
-        if not 0 <= value < count:
-            typed = f"--cell {cell.head},{cell.query},{cell.key}: {name}"
-            raise UsageError(out_of_range(typed, value, count))
-
-
-def decodable(run: Run, prompt_len: int) -> Run:
-    """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
-    encoded, config, longest = run.encoded, run.config, run.encoded.q_len
-    if not 0 <= prompt_len <= longest:
-        raise UsageError(
-            f"--prompt-len {prompt_len} is out of range: the text has {longest} token{'s' * (longest != 1)}"
-        )
-    if encoded.context is not None:
-        raise UsageError(
-            "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
-        )
-    if config.train:
-        raise UsageError(
-            "--train does not work with mha decode: with dropout a step differs from the full recomputation",
-            hint="leave out --train",
-        )
-    needed = _prefix_end(config, encoded)
-    if needed > prompt_len:
-        raise UsageError(
-            f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once",
-            hint=f"try --prompt-len {needed}",
-        )
-    return run if config.prefix is not None else replace(run, config=replace(config, causal=True))
-
-
-def _prefix_end(config: Config, encoded: Encoded) -> int:
-    """The end of the last prefix token that an earlier token sees; 0 without one. A step must not split these tokens."""
-    end = 0
-    for sequence in encoded.sequences:
-        first = config.first_column(len(sequence.tokens), encoded.q_len)
-        seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
-        end = max(end, first + seen[-1] + 1) if seen else end
-    return end

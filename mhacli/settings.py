@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -39,6 +39,8 @@ MAX_HEADS = 1024
 MAX_WIDTH = 65_536
 MAX_SEED = 2**64 - 1
 MAX_THREADS = 1024
+MAX_SECONDS = 86_400
+"""The longest time that an option takes: a day."""
 MAX_LENGTH = 10**9
 """The most tokens that an option may state. The real limit is memory."""
 MAX_RANDOM = 1 << 20
@@ -60,32 +62,35 @@ _SHOWN = 60
 # -------------------------------------------------------------------------------------------------------- declaration
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """How a setting stands on the command line.
 
-    `names` are all its names, as words; none means `--` and the name of the field. Numbers lie from `low` to `high`, `above` and
-    `below` bounds that are not included. `parse` reads the word and raises `UsageError`. `modes` are those that have the option.
-    A `common` option is in the short help too. `default` is the text about the default, None for the value itself. `words`
-    complete a value.
+    `names` are all its names; none means `--` and the name of the field. Numbers lie from `low` to `high`; `above` and `below`
+    are bounds that are not included. `parse` makes the value of the word, or raises `ValueError` with what is wrong. `modes` are
+    those that have the option. It changes nothing without one of the settings that it `needs`, and `excludes` others; both are
+    names of fields. A `common` option is in the short help too. `default` is the text about the default, None for the value
+    itself. `words` complete a value. An `argument` has no name. `many` can be repeated.
     """
 
     panel: str
     help: str
-    names: tuple[str, ...]
-    low: float | None
-    high: float | None
-    above: float | None
-    below: float | None
-    parse: Callable[[str], Any] | None
-    metavar: str | None
-    modes: tuple[Mode, ...]
-    common: bool
-    hidden: bool
-    default: str | None
-    words: tuple[str, ...]
-    argument: bool
-    many: bool
+    names: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    modes: tuple[Mode, ...] = get_args(Mode)
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    common: bool = False
+    hidden: bool = False
+    default: str | None = None
+    words: tuple[str, ...] = ()
+    argument: bool = False
+    many: bool = False
 
     @property
     def is_number(self) -> bool:
@@ -103,43 +108,28 @@ class Option:
 
     def contains(self, value: float) -> bool:
         """Whether a number is finite and in the range."""
-        low, high = (math.inf * sign if bound is None else bound for sign, bound in ((-1, self.low), (1, self.high)))
-        is_inside = low <= value <= high and math.isfinite(value)
-        return is_inside and (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        return (
+            math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
 
     def name(self, field_name: str, value: object = True) -> str:
         """The first name, such as `--heads`; for the value False the one that switches off, such as `--no-bias`."""
+        if self.argument and self.metavar is not None:
+            return self.metavar.strip("[].")
         first = next((name for name in self.names if name.startswith("--")), "--" + field_name.replace("_", "-"))
         on, _, off = first.partition("/")
         return (off or f"--no-{on[2:]}") if value is False else on
 
 
-def setting(
-    value: Any,
-    panel: str,
-    text: str,
-    *names: str,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    parse: Callable[[str], Any] | None = None,
-    metavar: str | None = None,
-    modes: tuple[Mode, ...] = get_args(Mode),
-    common: bool = False,
-    hidden: bool = False,
-    default: str | None = None,
-    words: tuple[str, ...] = (),
-    argument: bool = False,
-    many: bool = False,
-) -> Any:
-    """A field with the default `value` that is an option of the command line; see `Option`."""
-    declared = Option(
-        panel=panel, help=text, names=tuple(" ".join(names).split()), low=low, high=high, above=above, below=below, parse=parse,
-        metavar="N" if metavar is None and low is not None else metavar, modes=modes, common=common, hidden=hidden,
-        default=default, words=words, argument=argument, many=many,
-    )  # fmt: skip
-    return field(default=value, metadata={"option": declared})
+def setting(value: Any, panel: str, text: str, *names: str, **how: Any) -> Any:
+    """A field with the default `value` that is an option of the command line; see `Option` for `how`. One with the default `()`
+    and without `parse` can be repeated."""
+    how.setdefault("many", value == () and "parse" not in how)
+    return field(default=value, metadata={"option": Option(panel, text, tuple(" ".join(names).split()), **how)})
 
 
 def options_of(group: type) -> Iterator[tuple[str, Option]]:
@@ -155,19 +145,10 @@ def like(group: type, name: str, panel: str, **changes: Any) -> Any:
     return field(default=value, metadata={"option": replace(declared.metadata["option"], panel=panel, **changes)})
 
 
-Named = Callable[[str, object], str]
-"""How a message names a field and its value: `--heads 5` for the command line, `config.n_heads 5` for a file."""
-
-
 def as_option(name: str, value: object) -> str:
     """A setting of the layer as the user types it: `--heads 5`, `--no-bias`."""
     option = dict(options_of(Config))[name].name(name, value)
     return option if isinstance(value, bool) else f"{option} {shlex.quote(str(value)[:_SHOWN])}"
-
-
-def as_field(name: str, value: object) -> str:
-    """A setting as a file has it: `config.n_heads 5`."""
-    return f"config.{name} {str(value)[:_SHOWN]}"
 
 
 def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
@@ -238,6 +219,8 @@ DEVICES = "Device: auto, cpu, cuda, cuda:N or mps."
 TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra hf)."
 TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
 RANDOM = "Use random token vectors instead of a text."
+_DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
+_TEXT_ONLY = ("tokenizer", "vocab", "max_tokens", "lines", "context")
 BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
 _own = partial(setting, modes=("layer",))
 _read = partial(setting, modes=("layer", "model"))
@@ -282,7 +265,7 @@ class Config:
     score_bias: str | None = _own(None, MASK, SCORE_BIAS, metavar="FILE[:TENSOR]")
     dropout: float = _own(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
     train: bool = _own(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
-    init: Init = _own("xavier", LAYER, "Initialisation of the random weights.")
+    init: Init = _own("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
     dtype: Dtype = _read("float32", DEVICE, NUMBER_FORMAT, default="float32; with --model, its own")
     device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
     threads: int | None = _read(None, DEVICE, THREADS, low=1, high=MAX_THREADS, default="chosen by torch")
@@ -291,8 +274,8 @@ class Config:
     keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
     punctuation: Punctuation = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
     inner_marks: bool = True
-    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_shape, metavar="BATCH,LENGTH")
-    distribution: Distribution = _own("normal", TEXT, "Distribution of --random: N(0, 1), or uniform from 0 to 1.")
+    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_shape, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
+    distribution: Distribution = _own("normal", TEXT, _DISTRIBUTION, needs=("random",))
     # fmt: on
 
     @property
@@ -323,10 +306,10 @@ class Config:
         left."""
         return length - n_tokens if self.padding == "left" else 0
 
-    def resolved(self, named: Named = as_option) -> Config:
-        """This config with all derived widths filled in. Raises `UsageError` with the broken rule; `named` phrases a field."""
-        require_ranges(self, named)
-        d_head = self.d_head if self.d_head is not None else _split_evenly(self, named)
+    def resolved(self) -> Config:
+        """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
+        _require_ranges(self)
+        d_head = self.d_head if self.d_head is not None else _split_evenly(self)
         full = replace(
             self,
             d_head=d_head,
@@ -337,114 +320,92 @@ class Config:
             prefix=self.prefix or None,
             sink=self.sink or None,
         )
-        _require_kv_heads(full, named)
-        _require_layer(full, named)
-        _require_mask(full, named)
+        _require_layer(full)
+        _require_mask(full)
         return full
-
-
-GivenConfig = Annotated[Mapping[str, Any], Config]
-"""The fields of `Config` that the command line sets: what a weights file says about the others stays."""
 
 
 # ---------------------------------------------------------------------------------------------------- rules of values
 
 
-def require_ranges(settings: object, named: Named = as_option) -> None:
+def _require_ranges(config: Config) -> None:
     """Raises `UsageError` for a field that is out of its range or not among its choices. None is "not set"."""
-    kind = type(settings)
-    hints = get_type_hints(kind)
-    for name, option in options_of(kind):
-        value, hint = getattr(settings, name), hints[name]
+    hints = get_type_hints(Config)
+    for name, option in options_of(Config):
+        value, hint = getattr(config, name), hints[name]
         if value is None:
             continue
         choices = get_args(hint) if get_origin(hint) is Literal else ()
         if choices and value not in choices:
-            raise UsageError(f"{named(name, value)} is not one of {', '.join(choices)}")
+            raise UsageError(f"{as_option(name, value)} is not one of {', '.join(choices)}")
         if option.is_number:
             is_real = float in (hint, *get_args(hint))
             if isinstance(value, bool) or not isinstance(value, (int, float) if is_real else int):
-                raise UsageError(f"{named(name, value)} is not a {'' if is_real else 'whole '}number")
+                raise UsageError(f"{as_option(name, value)} is not a {'' if is_real else 'whole '}number")
             if not option.contains(value):
-                raise UsageError(f"{named(name, value)} is not in the range {option.range_text}")
+                raise UsageError(f"{as_option(name, value)} is not in the range {option.range_text}")
 
 
-def _require_kv_heads(full: Config, named: Named) -> None:
-    n_kv_heads = full.n_kv_heads or 0
+def _require_layer(full: Config) -> None:
+    n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
         fault = "is more than" if n_kv_heads > full.n_heads else "does not divide"
         nearest = _nearest_divisor(full.n_heads, n_kv_heads)
         raise UsageError(
-            f"{named('n_kv_heads', n_kv_heads)} {fault} the {full.n_heads} query heads",
-            hint=f"try {named('n_kv_heads', nearest)}",
+            f"{as_option('n_kv_heads', n_kv_heads)} {fault} the {full.n_heads} query heads",
+            hint=f"try {as_option('n_kv_heads', nearest)}",
         )
-
-
-def _require_layer(full: Config, named: Named) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
-        raise UsageError(f"{named('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
+        raise UsageError(f"{as_option('device', full.device)} is not one of auto, cpu, cuda, cuda:N, mps")
     if full.train and full.dropout == 0:
         raise UsageError("--train changes nothing without dropout", hint="try --train --dropout 0.1")
-    d_head = full.d_head or 0
     if full.positions in ROPE and d_head % 2:
         raise UsageError(
-            f"{named('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
-            hint=f"try {named('d_head', d_head + 1)}",
+            f"{as_option('positions', full.positions)} rotates pairs of columns, but d_head {d_head} is odd",
+            hint=f"try {as_option('d_head', d_head + 1)}",
         )
 
 
-def _require_mask(full: Config, named: Named) -> None:
+def _require_mask(full: Config) -> None:
     if full.window is not None and (len(full.window) != 2 or min(full.window) < 0):
         counts = ",".join(map(str, full.window))
-        raise UsageError(f"{named('window', counts)} is not two counts of keys, left and right, such as 4,0")
+        raise UsageError(f"{as_option('window', counts)} is not two counts of keys, left and right, such as 4,0")
     if full.sink is not None and full.window is None:
         raise UsageError(
-            f"{named('sink', full.sink)} exempts tokens from a window, and there is none",
-            hint=f"try {named('window', 8)} {named('sink', full.sink)}",
+            f"{as_option('sink', full.sink)} exempts tokens from a window, and there is none",
+            hint=f"try {as_option('window', 8)} {as_option('sink', full.sink)}",
         )
     if full.documents == "":
-        raise UsageError(f"{named('documents', '')} is empty", hint="try --documents '|'")
+        raise UsageError(f"{as_option('documents', '')} is empty", hint="try --documents '|'")
     if full.documents is not None and full.random is not None:
         raise UsageError(
-            f"{named('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
+            f"{as_option('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
             hint="leave out --documents or --random",
         )
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
         raise UsageError(
-            f"{named('random', ','.join(map(str, full.random)))} is no batch and length in the range 1<=x<={MAX_RANDOM}",
+            f"{as_option('random', ','.join(map(str, full.random)))} is no batch and length in the range 1<=x<={MAX_RANDOM}",
             hint="try --random 2,5, a batch of 2 with 5 tokens each",
         )
 
 
-def _split_evenly(config: Config, named: Named) -> int:
-    d_model, n_heads = config.d_model, config.n_heads
+def _split_evenly(config: Config) -> int:
+    """The width of each of `n_heads` equal parts of `d_model`; its halves are whole with rotary positions."""
+    d_model, n_heads, parts = config.d_model, config.n_heads, 2 if config.positions in ROPE else 1
     if d_model % n_heads == 0:
         return d_model // n_heads
-    width = _nearest_multiple(d_model, n_heads * (2 if config.positions in ROPE else 1))
-    heads = _nearest_heads(config)
-    more_heads = "" if heads is None else f"{named('n_heads', heads)} or "
+    step = n_heads * parts
+    width = as_option("d_model", max(1, (d_model + step // 2) // step) * step)
+    fewer = "" if d_model % parts else f"{as_option('n_heads', _nearest_divisor(d_model // parts, n_heads))} or "
     raise UsageError(
-        f"{named('n_heads', n_heads)} does not divide d_model {d_model}",
-        hint=f"try {more_heads}{named('d_model', width)}, or set --d-head",
+        f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}",
+        hint=f"try {fewer}{width}, or set --d-head",
     )
-
-
-def _nearest_heads(config: Config) -> int | None:
-    """The head count nearest to the requested one that divides d_model, into even parts for rotary positions."""
-    if config.positions not in ROPE:
-        return _nearest_divisor(config.d_model, config.n_heads)
-    return None if config.d_model % 2 else _nearest_divisor(config.d_model // 2, config.n_heads)
 
 
 def _nearest_divisor(of: int, to: int) -> int:
     """The divisor of `of` nearest to `to`, at most MAX_HEADS. The larger of two equally near ones."""
     return min((n for n in range(1, min(of, MAX_HEADS) + 1) if of % n == 0), key=lambda n: (abs(n - to), -n))
-
-
-def _nearest_multiple(near: int, of: int) -> int:
-    """The positive multiple of `of` nearest to `near`, at most MAX_WIDTH. The larger of two equally near ones."""
-    low = near // of * of
-    return low if low > 0 and (near - low < low + of - near or low + of > MAX_WIDTH) else low + of
 
 
 # ------------------------------------------------------------------------------------------- texts, weights, checkpoint
@@ -496,6 +457,52 @@ LayerChoices = tuple[LayerChoice, ...] | None
 """Layers to inspect; None for all."""
 
 
+def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    """A function that takes words such as `forward,both`, each among the choices."""
+
+    def parse(word: str) -> tuple[str, ...]:
+        chosen = word_list(word) or ("",)
+        for part in chosen:
+            if part not in choices:
+                raise ValueError(f"{part[:40]!r} is not among {', '.join(choices)}")
+        return tuple(dict.fromkeys(chosen))
+
+    return parse
+
+
+def counts(word: str) -> tuple[int, ...]:
+    """Positive numbers from `64,256,1k` or `512..4k`, where k is 1024 and `..` doubles. Raises `ValueError` with the form."""
+    numbers: list[int] = []
+    for part in word.split(","):
+        matches = [re.fullmatch(r"([0-9]{1,7})(k?)", end) for end in part.strip().split("..")]
+        ends = [int(match[1]) * (1024 if match[2] else 1) for match in matches if match is not None]
+        if len(ends) != len(matches) or len(ends) > 2 or not 1 <= ends[0] <= ends[-1]:
+            raise ValueError(f"{word[:80]!r} is not a list such as 512,1k, or a doubling range such as 1..8")
+        number = ends[0]
+        while number <= ends[-1]:
+            numbers.append(number)
+            number *= 2
+    return tuple(dict.fromkeys(numbers))
+
+
+def pairs(words: Sequence[str], name: str) -> tuple[tuple[str, str], ...]:
+    """Names and values from words such as `d_model=64`. Raises `UsageError` for any other form and for a repeated name.
+
+    >>> pairs(["d_model=64", "config.name=a=b"], "arg")
+    (('d_model', '64'), ('config.name', 'a=b'))
+    """
+    values: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals or not all(part.isidentifier() for part in key.split(".")):
+            raise UsageError(f"--{name} {word[:200]!r} is not NAME=VALUE such as d_model=64")
+        if key in values:
+            raise UsageError(f"--{name} gives {key} twice")
+        values[key] = value
+    return tuple(values.items())
+
+
 def layer_list(word: str) -> tuple[LayerChoice, ...]:
     """Layers from `5`, `0,8-10` or `decoder.0-3,cross.5`. Raises `ValueError` with the form."""
     layers: list[LayerChoice] = []
@@ -513,9 +520,9 @@ class Source:
     """The source of the text and its decoding."""
 
     # fmt: off
-    typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True, many=True)
-    text: tuple[str, ...] = _read((), TEXT, LITERAL_TEXT, many=True)
-    file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", many=True, common=True)
+    typed: tuple[str, ...] = setting((), TEXT, _TYPED, metavar="[TEXT]...", argument=True)
+    text: tuple[str, ...] = _read((), TEXT, LITERAL_TEXT)
+    file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
     lines: bool = _read(False, TEXT, "Treat each line of a file as a sequence.")
     encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", metavar="NAME")
     errors: OnBadBytes = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
@@ -525,45 +532,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Further inputs: a context, a vocabulary, a limit of tokens."""
-
-    # fmt: off
-    context: tuple[str, ...] = _read((), TEXT, _CONTEXT, many=True)
-    vocab: str | None = _own(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
-    max_tokens: int | None = _read(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
-    # fmt: on
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerRun:
-    """The weights of a layer of mha, and how it runs."""
-
-    # fmt: off
-    weights: str | None = _own(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
-    allow_nonfinite: bool = _read(False, LAYER, "Continue even if numbers are NaN or Inf.")
-    repeat: int | None = _own(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
-    # fmt: on
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerChoiceSettings:
-    """The layers of a checkpoint to inspect or to show; None for all."""
-
-    layers: LayerChoices = setting(
-        None,
-        CHECKPOINT,
-        LAYERS,
-        "--layer --layers",
-        parse=layer_list,
-        metavar="LIST",
-        common=True,
-        modes=("model", "record"),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings(LayerChoiceSettings):
+class ModelSettings:
     """A checkpoint, its layers to inspect (None: all), and its placement. `path` None is no checkpoint.
 
     The last five are settings that a layer of mha has too: `dtype` None is that of the weights, `padding` and `tokenizer` None
@@ -571,9 +540,14 @@ class ModelSettings(LayerChoiceSettings):
     """
 
     # fmt: off
+    layers: LayerChoices = setting(
+        None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True, modes=("model", "record")
+    )
     path: str | None = _model(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
     revision: str | None = _model(None, CHECKPOINT, REVISION, metavar="NAME")
-    device_map: DeviceMap | None = _model(None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP")
+    device_map: DeviceMap | None = _model(
+        None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP", excludes=("device",)
+    )
     # fmt: on
     device: str = "auto"
     dtype: Dtype | None = None
@@ -598,35 +572,31 @@ def is_hub_id(path: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
-    """The tokens that a checkpoint generates."""
+class Reading:
+    """What else a checkpoint reads: tokens that it generates, named parts of the text, a chat."""
 
+    # fmt: off
     generate: int | None = _model(None, CHECKPOINT, _GENERATE, "--generate --max-new-tokens", low=1, high=100_000)
+    span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN")
+    chat: str | None = _model(None, CHECKPOINT, _CHAT, metavar="FILE", excludes=("typed", "text", "file"))
+    # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans:
-    """Named parts of the text."""
+class Computation(Source):
+    """What every command that computes attention takes: the text and its context, and the layer or the checkpoint that reads
+    them. `given` are the fields of `Config` that the command line sets: what a weights file says about the others stays."""
 
-    span: tuple[str, ...] = _model((), CHECKPOINT, _SPANS, metavar="SPAN", many=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading(Spans, Generation):
-    """What else a checkpoint reads: tokens that it generates, a chat, named parts of the text."""
-
-    chat: str | None = _model(None, CHECKPOINT, _CHAT, metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computation:
-    """What every command that computes attention takes: the text, and the layer or the checkpoint that reads it."""
-
-    source: Source
-    inputs: Inputs
-    given: GivenConfig
-    layer: LayerRun
+    # fmt: off
+    context: tuple[str, ...] = _read((), TEXT, _CONTEXT)
+    vocab: str | None = _own(None, TEXT, "Read the vocabulary from a file.", metavar="FILE")
+    max_tokens: int | None = _read(None, TEXT, _MAX_TOKENS, MAX_TOKENS, low=1, high=MAX_LENGTH, default=MOST_TOKENS)
+    given: Annotated[Mapping[str, Any], Config]
+    weights: str | None = _own(None, LAYER, "Load the weights from a safetensors file.", metavar="FILE")
+    allow_nonfinite: bool = _read(False, LAYER, "Continue even if numbers are NaN or Inf.")
+    repeat: int | None = _own(None, DEVICE, "Number of timed runs.", low=1, high=100_000, default="5, fewer if slow")
     model: ModelSettings
+    # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, screen, show_activity, write_pieces
@@ -25,23 +26,8 @@ if TYPE_CHECKING:
     from mhacli.record.record import Record
     from mhacli.run import Run
 
-
-def _json(record: Record) -> Iterator[str]:
-    from mhacli.render import json
-
-    return json.pieces(record)
-
-
-def _csv(record: Record) -> Iterator[str]:
-    from mhacli.render import csv
-
-    return csv.pieces(record)
-
-
-FORMATS: Mapping[str, Callable[[Record], Iterable[str]]] = {"json": _json, "csv": _csv}
-"""The formats of a record, by their options."""
-
-
+FORMATS = ("json", "csv")
+"""The formats of a record, by their options and their modules in `mhacli.render`."""
 _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
@@ -57,7 +43,7 @@ class Output:
     """The format of stdout, the files to write and the colour. A command offers some of these options."""
 
     # fmt: off
-    json: bool = setting(False, OUTPUT, "Print the result as one JSON document.", common=True)
+    json: bool = setting(False, OUTPUT, "Print the result as one JSON document.", common=True, excludes=("csv",))
     csv: bool = setting(False, OUTPUT, "Print CSV: a line per sequence, head, query and key.")
     save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
     save_weights: str | None = setting(None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",))
@@ -73,11 +59,8 @@ class Output:
 
     @property
     def format(self) -> str | None:
-        """The name of the format of stdout, None for the view of the terminal. Raises `UsageError` for two formats."""
-        names = [name for name in FORMATS if getattr(self, name)]
-        if len(names) > 1:
-            raise UsageError(f"--{names[0]} and --{names[1]} exclude each other: stdout takes one of them")
-        return names[0] if names else None
+        """The name of the format of stdout, None for the view of the terminal."""
+        return next((name for name in FORMATS if getattr(self, name)), None)
 
     @property
     def pictures(self) -> tuple[tuple[str, str], ...]:
@@ -110,7 +93,7 @@ DRAWING = ("figure", "map_scale", "hide_sinks", "full")
 """Options of `Output`, and of `ViewOptions` (`PATTERNS`, `TABLES`, `DRAWING`), that commands offer together."""
 
 
-# ------------------------------------------------------------------------------------------------------- what is drawn
+# ------------------------------------------------------------------------------------------------- before the command
 
 
 def require_output(
@@ -124,24 +107,12 @@ def require_output(
     """Checks the output before anything slow begins. `read` is the file that the command reads, `keep` names the arrays that the
     record will hold, None for all, and `figure` is the picture that the command draws by itself.
 
-    Raises `UsageError` for two formats, for tables with `--brief`, for settings of pictures without a picture, and for a file
-    that is read or written twice. Raises `MhaError` for files that cannot be written.
+    Raises `UsageError` for pictures that cannot be drawn, and for a file that is read or written twice. Raises `MhaError` for
+    files that cannot be written.
     """
-    _ = output.format
-    table = next((name for name in ("tokens", "shapes", "timings", "verbose") if getattr(options, name)), None)
-    if options.brief and table is not None:
-        raise UsageError(f"--brief and --{table} exclude each other", hint=f"leave --{table} out")
+    if options.map_scale and not (output.pictures or options.maps or options.view == "heatmap"):
+        raise UsageError("--map-scale changes nothing without --html, --svg or --png FILE")
     has_figure = output.svg is not None or output.png is not None
-    pictures, html = bool(output.pictures), output.html is not None
-    drawn = pictures or bool(options.maps) or options.view == "heatmap"
-    for name, is_used, needed in (
-        ("full", html or not options.full, "--html FILE"),
-        ("figure", has_figure or not options.figure, "--svg or --png FILE"),
-        ("hide-sinks", pictures or not options.hide_sinks, "--html, --svg or --png FILE"),
-        ("map-scale", drawn or not options.map_scale, "--html, --svg or --png FILE"),
-    ):
-        if not is_used:
-            raise UsageError(f"--{name} changes nothing without {needed}")
     needs_pattern = has_figure and (options.figure or figure) not in ("walk", "effects")
     if needs_pattern and keep is not None and "pattern" not in keep:
         words = ",".join(keep)
@@ -213,7 +184,7 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
                 f"--{output.format} needs attention weights, which the trace of a module does not have",
                 hint="try --json",
             )
-        write_pieces(FORMATS[output.format](record))
+        write_pieces(import_module(f"mhacli.render.{output.format}").pieces(record))
         return
     from mhacli.render.display.terminal import record_views
 

@@ -9,26 +9,28 @@ their fields into the signature that Typer reads, and fills the groups with what
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass, make_dataclass, replace
-from functools import wraps
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, fields, is_dataclass, replace
+from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
+from typer._click.types import FloatRange, IntRange
 
-from mhacli.cli.numbers import Integer, Real
 from mhacli.errors import UsageError
 from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the groups."""
 Modes = Callable[[Mapping[str, Any]], Mode]
-"""What a command inspects, from the values of its options."""
+"""What a command inspects, from the options that are given."""
 
 
-def layer_or_model(values: Mapping[str, Any]) -> Mode:
+def layer_or_model(given: Mapping[str, Any]) -> Mode:
     """A checkpoint with `--model`, else a layer of mha."""
-    return "model" if values.get("path") is not None else "layer"
+    return "model" if given.get("path") is not None else "layer"
 
 
 class Offers(dict[str, str | None]):
@@ -41,53 +43,66 @@ def offers(*names: str, **texts: str) -> Offers:
 
 
 class _Group(NamedTuple):
-    """A class that declares settings, whether its values are a mapping of those that are given, and which it offers."""
+    """A class that declares settings, whether those that are given come as a mapping, and which the command has (None: all)."""
 
-    kind: type
+    kind: Any
     is_mapping: bool = False
     offered: Offers | None = None
 
-    def has(self, name: str) -> bool:
-        """Whether the command has this setting."""
-        return self.offered is None or name in self.offered
-
 
 def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that makes the settings of a function, and the fields of its groups, its options. With `modes`, an option that
-    the mode of the command line does not have is refused."""
+    """A decorator that makes the settings of a function, and the fields of its groups, its options. Options that the command
+    line gives and that do not fit each other are refused; with `modes`, also those that the mode of the command line does not
+    have."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(function, include_extras=True)
-        defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-        own = {
-            name: make_dataclass(name, [(name, hints[name], f)]) for name, f in defaults.items() if isinstance(f, Field)
-        }
-        groups = {name: group for name, hint in (hints | own).items() if (group := _group(hint)) is not None}
-        settings = {setting.name: setting for group in groups.values() for setting in _settings(group)}
+        groups: dict[str, _Group] = {}
+        own: dict[str, Any] = {}
+        declared: list[tuple[Option, inspect.Parameter]] = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            hint, default = _hints(function)[name], parameter.default
+            if isinstance(default, Field):
+                own[name] = default.default
+                declared.append(_setting(name, default.metadata["option"], hint, default.default))
+            elif (group := _group(hint)) is not None:
+                groups[name] = group
+                declared += _settings(group)
+        options = {parameter.name: option for option, parameter in declared}
 
         @wraps(function)
         def run(click_context: typer.Context, **values: Any) -> None:
-            given = {name for name in settings if _is_given(click_context, name)}
-            if modes is not None:
-                _require_mode(modes(values), [(settings[name], values[name]) for name in settings if name in given])
-            filled = {name: _filled(group, values, given) for name, group in groups.items()}
-            function(**{name: getattr(value, name) if name in own else value for name, value in filled.items()})
+            given = {}
+            for name, value in values.items():
+                source = click_context.get_parameter_source(name)
+                if source is not None and source.name == "COMMANDLINE":
+                    given[name] = tuple(value) if isinstance(value, list) else value
+            _require_fitting(given, options, None if modes is None else modes(given))
+            filled = {name: _filled(group, given) for name, group in groups.items()}
+            function(**filled, **{name: given.get(name, default) for name, default in own.items()})
 
-        parameters = [setting.parameter for setting in sorted(settings.values(), key=_order)]
+        declared.sort(key=lambda each: LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0)
         context = inspect.Parameter("click_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        run.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in (context, *parameters)}
-        common = (name for name, setting in settings.items() if setting.option.common)
-        run.common_options = frozenset(common)  # type: ignore[attr-defined]
+        parameters = [context, *(parameter for _, parameter in declared)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.common_options = [name for name, option in options.items() if option.common]  # type: ignore[attr-defined]
         return run
 
     return spread
 
 
+# -------------------------------------------------------------------------------------------------------------- groups
+
+
+@cache
+def _hints(of: Any) -> dict[str, Any]:
+    return get_type_hints(of, include_extras=True)
+
+
 def _group(hint: Any) -> _Group | None:
     """The group of a parameter or a field; None for a setting."""
     if is_dataclass(hint):
-        return _Group(hint)  # type: ignore[arg-type]
+        return _Group(hint)
     if get_origin(hint) is not Annotated:
         return None
     kind, *extras = get_args(hint)
@@ -96,149 +111,142 @@ def _group(hint: Any) -> _Group | None:
     return _Group(extras[0] if is_mapping else kind, is_mapping, offered)
 
 
-class _Setting(NamedTuple):
-    """A setting of a group and its parameter for Typer."""
-
-    name: str
-    option: Option
-    parameter: inspect.Parameter
-
-
-def _settings(group: _Group) -> Iterator[_Setting]:
+def _settings(group: _Group) -> Iterator[tuple[Option, inspect.Parameter]]:
     """The settings of a group and of the groups in it, in the order of their declaration."""
-    hints = get_type_hints(group.kind, include_extras=True)
-    for f in fields(group.kind):
-        option, inner = f.metadata.get("option"), _group(hints[f.name])
-        if option is not None and group.has(f.name):
-            text = None if group.offered is None else group.offered[f.name]
-            option = option if text is None else replace(option, help=text, default="")
-            default = None if group.is_mapping else f.default
-            yield _Setting(f.name, option, _parameter(f.name, option, hints[f.name], f.default, value=default))
-        elif inner is not None:
+    for field in fields(group.kind):
+        option, hint = field.metadata.get("option"), _hints(group.kind)[field.name]
+        inner = None if option is not None else _group(hint)
+        if inner is not None:
             yield from _settings(inner)
+        elif option is not None and (group.offered is None or field.name in group.offered):
+            text = None if group.offered is None else group.offered[field.name]
+            yield _setting(
+                field.name, option if text is None else replace(option, help=text, default=""), hint, field.default
+            )
 
 
-def _order(setting: _Setting) -> int:
-    """The place of a setting in the help: those of `LAST_PANELS` come last."""
-    panel = setting.option.panel
-    return LAST_PANELS.index(panel) + 1 if panel in LAST_PANELS else 0
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _filled(group: _Group, values: Mapping[str, Any], given: Collection[str]) -> Any:
-    """The group with its values."""
-    hints, filled = get_type_hints(group.kind, include_extras=True), {}
-    for f in fields(group.kind):
-        inner = _group(hints[f.name])
-        if "option" in f.metadata:
-            if group.has(f.name) and (f.name in given or not group.is_mapping):
-                value = values[f.name]
-                is_default = value is None and not group.is_mapping
-                filled[f.name] = f.default if is_default else tuple(value) if isinstance(value, list) else value
-        elif inner is not None:
-            filled[f.name] = _filled(inner, values, given)
+def _filled(group: _Group, given: Mapping[str, Any]) -> Any:
+    """The group with its part of what is given. Other fields have their defaults, or are left out of a mapping."""
+    filled = {}
+    for field in fields(group.kind):
+        inner = None if "option" in field.metadata else _group(_hints(group.kind)[field.name])
+        if inner is not None:
+            filled[field.name] = _filled(inner, given)
+        elif (
+            "option" in field.metadata
+            and field.name in given
+            and (group.offered is None or field.name in group.offered)
+        ):
+            filled[field.name] = given[field.name]
     return filled if group.is_mapping else group.kind(**filled)
 
 
-def _require_mode(mode: Mode, given: Iterable[tuple[_Setting, Any]]) -> None:
-    """Raises `UsageError` for a given option that the mode does not have."""
-    for (field_name, option, _), value in given:
-        if mode in option.modes:
-            continue
-        name = option.name(field_name, value)
-        if mode == "model":
-            raise UsageError(f"{name} does not work with --model, which brings its own", hint=f"leave out {name}")
-        if mode == "code":
-            raise UsageError(
-                f"{name} does not work with code of your own, which sets this itself",
-                hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
-            )
-        if mode == "record":
-            raise UsageError(f"{name} does not work with a record, which is already computed", hint=f"leave out {name}")
-        if "model" in option.modes:
-            raise UsageError(f"{name} needs --model", hint="add --model DIR")
-        raise UsageError(
-            f"{name} needs code of your own, FILE.py:NAME or package.module:NAME",
-            hint="try mha trace my.py:Attention --arg d_model=64",
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None) -> None:
+    """Raises `UsageError` for an option that the mode does not have, that excludes another, or that needs another."""
+    for field_name, value in given.items():
+        option, name = options[field_name], options[field_name].name(field_name, value)
+        if mode is not None and mode not in option.modes:
+            raise _not_in_mode(mode, option, name)
+        for other in option.excludes:
+            if other in given:
+                partner = options[other].name(other, given[other])
+                raise UsageError(f"{name} and {partner} exclude each other", hint=f"leave out {name} or {partner}")
+        needed = [options[other].name(other) for other in option.needs if other in options]
+        if needed and given.keys().isdisjoint(option.needs):
+            raise UsageError(f"{name} changes nothing without {' or '.join(needed)}", hint=f"add {needed[0]}")
+
+
+def _not_in_mode(mode: Mode, option: Option, name: str) -> UsageError:
+    """The error for an option that the mode does not have."""
+    if mode == "model":
+        return UsageError(f"{name} does not work with --model, which brings its own", hint=f"leave out {name}")
+    if mode == "record":
+        return UsageError(f"{name} does not work with a record, which is already computed", hint=f"leave out {name}")
+    if mode == "code":
+        return UsageError(
+            f"{name} does not work with code of your own, which sets this itself",
+            hint="--arg NAME=VALUE sets an argument of its constructor, --call-arg NAME=VALUE one of its call",
         )
+    if "model" in option.modes:
+        return UsageError(f"{name} needs --model", hint="add --model DIR")
+    return UsageError(
+        f"{name} needs code of your own, FILE.py:NAME or package.module:NAME",
+        hint="try mha trace my.py:Attention --arg d_model=64",
+    )
 
 
 # -------------------------------------------------------------------------------------------------- Typer's parameters
 
 
-def _parameter(name: str, option: Option, hint: Any, default: Any, *, value: Any) -> inspect.Parameter:
-    """The parameter of a setting; `value` is its default for Typer, `default` the one that the help shows."""
-    declared = _declared(name, option, hint, default, value=None if default == () else value)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=declared, annotation=_annotation(option, hint))
-
-
-def _annotation(option: Option, hint: Any) -> Any:
-    """The type that Typer reads. None is always possible: it is "not given"."""
+def _setting(name: str, option: Option, hint: Any, default: Any) -> tuple[Option, inspect.Parameter]:
+    """A setting and its parameter; `default` is for the help. None is always possible: it is "not given"."""
+    kinds = {hint, *get_args(hint)}
+    shown = option.default
+    if shown is None:
+        shown = "" if default in (None, ()) or default is False else str(default)
+    text = option.help + (f" (default: {shown})" if shown else "")
+    metavar = "N" if option.metavar is None and option.low is not None else option.metavar
+    how: dict[str, Any] = {"help": text, "metavar": metavar, "hidden": option.hidden, "show_default": False}
+    annotation: Any = hint if type(None) in kinds else hint | None
     if option.many:
-        return list[str] | None
-    if option.parse is not None:
-        return str | None
-    optional: Any = hint if type(None) in get_args(hint) else hint | None
-    return optional
-
-
-def _declared(name: str, option: Option, hint: Any, default: Any, *, value: Any) -> Any:
-    text = option.help + _default_text(option, default)
-    if option.argument:
-        return typer.Argument(value, help=text, metavar=option.metavar, show_default=False)
-    is_flag = bool in (hint, *get_args(hint))
-    names = option.names or (("--" + name.replace("_", "-"),) if is_flag else ())
-    how: dict[str, Any] = {}
-    if option.is_number:
-        how["click_type"] = _number(option, is_real=float in (hint, *get_args(hint)))
+        annotation = list[str] | None
     elif option.parse is not None:
-        how["parser"] = parser_of(option.name(name), option.parse)
+        annotation = str | None
+    if option.is_number:
+        how["click_type"] = _number(option, FloatRange if float in kinds else IntRange)
+    elif option.parse is not None:
+        how["parser"] = _parser(option.name(name), option.parse)
     if option.words:
         how["autocompletion"] = lambda: list(option.words)
-    return typer.Option(
-        value,
-        *names,
-        help=text,
-        rich_help_panel=option.panel,
-        metavar=option.metavar,
-        hidden=option.hidden,
-        show_default=False,
-        **how,
-    )
+    if option.argument:
+        declared = typer.Argument(None, **how)
+    else:
+        names = option.names or ((option.name(name),) if bool in kinds else ())
+        declared = typer.Option(None, *names, rich_help_panel=option.panel, **how)
+    return option, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared, annotation=annotation)
 
 
-def _default_text(option: Option, default: Any) -> str:
-    shown = (
-        option.default
-        if option.default is not None
-        else ""
-        if default in (None, ()) or default is False
-        else str(default)
-    )
-    return f" (default: {shown})" if shown else ""
+def _parser(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of Typer for an option of that name; a `ValueError` becomes the sentence of an error."""
 
-
-def _number(option: Option, *, is_real: bool) -> Any:
-    if not is_real:
-        return Integer(int(option.low or 0), int(option.high or 0))
-    low = None if option.low in (None, float("-inf")) else option.low
-    return Real(low, option.high, above=option.above, below=option.below)
-
-
-def parser_of(name: str, parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A parser of Typer for an option of that name, from a function that raises `ValueError` with the form."""
-
-    def parsed(word: Any) -> Any:
-        if not isinstance(word, str):  # the default
-            return word
+    def parsed(word: str) -> Any:
         try:
             return parse(word)
         except ValueError as fault:
             raise UsageError(f"{name} {fault}") from None
 
     return parsed
+
+
+def _number(option: Option, kind: type[FloatRange] | type[IntRange]) -> FloatRange | IntRange:
+    """Typer's type of the numbers in a range, for digits alone: `1_0`, digits of other scripts, NaN and infinity are none."""
+    low = option.low if option.above is None else option.above
+    number = kind(
+        None if low == -math.inf else low,
+        option.high if option.below is None else option.below,
+        min_open=option.above is not None,
+        max_open=option.below is not None,
+    )
+    number._number_class = _whole if kind is IntRange else _finite  # type: ignore[misc,assignment]
+    noun = "whole number" if kind is IntRange else "number"
+    is_bounded = number.min is not None or number.max is not None
+    number.name = f"{noun} in the range {number._describe_range()}" if is_bounded else "finite number"
+    return number
+
+
+def _whole(value: object) -> int:
+    if not re.fullmatch(r"[+-]?[0-9]{1,20}", str(value)):
+        raise ValueError
+    return int(str(value))
+
+
+def _finite(value: object) -> float:
+    if not re.fullmatch(r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?", str(value)):
+        raise ValueError
+    number = float(str(value))
+    if math.isinf(number):
+        raise ValueError
+    return number

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
 from mhacli.cli.console import loading_torch, note, show_activity
-from mhacli.cli.values import require_words
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import uncollected
-from mhacli.run import Run, require_memory
+from mhacli.run import Run
 from mhacli.settings import (
     DEFAULT_KEEP_LIMIT,
     DEFAULT_MAX_BYTES,
@@ -27,6 +27,7 @@ from mhacli.settings import (
     Reading,
     Source,
     Statistics,
+    as_option,
     is_hub_id,
 )
 from mhacli.text import vocabulary as vocabularies
@@ -39,7 +40,6 @@ from mhacli.text.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.models.folder import Checkpoint
-    from mhacli.text.spans import Message
 
 MATRICES = ("pattern", "scores", "qk", "z")
 """The arrays of a checkpoint that can be kept."""
@@ -62,9 +62,9 @@ def make_run(
         keep=keep,
         keep_limit=keep_limit,
         also=also,
-        max_tokens=what.inputs.max_tokens,
-        repeat=what.layer.repeat,
-        allow_nonfinite=what.layer.allow_nonfinite,
+        max_tokens=what.max_tokens,
+        repeat=what.repeat,
+        allow_nonfinite=what.allow_nonfinite,
     )
     made = _of_layer(run, what) if what.model.path is None else _of_checkpoint(run, what, reading)
     leave_deleted_folder()
@@ -75,26 +75,30 @@ def make_run(
 
 
 def _of_layer(run: Run, what: Computation) -> Run:
-    source, given = what.source, what.given
     config, weights = _config(what)
-    if config.random is not None:
-        _require_no_text(source, what)
-    decoding = decoding_of(source)
-    texts = [] if config.random is not None and not has_text(source) else read_texts(source, decoding)
-    vocabulary, origin = _vocabulary(what, weights)
+    texts = [] if config.random is not None and not has_text(what) else read_texts(what)
+    vocabulary, origin = None, "the vocabulary"
+    if what.vocab is not None:
+        vocabulary, origin = vocabularies.load(what.vocab), what.vocab
+    elif weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
+        vocabulary, origin = Vocabulary(tuple(weights.metadata.vocabulary)), weights.path
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
         encoded = encode(
             texts,
             config,
-            context=_context(what, decoding),
+            context=_context(what),
             vocabulary=vocabulary,
             vocabulary_source=origin,
-            max_tokens=what.inputs.max_tokens,
-            max_token_len=source.max_token_len,
+            max_tokens=what.max_tokens,
+            max_token_len=what.max_token_len,
         )
-    notes = (*encoded.notes, *_without_effect(given, config, source))
+    notes = encoded.notes
+    if what.given.get("dropout") and not config.train:
+        notes += ("--dropout acts only with --train",)
+    if what.lines and not (what.file or "-" in what.typed):
+        notes += ("--lines splits files; a text argument is one sequence",)
     made = replace(run, config=config, weights=weights, encoded=encoded, notes=notes)
     if config.score_bias is not None:
         read_bias_file(config.score_bias, made.facts)
@@ -104,74 +108,22 @@ def _of_layer(run: Run, what: Computation) -> Run:
 
 def _config(what: Computation) -> tuple[Config, LayerFile | None]:
     """The resolved config, and the file of the weights."""
-    path, given = what.layer.weights, dict(what.given)
-    if path is not None and "init" in given:
-        raise UsageError("--init does not work with --weights, which sets all numbers", hint="leave out --init")
-    _require_file(path, "--model {} inspects a checkpoint")
-    _require_file(given.get("tokenizer"), "--tokenizer {}/tokenizer.json is the file in it")
+    given = dict(what.given)
     if "random" in given:
         given.setdefault("positions", "none")
-    weights = None if path is None else read_layer_file(path, given)
+    weights = None if what.weights is None else read_layer_file(what.weights, given)
     config = Config(**given).resolved() if weights is None else weights.config
-    _require_used(given, config)
+    for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
+        if name in given and config.positions not in positions:
+            raise UsageError(
+                f"{as_option(name, given[name])} changes nothing with --positions {config.positions}",
+                hint=f"add --positions {positions[0]}",
+            )
     return config, weights
 
 
-def _require_file(path: str | None, hint: str) -> None:
-    """Raises `MhaError` for a folder in place of a file, with the option to use instead."""
-    if path is not None and os.path.isdir(path):
-        raise MhaError(
-            f"{path} is a directory, not a file", hint=hint.format(shlex.quote(path)), code="unreadable", path=path
-        )
-
-
-def _require_used(given: Mapping[str, Any], config: Config) -> None:
-    """Raises `UsageError` for an option without effect, naming the option that it needs."""
-    requirements = {
-        "rope_theta": ("--rope-theta", "--positions rope", config.positions in ROPE),
-        "max_positions": ("--max-positions", "--positions learned", config.positions == "learned"),
-        "distribution": ("--distribution", "--random", config.random is not None),
-    }
-    for name, (option, partner, is_used) in requirements.items():
-        if name in given and not is_used:
-            raise UsageError(f"{option} changes nothing without {partner}", hint=f"add {partner}")
-
-
-def require_alone(option: str, excluded: Mapping[str, Any], why: str) -> None:
-    """Raises `UsageError` for the first option in `excluded` that is given together with `option`; `why` is the reason."""
-    for other, value in excluded.items():
-        if value:
-            raise UsageError(f"{option} and {other} exclude each other: {why}", hint=f"leave out {option} or {other}")
-
-
-def _require_no_text(source: Source, what: Computation) -> None:
-    """Raises `UsageError` for options of a text together with `--random`."""
-    text_options = {
-        "--tokenizer": "tokenizer" in what.given, "--vocab": what.inputs.vocab, "--max-tokens": what.inputs.max_tokens,
-        "--lines": source.lines, "--context": what.inputs.context,
-    }  # fmt: skip
-    require_alone("--random", text_options, "random vectors take the place of text")
-
-
-def _without_effect(given: Mapping[str, Any], config: Config, source: Source) -> Iterator[str]:
-    """Notes about options that the run accepts but does not use."""
-    if given.get("dropout") and not config.train:
-        yield "--dropout acts only with --train"
-    if source.lines and not (source.file or "-" in source.typed):
-        yield "--lines splits files; a text argument is one sequence"
-
-
-def _vocabulary(what: Computation, weights: LayerFile | None) -> tuple[Vocabulary | None, str]:
-    """The vocabulary of `--vocab` or of the weights, and its name in messages."""
-    if what.inputs.vocab is not None:
-        return vocabularies.load(what.inputs.vocab), what.inputs.vocab
-    if weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
-        return Vocabulary(tuple(weights.metadata.vocabulary)), weights.path
-    return None, "the vocabulary"
-
-
-def require_heads(heads: Sequence[int] | None, run: Run, name: str = "head") -> None:
-    """Raises `UsageError` for a head that the layer does not have, or no layer of a local checkpoint according to its config."""
+def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
+    """Raises `UsageError` for a head that the layer, or according to its config no layer of a local checkpoint, has."""
     from mhacli.models.sizes import head_counts
 
     count, hint = run.config.n_heads, "--heads N gives the layer N heads"
@@ -181,62 +133,40 @@ def require_heads(heads: Sequence[int] | None, run: Run, name: str = "head") -> 
         count, hint = max(counts) or MAX_HEADS, ""
     for head in heads or ():
         if head >= count:
-            raise UsageError(out_of_range(f"--{name}", head, count), hint=hint or None)
-
-
-def require_cpu_memory(run: Run) -> None:
-    """Raises `MhaError`, before torch is loaded, for a run that does not fit into the CPU's memory."""
-    if run.config.device in ("auto", "cpu"):
-        require_memory(run)
+            raise UsageError(out_of_range(option, head, count), hint=hint or None)
 
 
 # -------------------------------------------------------------------------------------------------------- a checkpoint
 
 
 def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
-    if what.model.device_map is not None and "device" in what.given:
-        raise UsageError("--device and --device-map exclude each other", hint="leave --device out")
     for name in run.keep or ():
         if name not in MATRICES:
             raise UsageError(f"--keep: {name!r} is not one of {', '.join(MATRICES)}")
     names = ("device", "dtype", "threads", "padding", "tokenizer")
     model = replace(what.model, **{name: what.given[name] for name in names if name in what.given})
     checkpoint = local_checkpoint(model)
-    if checkpoint is not None:
-        require_layers(model, checkpoint)
-    decoding = decoding_of(what.source)
-    chat, texts = _chat_or_texts(reading, what.source, decoding)
+    texts = () if reading.chat is not None else tuple(read_texts(what))
+    for text_idx, text in enumerate(texts):
+        if not text.strip():
+            raise MhaError(f"text {text_idx} is only white space", code="no-tokens")
     return replace(
         run,
         model=model,
         checkpoint=checkpoint,
         texts=texts,
-        chat=chat,
-        context=tuple(_context(what, decoding)),
+        chat=() if reading.chat is None else read_chat(reading.chat),
+        context=tuple(_context(what)),
         spans=reading.span,
         n_generated=reading.generate or 0,
     )
 
 
-def _chat_or_texts(reading: Reading, source: Source, decoding: Decoding) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages of a chat, and the texts; one of the two is empty. Raises `UsageError` if both are given, `MhaError` for a
-    blank text."""
-    if reading.chat is not None:
-        if has_text(source):
-            raise UsageError(
-                "--chat takes the place of a text, but a text is given too", hint="leave out the text or --chat"
-            )
-        return read_chat(reading.chat), ()
-    texts = tuple(read_texts(source, decoding))
-    for text_idx, text in enumerate(texts):
-        if not text.strip():
-            raise MhaError(f"text {text_idx} is only white space", code="no-tokens")
-    return (), texts
-
-
 def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
-    """The checkpoint in a folder, read and checked; None for the id of one on a hub."""
+    """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises `UsageError` for layers that its
+    config does not have."""
     from mhacli.models.folder import read_checkpoint
+    from mhacli.models.sizes import head_counts
 
     path = model.path or ""
     if is_hub_id(path):
@@ -246,24 +176,17 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
             f"--revision is for checkpoints on a hub, and {path} is not the id of one", hint="leave out --revision"
         )
     try:
-        return read_checkpoint(path)
+        checkpoint = read_checkpoint(path)
     except MhaError as fault:
         if not os.path.lexists(path):
             fault.hint, fault.path = "the id of a checkpoint on a hub looks like org/name", path
         raise
-
-
-def require_layers(model: ModelSettings, checkpoint: Checkpoint) -> None:
-    """Raises `UsageError` for layers that the config does not have."""
-    from mhacli.models.sizes import head_counts
-
     for kind, n in model.layers or ():
         count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
         if count is not None and n >= count:
-            raise UsageError(
-                out_of_range("--layer", n, count),
-                hint=f"mha weights info {shlex.quote(checkpoint.path)} lists the layers",
-            )
+            hint = f"mha weights info {shlex.quote(checkpoint.path)} lists the layers"
+            raise UsageError(out_of_range("--layer", n, count), hint=hint)
+    return checkpoint
 
 
 def load_checkpoint(run: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
@@ -282,6 +205,28 @@ def require_one_layer(model: ModelSettings, command: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- texts
+
+_FILE_NAME = re.compile(
+    r"\S+\.(txt|md|rst|text|log|csv|tsv|json|jsonl|html|py|safetensors|pt|pth|bin|npz)", re.IGNORECASE
+)
+"""A word that is most likely the name of a file and not a text."""
+
+
+def are_literal() -> bool:
+    """Whether `--` is on the command line, so that words are always texts and never paths."""
+    return "--" in sys.argv[1:]
+
+
+def require_words(word: str, *, option: str = "") -> None:
+    """Raises `UsageError` for a text, of an option if one is named, that is an existing path or looks like the name of a file,
+    unless `are_literal`."""
+    is_path = os.path.lexists(word)
+    if are_literal() or not (is_path or (not option and _FILE_NAME.fullmatch(word))):
+        return
+    message = f"{word!r} is a path, not a text" if is_path else f"{word} does not exist"
+    if option:
+        raise UsageError(f"{option}: {message}", hint="with -- behind it texts are taken as they are", path=word)
+    raise UsageError(message, hint="--file FILE reads a text; --text takes a word", path=word)
 
 
 def decoding_of(source: Source, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
@@ -315,9 +260,9 @@ def typed_texts(source: Source, decoding: Decoding) -> list[str]:
     return [argument_text(word, decoding) for word in (*words, *source.text)]
 
 
-def read_texts(source: Source, decoding: Decoding) -> list[str]:
+def read_texts(source: Source) -> list[str]:
     """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or is empty."""
-    paths = source_paths(source)
+    paths, decoding = source_paths(source), decoding_of(source)
     texts = typed_texts(source, decoding)
     for path in paths:
         if path == "-" and sys.stdin is not None and sys.stdin.isatty():
@@ -328,11 +273,11 @@ def read_texts(source: Source, decoding: Decoding) -> list[str]:
     return texts
 
 
-def _context(what: Computation, decoding: Decoding) -> list[str]:
+def _context(what: Computation) -> list[str]:
     """The texts of `--context`. Raises `UsageError` for one that is an existing path."""
-    for word in what.inputs.context:
+    for word in what.context:
         require_words(word, option="--context")
-    return [argument_text(word, decoding) for word in what.inputs.context]
+    return [argument_text(word, decoding_of(what)) for word in what.context]
 
 
 def leave_deleted_folder() -> None:

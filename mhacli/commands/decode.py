@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.values import counts
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.settings import MAX_LENGTH, Computation, Generation, Reading, setting
+from mhacli.settings import MAX_LENGTH, Computation, Config, Reading, counts, setting
 from mhacli.sites import CacheKind
+
+if TYPE_CHECKING:
+    from mhacli.run import Run
+    from mhacli.text.encode import Encoded
 
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
@@ -28,24 +32,25 @@ _LENGTHS = "Numbers of tokens at which the caches are compared, such as 64,256,1
 @command(layer_or_model)
 def decode(
     what: Computation,
-    generation: Generation,
+    reading: Annotated[Reading, offers("generate")],
     options: Annotated[ViewOptions, offers("heads", "sequences", "precision", "everything", "verbose", *DRAWING)],
     output: Annotated[Output, offers("json", *SAVED, *DRAWN, *COLOUR)],
     *,
     prompt_len: int = setting(0, _DECODING, _PROMPT_LEN, low=0, high=MAX_LENGTH, common=True),
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
-    lengths: str | None = setting(None, _DECODING, _LENGTHS, metavar="LIST", common=True, modes=("layer",)),
+    lengths: tuple[int, ...] = setting(
+        (), _DECODING, _LENGTHS, parse=counts, metavar="LIST", common=True, modes=("layer",)
+    ),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
-    from mhacli.cli.source import load_checkpoint, make_run, require_cpu_memory, require_heads, require_one_layer
-    from mhacli.run import decodable
+    from mhacli.cli.source import load_checkpoint, make_run, require_heads, require_one_layer
+    from mhacli.run import require_memory
 
-    compared = counts(lengths, "lengths")
     require_output(options, output, keep=output.keep)
     if what.given.get("causal") is False:
         raise UsageError("--no-causal does not work with mha decode: later tokens do not exist yet")
     require_one_layer(what.model, "mha decode")
-    run = make_run(what, reading=Reading(generate=generation.generate), keep=output.keep, keep_limit=output.keep_limit)
+    run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
     require_heads(options.heads, run)
     if run.model.path is not None:
         prepared, notes = load_checkpoint(run)
@@ -54,11 +59,46 @@ def decode(
         with show_activity("computing"):
             record = decode_checkpoint(prepared, prompt_len)
     else:
-        require_cpu_memory(run)
-        causal, notes = decodable(run, prompt_len), run.notes
+        require_memory(run)
+        causal, notes = _decodable(run, prompt_len), run.notes
         require_choices(run.config.n_heads, len(run.encoded.sequences), options)
         with loading_torch():
             from mhacli.compute.layer import decode as study
         with show_activity("computing"):
-            record = study.decode(causal, cache=cache, prompt_len=prompt_len, lengths=compared)
+            record = study.decode(causal, cache=cache, prompt_len=prompt_len, lengths=lengths)
     print_result(record, notes, options=options, output=output, run=run)
+
+
+def _decodable(run: Run, prompt_len: int) -> Run:
+    """The run with the causal mask that decoding implies. Raises `UsageError` for options that contradict decoding."""
+    encoded, config, longest = run.encoded, run.config, run.encoded.q_len
+    if not 0 <= prompt_len <= longest:
+        raise UsageError(
+            f"--prompt-len {prompt_len} is out of range: the text has {longest} token{'s' * (longest != 1)}"
+        )
+    if encoded.context is not None:
+        raise UsageError(
+            "--context does not work with mha decode, which follows one text", hint="mha run shows cross-attention"
+        )
+    if config.train:
+        raise UsageError(
+            "--train does not work with mha decode: with dropout a step differs from the full recomputation",
+            hint="leave out --train",
+        )
+    needed = _prefix_end(config, encoded)
+    if needed > prompt_len:
+        raise UsageError(
+            f"--prompt-len {prompt_len} cuts the prefix of {needed} tokens, which see each other at once",
+            hint=f"try --prompt-len {needed}",
+        )
+    return run if config.prefix is not None else replace(run, config=replace(config, causal=True))
+
+
+def _prefix_end(config: Config, encoded: Encoded) -> int:
+    """The end of the last prefix token that an earlier token sees; 0 without one. A step must not split these tokens."""
+    end = 0
+    for sequence in encoded.sequences:
+        first = config.first_column(len(sequence.tokens), encoded.q_len)
+        seen = [index for index, place in enumerate(sequence.places) if 1 <= place < (config.prefix or 0)]
+        end = max(end, first + seen[-1] + 1) if seen else end
+    return end

@@ -53,7 +53,7 @@ class Term:
 @examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
 def explain(
     *,
-    term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]", many=True),
+    term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]"),
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Prints the explanation of a term, the list of the terms of a group, or of all terms."""

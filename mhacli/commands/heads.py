@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,6 @@ from mhacli.cli.help import examples
 from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.values import span
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.files import format_size
 from mhacli.record.heads import Corner, Kept
@@ -29,6 +29,17 @@ _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
 _QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
 _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix columns of keys C to D−1."
+
+
+def _span(word: str | None, count: int, name: str) -> range:
+    """Positions from `100:140`, `:40` or `100:`, without the end; all `count` positions for None. Raises `UsageError`."""
+    match = re.fullmatch(r"([0-9]{0,9}):([0-9]{0,9})", ":" if word is None else word.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"{name} {str(word)[:40]!r} is not A:B such as 100:140, from A to B−1")
+    positions = range(int(match[1] or 0), int(match[2] or count))
+    if not positions or positions.stop > count:
+        raise UsageError(f"{name} {str(word)[:40]!r} is empty or not within 0:{count}")
+    return positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +62,7 @@ class Cells:
             raise UsageError(out_of_range("--query", max(queries), q_len) + where)
         block = None
         if has_block:
-            rows, keys = span(self.rows, q_len, f"rows{where}"), span(self.keys, k_len, f"keys{where}")
+            rows, keys = _span(self.rows, q_len, f"--rows{where}"), _span(self.keys, k_len, f"--keys{where}")
             block = Corner(rows.start, len(rows), keys.start, len(keys))
         if is_shifted and (queries or has_block):
             raise UsageError(
@@ -89,7 +100,7 @@ def heads(
     keep = () if what.model.path is not None else None
     run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
-    require_heads(options.maps, run, "map")
+    require_heads(options.maps, run, "--map")
     prepared, notes = (_of_layer if run.model.path is None else _of_checkpoint)(run, cells, options, keep_z=keep_z)
     with progress() as report_progress:
         prepared.run(report_progress)
@@ -102,9 +113,12 @@ def _of_layer(
 ) -> tuple[HeadsRun | CheckpointRun, tuple[str, ...]]:
     """The statistics of a layer, ready to run, and the notes to print."""
     from mhacli.attention.memory import BASE_BYTES, predict_heads_memory
-    from mhacli.run import require_no_dropout
 
-    require_no_dropout(run.config)
+    if run.config.train:
+        raise UsageError(
+            "--train does not work with mha heads, which never builds the patterns that dropout acts on",
+            hint="leave out --train",
+        )
     facts, n_heads = run.facts, run.config.n_heads
     is_shifted = bool(facts.padded) and run.config.padding == "left"
     run = replace(run, kept=cells.kept(facts.q_len, facts.k_len, z=keep_z, is_shifted=is_shifted))

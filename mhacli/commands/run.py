@@ -60,7 +60,8 @@ def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
 
     Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
-    from mhacli.cli.source import load_checkpoint, require_cpu_memory, require_heads
+    from mhacli.cli.source import load_checkpoint, require_heads
+    from mhacli.run import require_memory
 
     require_heads(options.heads, run)
     if run.model.path is not None:
@@ -70,7 +71,7 @@ def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
         with show_activity("computing"):
             prepared.run()
         return prepared.record(), notes
-    require_cpu_memory(run)
+    require_memory(run)
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     with loading_torch():
         from mhacli.compute.layer.run import inspect_layer

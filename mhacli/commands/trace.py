@@ -13,17 +13,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import MAX_SECONDS
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.values import are_literal, pairs
-from mhacli.errors import UsageError
+from mhacli.cli.source import are_literal
+from mhacli.errors import UsageError, out_of_range
 from mhacli.render.base.options import Screen, ViewOptions
-from mhacli.settings import ARG, CALL_ARG, MAX_LENGTH, TIME_LIMIT, VERBOSE, Computation, Mode, setting
+from mhacli.settings import (
+    ARG,
+    CALL_ARG,
+    MAX_LENGTH,
+    MAX_SECONDS,
+    TIME_LIMIT,
+    VERBOSE,
+    Computation,
+    Mode,
+    pairs,
+    setting,
+)
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
-    from mhacli.run import Run
+    from mhacli.run import CellIndex, Run
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
 _OURS: tuple[Mode, ...] = ("layer", "model")
@@ -32,6 +42,7 @@ _ROUTE = "Implementation to trace; all three are compared."
 _VALUES = "Show the range and distribution of each tensor, and small ones whole."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _MASK = "Draw only the mask, with its density."
+_OF_A_LAYER = ("cell", "values", "step", "save", "save_weights", "keep", "score_bias", "html", "svg", "png")
 _STEP = "Wait for a key after each step; q quits."
 
 
@@ -47,8 +58,8 @@ class Walk:
     """The implementation, cell or code of the user's own to trace, and its view."""
 
     # fmt: off
-    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", many=True, common=True, modes=("code",))
-    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", many=True, modes=("code",))
+    arg: tuple[str, ...] = setting((), _CODE, ARG, metavar="NAME=VALUE", common=True, modes=("code",))
+    call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", modes=("code",))
     time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, _VALUES)
@@ -57,14 +68,14 @@ class Walk:
     )
     sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=_OURS)
     verbose: bool = setting(False, _WALK, VERBOSE, common=True)
-    mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",))
+    mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
     step: bool = setting(False, _WALK, _STEP)
     # fmt: on
 
 
 def _target(typed: tuple[str, ...], values: Mapping[str, Any]) -> str | None:
     """The code that the first of the typed words names, None if they are texts. Raises `UsageError` for a text after it."""
-    has_options = bool(values["arg"] or values["call_arg"])
+    has_options = bool(values.get("arg") or values.get("call_arg"))
     if not typed or are_literal() or not names_code(typed[0], has_options=has_options):
         return None
     if len(typed) > 1:
@@ -98,10 +109,10 @@ def _exists(module: str) -> bool:
     return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
 
 
-def _mode(values: Mapping[str, Any]) -> Mode:
+def _mode(given: Mapping[str, Any]) -> Mode:
     """Code of the user's own if the first word names it, else a checkpoint or a layer of mha."""
-    is_code = values["path"] is None and _target(tuple(values["typed"] or ()), values)
-    return "code" if is_code else layer_or_model(values)
+    is_code = "path" not in given and _target(given.get("typed", ()), given)
+    return "code" if is_code else layer_or_model(given)
 
 
 @examples(
@@ -125,13 +136,11 @@ def trace(
     if walk.step and (output.format is not None or not has_keys):
         raise UsageError("--step needs a terminal to read keys from", hint="leave out --step")
     require_output(options, output, figure="walk")
-    target = _target(what.source.typed, vars(walk)) if what.model.path is None else None
+    target = _target(what.typed, vars(walk)) if what.model.path is None else None
     run, notes = None, tuple[str, ...]()
     if target is not None:
         record = walk_code(target, walk, what.given)
     else:
-        if walk.mask:
-            _require_no_layer(what, walk, output)
         require_one_layer(what.model, "mha trace")
         run = make_run(what, keep=output.keep, keep_limit=output.keep_limit)
         if walk.mask:
@@ -155,8 +164,8 @@ def trace(
 
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
-    from mhacli.cli.source import load_checkpoint, require_cpu_memory
-    from mhacli.run import CellIndex, require_inside
+    from mhacli.cli.source import load_checkpoint
+    from mhacli.run import CellIndex, require_memory
 
     place = None if walk.cell is None else CellIndex(walk.sequence, *walk.cell)
     if run.model.path is not None:
@@ -166,24 +175,28 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         with show_activity("computing"):
             return walk_checkpoint(prepared, values=walk.values, place=place), notes
     if place is not None:
-        require_inside(place, run)
-    require_cpu_memory(run)
+        _require_inside(place, run)
+    require_memory(run)
     with loading_torch():
         from mhacli.compute.layer import trace as study
     with show_activity("computing"):
         return study.walk(run, route=walk.route, values=walk.values, place=place), run.notes
 
 
-def _require_no_layer(what: Computation, walk: Walk, output: Output) -> None:
-    """Raises `UsageError` for options that `--mask` does not use."""
-    from mhacli.cli.source import require_alone
-
-    excluded = {
-        "--cell": walk.cell, "--values": walk.values, "--step": walk.step, "--save": output.save,
-        "--save-weights": output.save_weights, "--keep": output.keep, "--score-bias": what.given.get("score_bias"),
-        "--html": output.html, "--svg": output.svg, "--png": output.png,
-    }  # fmt: skip
-    require_alone("--mask", excluded, "only the mask is drawn, without a layer")
+def _require_inside(cell: CellIndex, run: Run) -> None:
+    """Raises `UsageError` for a cell outside of the pattern."""
+    encoded = run.encoded
+    if not 0 <= cell.sequence < len(encoded.sequences):
+        raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
+    keys = encoded.context or encoded.sequences
+    for name, value, count in (
+        ("head", cell.head, run.config.n_heads),
+        ("query", cell.query, len(encoded.sequences[cell.sequence].tokens)),
+        ("key", cell.key, len(keys[cell.sequence].tokens)),
+    ):
+        if not 0 <= value < count:
+            typed = f"--cell {cell.head},{cell.query},{cell.key}: {name}"
+            raise UsageError(out_of_range(typed, value, count))
 
 
 def _draw_mask(run: Run, output: Output) -> None:

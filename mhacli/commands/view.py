@@ -22,7 +22,7 @@ from mhacli.cli.output import (
     save_files,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.values import are_literal
+from mhacli.cli.source import are_literal
 from mhacli.errors import MhaError, UsageError, installing, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.io.scan_folder import is_scan
@@ -53,9 +53,9 @@ def _is_record(word: str) -> bool:
     return False
 
 
-def _mode(values: Mapping[str, Any]) -> Mode:
+def _mode(given: Mapping[str, Any]) -> Mode:
     """A record that the first word names, else a checkpoint or a layer of mha."""
-    return "record" if _record_path(values["typed"] or ()) is not None else layer_or_model(values)
+    return "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given)
 
 
 @examples(
@@ -81,7 +81,7 @@ def view(
     from mhacli.record.consistency import require_agreement
 
     _require_terminal()
-    layers, path, notes = what.model.layers, _record_path(what.source.typed), tuple[str, ...]()
+    layers, path, notes = what.model.layers, _record_path(what.typed), tuple[str, ...]()
     if path is not None:
         with uncollected():
             record = storage.load_late(path)

@@ -62,7 +62,7 @@ from mhacli.record.consistency import MOST_OF_SUMS
 from mhacli.record.heads import HeadsSummary, HeadStatistics, Kept
 from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
-from mhacli.run import Run, require_no_dropout
+from mhacli.run import Run
 
 _CELLS_AT_ONCE = 1 << 31
 """Of the heads that one thread inspects together: some seconds. Masks and matches are evaluated once for all of them."""
@@ -210,7 +210,6 @@ def prepare_heads(request: Run) -> HeadsRun:
     Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
     overflow; where the requested reducer cannot run; and `UsageError` in training, for dropout differs each time.
     """
-    require_no_dropout(request.config)
     device = request.config.device
     on_gpu = choose_device(device).type != "cpu"
     peak_bytes = predict_heads_memory(request.facts, request, free_bytes(device), on_gpu=on_gpu)

@@ -21,7 +21,7 @@ from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.consistency import misfit
 from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
-from mhacli.settings import as_field, with_earlier_config
+from mhacli.settings import with_earlier_config
 from mhacli.sites import SITES
 
 MAX_FILE_BYTES = 64 << 30
@@ -50,7 +50,7 @@ def _record(file: TensorFile) -> Record:
     sums = _require_unchanged(file)
     record = decode(Record, with_earlier_config(file.metadata), file.path)
     try:
-        record = replace(record, config=record.config.resolved(as_field))
+        record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise _bad(file.path, fault.message) from None
     part = misfit(record)

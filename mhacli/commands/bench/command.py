@@ -10,16 +10,15 @@ import typer
 
 from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
-from mhacli.cli.numbers import MAX_SECONDS
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import leave_deleted_folder, record_command
 from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep
-from mhacli.errors import EXIT_CHECK, MhaError, UsageError
+from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole
-from mhacli.settings import Config, like, setting
+from mhacli.settings import MAX_SECONDS, Config, like, setting
 
 _TIMING, _BASELINE = "Timing", "Baseline"
 _BUDGET = "Seconds of timing for each size."
@@ -46,8 +45,8 @@ class BenchOptions:
     call_limit: float = setting(5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS")
     seed: int = like(Config, "seed", _TIMING)
     compare: str | None = setting(None, _BASELINE, _COMPARE, metavar="FILE", common=True)
-    fail_if: float | None = setting(None, _BASELINE, _FAIL_IF, parse=parse_rule, metavar="RULE", common=True)
-    strict: bool = setting(False, _BASELINE, _STRICT)
+    fail_if: float | None = setting(None, _BASELINE, _FAIL_IF, parse=parse_rule, metavar="RULE", common=True, needs=("compare",))
+    strict: bool = setting(False, _BASELINE, _STRICT, needs=("fail_if",))
     save_baseline: str | None = setting(None, _BASELINE, _SAVE, metavar="FILE", common=True)
     # fmt: on
 
@@ -96,12 +95,7 @@ def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None
 
 
 def _require_consistent(options: BenchOptions, output: Output) -> None:
-    """Raises `UsageError` for options that need others, and `MhaError` for files that cannot be written."""
-    _ = output.format  # raises if two are given
-    if options.strict and options.fail_if is None:
-        raise UsageError("--strict works only with --fail-if", hint="add --fail-if slower:1.10")
-    if options.fail_if is not None and options.compare is None:
-        raise UsageError("--fail-if needs a baseline to compare with", hint="add --compare FILE")
+    """Raises `MhaError` for files that cannot be written."""
     Config(d_model=1, n_heads=1, device=options.device).resolved()
     saved = [] if options.save_baseline is None else [("save-baseline", options.save_baseline)]
     require_writable([*saved, *output.files], force=output.force)

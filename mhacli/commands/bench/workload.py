@@ -8,9 +8,8 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal, get_args
 
-from mhacli.cli.values import counts, words_of
 from mhacli.errors import UsageError
-from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype, like, setting
+from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype, counts, like, setting, words_of
 
 Direction = Literal["forward", "backward", "both"]
 
@@ -118,7 +117,7 @@ _BACKENDS = f"Backends to measure: {', '.join(BACKENDS)}; or {_ALL}."
 
 
 def _backends(word: str) -> tuple[str, ...]:
-    chosen = words_of(word, "backends", (*BACKENDS, _ALL))
+    chosen = words_of(*BACKENDS, _ALL)(word)
     return tuple(BACKENDS) if _ALL in chosen else chosen
 
 
@@ -135,28 +134,30 @@ class Sweep:
         _COMPUTED, _BACKENDS, default="those that suit the device", parse=_backends, words=(*BACKENDS, _ALL))
     directions: tuple[Direction, ...] = setting(
         ("forward",), _COMPUTED, "Pass to time: forward, backward, or both.", "--direction", default="forward",
-        parse=partial(words_of, name="direction", choices=get_args(Direction)), metavar="LIST", common=True)
+        parse=words_of(*get_args(Direction)), metavar="LIST", common=True)
     causal: bool = like(Config, "causal", _COMPUTED)
     decode: bool = setting(False, _COMPUTED, "Time one decoding step: one query against all keys.", common=True)
     lengths: tuple[int, ...] = _list(
         _SIZES, "Numbers of tokens, such as 512,1k or 512..16k, which doubles.", "--lengths --seq-len",
         default="on a CPU 256..2k, with --decode 512..8k; longer on a GPU",
-        parse=partial(counts, name="lengths", example="512,1k"))
+        parse=counts)
     batch: tuple[int, ...] = _list(
-        _SIZES, "Numbers of sequences.", "--batch --batch-size", parse=partial(counts, name="batch"),
+        _SIZES, "Numbers of sequences.", "--batch --batch-size", parse=counts,
         default="chosen so that every length has the same number of tokens")
     n_heads: tuple[int, ...] = _like(
-        "n_heads", _SIZES, parse=partial(counts, name="heads"), default="512 ÷ d_head, on CUDA 2048 ÷ d_head")
-    n_kv_heads: tuple[int, ...] = _like("n_kv_heads", _SIZES, parse=partial(counts, name="kv-heads"))
-    d_head: tuple[int, ...] = _like("d_head", _SIZES, parse=partial(counts, name="d-head"), default="64")
+        "n_heads", _SIZES, parse=counts, default="512 ÷ d_head, on CUDA 2048 ÷ d_head")
+    n_kv_heads: tuple[int, ...] = _like("n_kv_heads", _SIZES, parse=counts)
+    d_head: tuple[int, ...] = _like("d_head", _SIZES, parse=counts, default="64")
     dtypes: tuple[Dtype, ...] = _like(
-        "dtype", _SIZES, names=("--dtype",), parse=partial(words_of, name="dtype", choices=get_args(Dtype)),
+        "dtype", _SIZES, names=("--dtype",), parse=words_of(*get_args(Dtype)),
         default="float32; on CUDA, bfloat16")
     # fmt: on
 
     def checked(self) -> Sweep:
         """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
-        words_of(",".join(self.backends) or None, "backends", tuple(BACKENDS))
+        for name in self.backends:
+            if name not in BACKENDS:
+                raise UsageError(f"--backends {name[:40]!r} is not among {', '.join(BACKENDS)}")
         if self.decode and self.directions != ("forward",):
             chosen = ",".join(self.directions)
             raise UsageError(f"--direction {chosen} does not go with --decode: a decoding step has no backward pass")
@@ -176,7 +177,7 @@ class Sweep:
             self,
             backends=self.backends or tuple(name for name in suited if not self.decode or name not in LAYERS),
             d_head=self.d_head or (64,),
-            lengths=self.lengths or counts(lengths, "lengths"),
+            lengths=self.lengths or counts(lengths),
             dtypes=self.dtypes or ("bfloat16" if is_cuda else "float32",),
         )
 

@@ -54,9 +54,6 @@ def _require_consistent(request: CheckRequest) -> None:
     if not request.target:
         hint = "try mha check my.py:Attention"
         raise UsageError("name what to check: FILE.py:NAME or package.module:NAME", hint=hint)
-    for name, words in (("--against-arg", request.other_arg), ("--against-call-arg", request.other_call_arg)):
-        if words and request.other is None:
-            raise UsageError(f"{name} works only with --against", hint="add --against TARGET")
     Config(d_model=1, n_heads=1, device=request.device).resolved()
     for target in (request.of, request.against):
         if target is not None:

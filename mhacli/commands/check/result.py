@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from mhacli.cli.numbers import MAX_SECONDS
-from mhacli.cli.values import pairs
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
 from mhacli.record.record import Argument
-from mhacli.settings import ARG, CALL_ARG, TIME_LIMIT, Config, like, setting
+from mhacli.settings import ARG, CALL_ARG, MAX_SECONDS, TIME_LIMIT, Config, like, pairs, setting
 from mhacli.usercode.process import shown_path
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest
 
@@ -43,8 +41,9 @@ class CheckRequest:
     arg: tuple[str, ...] = _pairs((), _CODE, ARG)
     call_arg: tuple[str, ...] = _pairs((), _CODE, CALL_ARG)
     other: str | None = setting(None, _CODE, _AGAINST, "--against", metavar="TARGET")
-    other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT)
-    other_call_arg: tuple[str, ...] | None = _pairs(None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg")
+    other_arg: tuple[str, ...] = _pairs((), _CODE, _AGAINST_ARG, "--against-arg", default=_AGAINST_DEFAULT, needs=("other",))
+    other_call_arg: tuple[str, ...] | None = _pairs(
+        None, _CODE, _AGAINST_CALL_ARG, "--against-call-arg", default="as --call-arg", needs=("other",))
     causal: bool = like(Config, "causal", _MEANT, names=("--causal", "--is-causal"))
     mask_means: Literal["keep", "hide"] | None = setting(None, _MEANT, _MASK, default="either")
     rope: Literal["half", "interleaved"] | None = setting(None, _MEANT, _ROPE, default="either")

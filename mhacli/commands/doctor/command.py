@@ -13,8 +13,7 @@ from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import leave_deleted_folder, local_checkpoint, record_command
-from mhacli.cli.values import are_literal, require_words
+from mhacli.cli.source import are_literal, leave_deleted_folder, local_checkpoint, record_command, require_words
 from mhacli.commands.doctor.result import DoctorRequest, Report
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import (
@@ -46,9 +45,8 @@ class ExaminedModelOptions:
         "Texts for the checkpoint to read, preferably of different lengths. (default: three sentences)",
         argument=True,
         metavar="[TEXT]...",
-        many=True,
     )
-    text: tuple[str, ...] = setting((), _MODEL, LITERAL_TEXT, many=True)
+    text: tuple[str, ...] = setting((), _MODEL, LITERAL_TEXT)
     model: str | None = setting(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
     revision: str | None = setting(None, CHECKPOINT, REVISION, metavar="NAME")
     tokenizer: str | None = setting(

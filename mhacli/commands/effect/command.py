@@ -15,7 +15,7 @@ from mhacli.io.files import format_size
 from mhacli.io.memory import uncollected
 from mhacli.render.base.format import count_of, seconds_text
 from mhacli.render.base.options import ViewOptions
-from mhacli.settings import Computation, Reading, Spans
+from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
@@ -35,7 +35,7 @@ _ANNOUNCED_S = 2.0
 def effect(
     effect: EffectSettings,
     what: Computation,
-    spans: Spans,
+    reading: Annotated[Reading, offers("span")],
     options: Annotated[ViewOptions, offers("everything")],
     output: Annotated[Output, offers("json", "save", "force", *DRAWN, *COLOUR, csv="Print CSV: a line per removal.")],
 ) -> None:
@@ -43,20 +43,21 @@ def effect(
     from mhacli.cli.source import make_run
 
     require_one_removal(effect, has_other=effect.other is not None)
-    if spans.span and effect.cut is None:
+    if reading.span and effect.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output, figure="effects")
-    run = make_run(what, reading=Reading(span=spans.span), keep=())
+    run = make_run(what, reading=reading, keep=())
     record, notes = _of_layer(run, effect) if run.model.path is None else _of_checkpoint(run, effect)
     print_result(record, notes, options=options, output=output, after=after_effect)
 
 
 def _of_layer(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str, ...]]:
-    from mhacli.cli.source import require_cpu_memory, require_heads
+    from mhacli.cli.source import require_heads
+    from mhacli.run import require_memory
 
     if any(layer is not None for _, layer, _ in effect.heads or ()):
         raise UsageError("--head LAYER.HEAD needs --model: a layer has heads such as 0,2", hint="add --model DIR")
-    require_cpu_memory(run)
+    require_memory(run)
     require_heads([head for _, _, head in effect.heads or ()], run)
     with loading_torch():
         from mhacli.commands.effect.layer import layer_effects

@@ -10,7 +10,7 @@ from mhacli.cli.console import flush, loading_torch, note
 from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import local_checkpoint, record_command, require_layers
+from mhacli.cli.source import local_checkpoint, record_command
 from mhacli.commands.scan.progress import progress_on_stderr
 from mhacli.commands.scan.request import ScanRequest
 from mhacli.errors import UsageError
@@ -66,16 +66,10 @@ def _require_answerable(request: ScanRequest) -> None:
             raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
     if request.pack:
         raise UsageError("--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens")
-    if "device" in request.given and request.model.device_map is not None:
-        raise UsageError("--device and --device-map exclude each other", hint="leave --device out")
-    if request.cpus_per_worker is not None and request.workers is None and request.ray is None:
-        raise UsageError("--cpus-per-worker has no effect without --workers or --ray")
     tables = [source for source in request.sources if source.lower().endswith((".csv", ".tsv"))]
     if tables and not (request.form.lines or request.form.field or request.form.column):
         note(f"{tables[0]} is read as one text with its commas; --lines takes its lines, and JSON lines have --field")
-    checkpoint = local_checkpoint(request.model)
-    if checkpoint is not None:
-        require_layers(request.model, checkpoint)
+    local_checkpoint(request.model)
     require_expressions(request.span)
 
 

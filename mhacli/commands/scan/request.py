@@ -56,21 +56,21 @@ class ScanRequest:
     """
 
     # fmt: off
-    sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True, many=True)
+    sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True)
     form: CorpusFormat
     max_tokens: int | None = setting(None, CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
     pack: bool = setting(False, CORPUS, "", hidden=True)
     strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
     tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")
-    span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN", many=True)
+    span: tuple[str, ...] = setting((), HEADS, _SPANS, metavar="SPAN")
     effect: bool = setting(False, HEADS, _EFFECT, common=True)
     allow_nonfinite: bool = setting(False, CHECKPOINT, "Continue even if numbers are NaN or Inf.")
     statistics: Statistics = Statistics()
     given: Annotated[Mapping[str, Any], Config, offers("device", dtype=_DTYPE, threads=_THREADS)]
     workers: int | None = setting(None, _WORKERS, _N_WORKERS, low=1, high=100_000, common=True)
     ray: str | None = setting(None, _WORKERS, _RAY, metavar="ADDRESS")
-    cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000)
+    cpus_per_worker: int | None = setting(None, _WORKERS, _CPUS, low=1, high=100_000, needs=("workers", "ray"))
     out: str = setting("", OUTPUT, _OUT, metavar="DIR", common=True)
     mixed: bool = setting(False, OUTPUT, _MIXED)
     view: Annotated[ViewOptions, offers("everything", heads=f"{HEADS_SHOWN} (default: all)")]

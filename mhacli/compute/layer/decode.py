@@ -24,7 +24,7 @@ from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step, Timing
-from mhacli.run import Run, decodable
+from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.sites import (
     CacheKind,
@@ -49,7 +49,6 @@ def decode(
     sequence. The kinds of cache are timed at `lengths`, by default the length of the text. Raises `MhaError` as
     `inspect` does, and `UsageError` for options that token-by-token decoding does not support.
     """
-    request = decodable(request, prompt_len)
     setup = prepare(request)
     with torch.no_grad():
         for length in lengths:

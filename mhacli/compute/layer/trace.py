@@ -22,7 +22,7 @@ from mhacli.io.data import finite
 from mhacli.record.checks import RouteCheck
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart
-from mhacli.run import CellIndex, Run, require_inside
+from mhacli.run import CellIndex, Run
 from mhacli.settings import ROPE
 from mhacli.sites import alibi_slopes, mask_rules
 
@@ -31,10 +31,8 @@ def walk(request: Run, *, route: str = "separate", values: bool = False, place: 
     """A record whose trace follows `route`, checked against the other routes; with `values`, includes each tensor's
     numbers.
 
-    `place` adds all numbers of one cell. Raises `MhaError` as `inspect` does, and `UsageError` for a cell out of range.
+    `place` adds all numbers of one cell. Raises `MhaError` as `inspect` does.
     """
-    if place is not None:
-        require_inside(place, request)
     setup = prepare(request)
     with torch.no_grad():
         record, observed = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())

@@ -60,6 +60,7 @@ _WORDS = "Merge subword tokens into words: sum over keys, mean over queries."
 _ROWS = "Show only these queries: generated, last, or positions such as 3,7-9."
 _FIGURE = "What --svg and --png show."
 _FULL = "Store every attention weight in the page, whatever its size."
+_DETAILS = ("tokens", "shapes", "timings", "verbose")
 BY_LENGTH, _BY_HEAD = "linear, log for long texts", "the head chosen by --head, or all in a grid"
 
 
@@ -86,16 +87,16 @@ class ViewOptions:
     shapes: bool = setting(False, VIEW, "Print the shape of every step.", modes=("layer", "record"))
     timings: bool = setting(False, VIEW, "Print the time of every step.", modes=("layer", "record"))
     verbose: bool = setting(False, VIEW, VERBOSE)
-    brief: bool = setting(False, VIEW, "Print one line per head.")
+    brief: bool = setting(False, VIEW, "Print one line per head.", excludes=_DETAILS)
     words: bool = setting(False, VIEW, _WORDS, modes=("model",))
     rows: Rows | None = setting(None, VIEW, _ROWS, "--from", parse=row_choice, metavar="ROWS", modes=("model",))
     maps: tuple[int, ...] = _indices((), VIEW, _MAP, "--map", common=True)
     sort: str = setting("head", VIEW, _SORT, parse=_order, metavar="NAME[:up]", words=SORTS)
     layers: LayerChoices = setting(None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True)
-    figure: Figure | None = setting(None, PICTURES, _FIGURE, default=_BY_HEAD)
+    figure: Figure | None = setting(None, PICTURES, _FIGURE, default=_BY_HEAD, needs=("svg", "png"))
     map_scale: Scale | None = setting(None, PICTURES, MAP_SCALE, default=BY_LENGTH)
-    hide_sinks: bool = setting(False, PICTURES, HIDE_SINKS)
-    full: bool = setting(False, PICTURES, _FULL)
+    hide_sinks: bool = setting(False, PICTURES, HIDE_SINKS, needs=("html", "svg", "png"))
+    full: bool = setting(False, PICTURES, _FULL, needs=("html",))
     # fmt: on
 
 
