@@ -395,7 +395,7 @@ def _split_evenly(config: Config) -> int:
     if d_model % n_heads == 0:
         return d_model // n_heads
     step = n_heads * parts
-    width = as_option("d_model", max(1, (d_model + step // 2) // step) * step)
+    width = as_option("d_model", min(max(1, (d_model + step // 2) // step), MAX_WIDTH // step) * step)
     fewer = "" if d_model % parts else f"{as_option('n_heads', _nearest_divisor(d_model // parts, n_heads))} or "
     raise UsageError(
         f"{as_option('n_heads', n_heads)} does not divide d_model {d_model}",
