@@ -461,7 +461,7 @@ def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
     """A function that takes words such as `forward,both`, each among the choices."""
 
     def parse(word: str) -> tuple[str, ...]:
-        chosen = word_list(word) or ("",)
+        chosen = [part.strip() for part in word.split(",")]
         for part in chosen:
             if part not in choices:
                 raise ValueError(f"{part[:40]!r} is not among {', '.join(choices)}")
