@@ -82,7 +82,7 @@ class CellIndex:
 
 
 def require_memory(run: Run, available: int | None = None) -> None:
-    """Raises `MhaError` as `require_layer_room` does. `available` defaults to the memory of this machine, for a run on its CPU."""
+    """Raises `MhaError` as `require_layer_room` does. `available` is by default that of this machine, for a run on its CPU."""
     if available is None and run.config.device not in ("auto", "cpu"):
         return
     have = memory.available_bytes() if available is None else available
