@@ -1,4 +1,4 @@
-"""Checks the internal consistency of a record, without recomputing it."""
+"""Contradictions in the arrays of a record, without recomputing them."""
 
 from __future__ import annotations
 
@@ -15,53 +15,6 @@ if TYPE_CHECKING:
 MOST_OF_SUMS = 1e-2
 """The largest tolerance of row sums in head statistics, however large the scores."""
 _MOST_LISTED = 6
-
-
-def misfit(record: Record) -> str | None:
-    """The first part of a record that does not fit its texts, sizes or layers, so that a view would fail on it or draw it
-    under a wrong name; None if there is none."""
-    return next((part for part, fits in _parts(record) if not fits), None)
-
-
-def _parts(record: Record) -> Iterator[tuple[str, bool]]:
-    """The parts of a record, each after those on which it depends, and whether it fits them."""
-    texts = (*record.sequences, *record.keys)
-    yield "the number of texts", 0 < len(record.sequences) == len(record.keys)
-    yield "tokens, ids and offsets", all(len(t.tokens) == len(t.ids) == len(t.offsets) > 0 for t in texts)
-    yield "offsets", all(0 <= begin <= end <= len(t.text) for t in texts for begin, end in t.offsets)
-    yield "documents and pieces", all({len(t.documents), len(t.pieces)} <= {0, len(t.tokens)} for t in texts)
-    yield "the layers", bool(record.layers) == (record.model is not None)
-    views = record.layer_records
-    yield "the number of heads", sum(len(view.heads) for view in views) == len(record.heads)
-    for view in views:
-        facts, numbers = view.facts, [head.head for head in view.heads]
-        yield "the heads", len({*numbers}) == len(numbers) and all(0 <= n < view.config.n_heads for n in numbers)
-        yield "the kv heads", view.config.n_heads % (view.config.n_kv_heads or 1) == 0
-        cells = [(c.sequence, c.query, c.key) for head in view.heads for c in head.largest]
-        cells += [(sink.sequence, 0, sink.key) for head in view.heads for sink in head.sinks]
-        cells += [head.max_score_at for head in view.heads if head.max_score_at]
-        if view.survey is not None:
-            corner = view.survey.kept.corner
-            cells += [(0, query, 0) for query in view.survey.kept.queries]
-            cells += [(0, corner.first_query, corner.first_key)] if corner else []
-            yield "the head statistics", view.survey.block > 0 < len(view.survey.checks)
-            yield "the conditions", all(len(head.patterns) == len(view.survey.patterns) for head in view.heads)
-        cells += [(view.cell.sequence, view.cell.query, view.cell.key)] if view.cell else []
-        sizes = (facts.batch, facts.q_len, facts.k_len)
-        yield "positions", all(0 <= i < n for cell in cells for i, n in zip(cell, sizes, strict=True))
-    spans, lengths = [span.tokens for span in record.spans], [len(t.tokens) for t in record.sequences]
-    yield "the spans", all(len(tokens) == len(lengths) for tokens in spans)
-    yield (
-        "the spans",
-        all(0 <= i < n for tokens in spans for n, part in zip(lengths, tokens, strict=True) for i in part),
-    )
-    if record.model is not None and record.model.generated is not None:
-        yield "the prompts", len(record.model.generated.prompt_lens) == len(lengths)
-    if record.decoding is not None:
-        yield "the steps", all(step.cache is not None and len(step.shape) == 3 for step in record.trace)
-
-
-# ------------------------------------------------------------------------------------------------------- contradictions
 
 
 def contradictions(record: Record) -> tuple[str, ...]:

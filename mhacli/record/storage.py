@@ -1,7 +1,7 @@
 """Reads a record from its file. A changed or damaged file is refused: its JSON and every array have a checksum.
 
-Files of earlier versions have none. What they say of their texts, heads and arrays must fit together, so that nothing is
-drawn under a wrong name.
+Files of earlier versions have none. The shapes of their arrays must fit their tokens and heads, so that nothing is drawn
+under a wrong name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
 from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, StoredArrays, checksum
-from mhacli.record.consistency import misfit
 from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
 from mhacli.settings import with_earlier_config
@@ -53,9 +52,6 @@ def _record(file: TensorFile) -> Record:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise _bad(file.path, fault.message) from None
-    part = misfit(record)
-    if part is not None:
-        raise _bad(file.path, f"{part} do not fit the rest of the record")
     prefixes = [layer_prefix(i) for i in range(len(record.layers))] or [""]
     views = zip(
         prefixes, record.layer_records if record.module is None else (), strict=False
