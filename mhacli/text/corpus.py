@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +16,16 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
-from mhacli.io.files import READ_CHUNK_BYTES, describe, opened
+from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
 from mhacli.settings import DEFAULT_MAX_BYTES, parse_bytes, setting
-from mhacli.text.reading import BadTextError, Decoding, decoded, read_text
+from mhacli.text.reading import BadTextError, Decoding, decoded
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
 _COLUMN = "Read Parquet files, and take the text from this column (needs pyarrow). (default: text)"
 DEFAULT_FIELD = "text"
 """The default for the field of JSON lines and the column of Parquet files that hold the text."""
-_JSON_SUFFIXES, _PARQUET_SUFFIX = (".jsonl", ".ndjson"), ".parquet"
+_KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 _ROWS_AT_ONCE = 64
 _TEXT_TYPE = re.compile(r"(dictionary<values=)?(large_)?string")
 
@@ -71,10 +71,10 @@ class CorpusFormat:
         if len(names) > 1:
             raise UsageError(f"{names[0]} and {names[1]} exclude each other: all files are read in the same way")
 
-    def is_parquet(self, file: str) -> bool:
-        """Whether a file is read as Parquet."""
-        by_name = not self.lines and self.field is None and file.lower().endswith(_PARQUET_SUFFIX)
-        return self.column is not None or by_name
+    def kind(self, file: str) -> str:
+        """How a file is read: as `text`, `lines`, `json` or `parquet`."""
+        given = "lines" if self.lines else "json" if self.field is not None else self.column and "parquet"
+        return given or _KINDS.get(os.path.splitext(file.lower())[1], "text")
 
     def text(self, raw: bytes | None) -> str:
         """The text of one document. Raises `BadTextError` for bytes that are none, and for no bytes."""
@@ -100,24 +100,14 @@ def documents(sources: Sequence[str], form: CorpusFormat) -> Iterator[Document]:
 
 
 def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
-    contents: Iterable[tuple[int, bytes | None]] = [(0, None)]
-    if form.is_parquet(file):
-        contents, read = enumerate(_rows(file, form.column or DEFAULT_FIELD), 1), form.text
-    elif form.lines:
-        contents, read = _raw_lines(file, form.max_bytes), form.text
-    elif form.field is not None or file.lower().endswith(_JSON_SUFFIXES):
-        contents, read = _raw_lines(file, form.max_bytes), partial(_field_of, form)
-    else:
-        read = partial(_whole, file, form)
+    kind = form.kind(file)
+    contents = enumerate(_rows(file, form.column or DEFAULT_FIELD), 1) if kind == "parquet" else _raw_texts(file, form)
+    read = partial(_field_of, form) if kind == "json" else form.text
     for place, raw in contents:
         try:
             yield Document(file, place, read(raw))
         except BadTextError as fault:
             yield Document(file, place, reason=fault.reason)
-
-
-def _whole(file: str, form: CorpusFormat, _: bytes | None) -> str:
-    return read_text(file, Decoding(max_bytes=form.max_bytes))
 
 
 def _matched(source: str) -> list[str]:
@@ -136,22 +126,22 @@ def _require_readable(file: str, form: CorpusFormat) -> None:
         hint = f"{shlex.quote(os.path.join(file, '*'))} takes its files"
         raise MhaError(f"{file} is a directory, not a file", hint=hint, code="unreadable", path=file)
     if file == "-" or (os.path.exists(file) and stat.S_ISFIFO(os.stat(file).st_mode)):
-        if form.is_parquet(file):
+        if form.kind(file) == "parquet":
             raise UsageError(f"{describe(file)} is a pipe: a Parquet file must be a regular file", path=file)
         return
     with opened(file):
         pass
-    if form.is_parquet(file):
+    if form.kind(file) == "parquet":
         _require_text_column(file, form.column or DEFAULT_FIELD)
 
 
-# --------------------------------------------------------------------------------------------------------- JSON lines
-
-
-def _raw_lines(file: str, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
-    most, place, line = max_bytes + 2, 1, b""
+def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
+    """The whole file, or each non-blank line with its number, truncated just above the size limit. Only LF ends a line."""
+    most, place, line = form.max_bytes + 2, 1, b""
     with opened(file) as read:
+        if form.kind(file) == "text":
+            yield 0, read_up_to(read, most)
+            return
         while chunk := read(READ_CHUNK_BYTES):
             rest, *begun = chunk.split(b"\n")
             line += rest[: most - len(line)]
@@ -188,9 +178,6 @@ def _at(entry: dict[str, Any], field: str) -> Any:
     name, _, rest = field.partition(".")
     inner = entry.get(name)
     return _at(inner, rest) if rest and isinstance(inner, dict) else None
-
-
-# ------------------------------------------------------------------------------------------------------------ Parquet
 
 
 def _rows(file: str, column: str) -> Iterator[bytes | None]:

@@ -169,31 +169,24 @@ def _named(words: Sequence[str]) -> dict[str, str | None]:
 
 def _range(name: str, value: str, length: int) -> tuple[int, int]:
     match = _RANGE.fullmatch(value)
-    if match is None:
+    start, end = (int(match[1] or 0), int(match[2] or length)) if match else (0, 0)
+    if not start < end <= length:
         raise UsageError(
-            f"--span {name}={value[:60]} is neither START:END such as {name}=4:17 nor /REGEX/",
-            hint="START and END count the characters of the text from 0; END is excluded",
+            f"--span {name}={value[:60]} is neither START:END within the characters 0:{length} nor /REGEX/",
+            hint="START and END count the characters of the text from 0; END is excluded and above START",
         )
-    start, end = int(match[1] or 0), int(match[2] or length)
-    if start >= end:
-        raise UsageError(f"--span {name}={value} is empty")
-    if end > length:
-        raise UsageError(f"--span {name}={value} is outside of the text, which has the characters 0:{length}")
     return start, end
 
 
 def _of_chat(name: str, chat: Mapping[str, Ranges]) -> Ranges:
-    if not chat:
-        raise UsageError(
-            f"--span {name[:60]} has no range, which a text that is not a chat needs",
-            hint=f"try --span {name[:60]}=0:10 or --span {name[:60]}=/REGEX/; with --chat the roles are spans",
-        )
     if name not in chat:
-        raise UsageError(f"--span {name[:60]} is not a role or turn of the chat: {', '.join(list(chat)[:20])}")
-    if not chat[name]:
-        raise MhaError(
-            f"span {name!r} is empty: every matching chat turn has no text", code="no-span", exit_code=EXIT_USAGE
+        names = ", ".join(list(chat)[:20])
+        raise UsageError(
+            f"--span {name[:60]} is not {f'a role or turn of the chat: {names}' if chat else 'a role of a chat, without --chat'}",
+            hint=f"--span {name[:60]}=0:10 and --span {name[:60]}=/REGEX/ are spans of any text",
         )
+    if not chat[name]:
+        raise MhaError(f"span {name!r} is empty: its messages have no text", code="no-span", exit_code=EXIT_USAGE)
     return chat[name]
 
 

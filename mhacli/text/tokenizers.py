@@ -10,8 +10,9 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from mhacli.errors import MhaError
 from mhacli.settings import Punctuation
@@ -53,6 +54,7 @@ def is_inner_mark(text: str, place: int) -> bool:
 APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
 
 
+@dataclass(frozen=True, kw_only=True)
 class WordTokenizer:
     """Words split at white space, in lower case, with punctuation dropped or kept as separate tokens.
 
@@ -66,46 +68,36 @@ class WordTokenizer:
     ['dont', 'panic', 'cat']
     """
 
-    vocabulary = None
-
-    def __init__(
-        self,
-        *,
-        keep_case: bool = False,
-        punctuation: Punctuation = "drop",
-        inner_marks: bool = True,
-        max_token_len: int | None = None,
-    ) -> None:
-        self._keep_case, self._punctuation, self._max_token_len = keep_case, punctuation, max_token_len
-        self._inner_marks = inner_marks
+    keep_case: bool = False
+    punctuation: Punctuation = "drop"
+    inner_marks: bool = True
+    max_token_len: int | None = None
+    vocabulary: ClassVar[None] = None
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The words, each with the range from its first to its last kept character."""
         for chunk in re.finditer(r"\S+", text):
-            require_token_len(chunk.end() - chunk.start(), self._max_token_len)
+            require_token_len(chunk.end() - chunk.start(), self.max_token_len)
             for word, start, end in self._words(chunk.group()):
                 yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts, of the same words as `tokens` gives for the whole text."""
         counts: Counter[str] = Counter()
-        for chunk, count in _chunks(pieces, self._max_token_len).items():
+        for chunk, count in _chunks(pieces, self.max_token_len).items():
             for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
-                counts[word] += count
-        cased: Counter[str] = Counter()
-        for word, count in counts.items():  # word by word, because the lower case of a sigma depends on its word
-            cased[self._cased(word)] += count
-        return cased
+                counts[self._cased(word)] += count  # the lower case of a sigma depends on its word
+        return counts
 
     def _cased(self, text: str) -> str:
-        return text if self._keep_case else text.lower()
+        return text if self.keep_case else text.lower()
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
         """The words of a run without white space, each with its start and end in the run."""
         marks = [place for place, character in enumerate(chunk) if is_punctuation(character)]
-        if self._inner_marks:
+        if self.inner_marks:
             marks = [place for place in marks if not is_inner_mark(chunk, place)]
-        if self._punctuation == "drop":
+        if self.punctuation == "drop":
             kept = sorted(set(range(len(chunk))) - set(marks))
             return [("".join(chunk[place] for place in kept), kept[0], kept[-1] + 1)] if kept else []
         edges = [-1, *marks, len(chunk)]
@@ -113,14 +105,13 @@ class WordTokenizer:
         return [(chunk[a:b], a, b) for a, b in sorted(words + [(place, place + 1) for place in marks])]
 
 
+@dataclass(frozen=True, kw_only=True)
 class CharacterTokenizer:
     """Makes every character (code point) a token, white space included, or every byte of the UTF-8 text: ASCII by its character,
     other bytes as `<0xE2>`. The bytes of one character have the same range."""
 
-    vocabulary = None
-
-    def __init__(self, *, as_bytes: bool = False) -> None:
-        self._as_bytes = as_bytes
+    as_bytes: bool = False
+    vocabulary: ClassVar[None] = None
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens in order."""
@@ -136,7 +127,7 @@ class CharacterTokenizer:
         return counts
 
     def _names(self, character: str) -> list[str]:
-        if not self._as_bytes or character.isascii():
+        if not self.as_bytes or character.isascii():
             return [character]
         return [f"<0x{byte:02X}>" for byte in character.encode()]
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Literal
 
 from msgspec import to_builtins
@@ -115,20 +116,21 @@ def load(path: str) -> Vocabulary:
 def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
     """The tokens by id. Raises `MhaError` unless the ids are 0 … n−1 without repetition, and the tokens distinct
     strings."""
-    if not pairs or len(pairs) > MAX_ENTRIES:
+    if not 0 < len(pairs) <= MAX_ENTRIES:
         raise _bad(path, f"has {len(pairs)} tokens: at least 1, at most {MAX_ENTRIES}")
     for token, token_id in pairs:
-        if not isinstance(token, str) or isinstance(token_id, bool) or not isinstance(token_id, int):
+        if not isinstance(token, str) or type(token_id) is not int:
             raise _bad(path, f"maps {token!r:.80} to {token_id!r:.80}, not a string to a whole number")
-    ordered = sorted(pairs, key=lambda pair: pair[1])
+    ordered = sorted(pairs, key=itemgetter(1))
     for i, (token, token_id) in enumerate(ordered):
         if token_id != i:
             rule = f"the ids of {len(pairs)} tokens are 0 to {len(pairs) - 1}, each once"
             raise _bad(path, f"gives {token!r:.80} the id {token_id}, but {rule}")
-    counts = Counter(token for token, _ in ordered)
-    if len(counts) != len(ordered):
-        raise _bad(path, f"has the token {counts.most_common(1)[0][0]!r:.80} twice")
-    return [token for token, _ in ordered]
+    tokens = [token for token, _ in ordered]
+    token, times = Counter(tokens).most_common(1)[0]
+    if times > 1:
+        raise _bad(path, f"has the token {token!r:.80} twice")
+    return tokens
 
 
 def _bad(path: str, fault: str) -> MhaError:
