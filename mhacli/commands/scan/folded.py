@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.commands.scan.units import UNIFORM_AT_OFFSET, UnitFacts, UnitHead, add_sum, strongest
+from mhacli.commands.scan.units import UnitFacts, UnitHead, add_sum, strongest
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.checks import SelfCheck, worst_check
@@ -23,14 +23,20 @@ MAX_SINKS = 10
 
 @dataclass
 class Folded:
-    """Sums over the documents of the units added so far; their size does not grow with the corpus."""
+    """Sums over the documents of the units added so far; their size does not grow with the corpus.
+
+    `heads` are those of the first unit. For each of them, `sinks` has the number of documents and the sum of weights of a token,
+    and `cells` the strongest cells.
+    """
 
     n_documents: int = 0
     n_tokens: int = 0
     n_bad: int = 0
     longest: int = 0
     bad: list[BadEntry] = field(default_factory=list)
-    heads: list[FoldedHead] = field(default_factory=list)
+    heads: tuple[UnitHead, ...] = ()
+    sinks: list[dict[str, tuple[int, float]]] = field(default_factory=list)
+    cells: list[list[CorpusCell]] = field(default_factory=list)
     statistics: tuple[str, ...] = ()
     layers: tuple[InspectedLayer, ...] = ()
     devices: set[str] = field(default_factory=set)
@@ -49,7 +55,7 @@ class Folded:
         self.devices.add(facts.device)
         self.identical &= facts.identical
         self.digest.update("".join(document.digest for document in facts.documents).encode())
-        self._add_heads(facts, arrays)
+        self._add_heads(facts)
         longest = max(document.n_tokens for document in facts.documents)
         others = [self.layers, facts.layers] if self.layers else [facts.layers]
         self.layers = worst_layers(facts.layers if longest > self.longest else self.layers, others)
@@ -59,17 +65,24 @@ class Folded:
             if name != "statistics":
                 add_sum(self.sums, name, array)
 
-    def _add_heads(self, facts: UnitFacts, arrays: Mapping[str, Array]) -> None:
+    def _add_heads(self, facts: UnitFacts) -> None:
         keys = [(head.layer, head.attention, head.head) for head in facts.heads]
         if not self.heads:
-            self.heads, self.statistics = [FoldedHead(*key) for key in keys], facts.statistics
+            self.heads, self.statistics = facts.heads, facts.statistics
+            self.sinks, self.cells = [{} for _ in keys], [[] for _ in keys]
         if [(head.layer, head.attention, head.head) for head in self.heads] != keys:
             raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
-        rows = dict(zip(facts.statistics, arrays["statistics"], strict=True))
-        scores = rows["max_score"].T.tolist()
-        offsets = np.stack([rows[name] for name in ("offset", "at_offset", UNIFORM_AT_OFFSET)], axis=-1)
-        for number, (head, of_unit) in enumerate(zip(self.heads, facts.heads, strict=True)):
-            head.add(of_unit, offsets[:, number].tolist(), scores[number])
+        for number, head in enumerate(facts.heads):
+            sinks = self.sinks[number]
+            for sink in head.sinks:
+                n, total = sinks.get(sink.token, (0, 0.0))
+                sinks[sink.token] = n + sink.documents, total + sink.share * sink.documents
+            self.cells[number] = strongest([*self.cells[number], *head.cells])
+
+    def sinks_in_order(self, number: int) -> tuple[TokenSink, ...]:
+        """The tokens that are sinks of a head in most documents."""
+        ordered = sorted(self.sinks[number].items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
+        return tuple(TokenSink(token, n, total / n) for token, (n, total) in ordered[:MAX_SINKS])
 
     def manifest(self, names: Sequence[str]) -> dict[str, Any]:
         """The fields of the manifest about the corpus."""
@@ -80,47 +93,6 @@ class Folded:
         """The mean over the documents of a sum, for some heads."""
         mean: Array = self.sums[name][heads] / self.n_documents
         return mean
-
-
-@dataclass
-class FoldedHead:
-    """The sums of a head. `offsets` are its strongest distances, each with the number of documents and the sums of weights
-    there."""
-
-    layer: int
-    attention: str
-    head: int
-    sinks: dict[str, tuple[int, float]] = field(default_factory=dict)
-    cells: list[CorpusCell] = field(default_factory=list)
-    offsets: dict[int, tuple[int, float, float]] = field(default_factory=dict)
-    max_score: float | None = None
-
-    def add(self, of_unit: UnitHead, offsets: Sequence[Sequence[float]], scores: Sequence[float]) -> None:
-        """Adds the head of a unit, with its largest score in each document."""
-        self.max_score = max(
-            (score for score in (*scores, self.max_score) if score is not None and score == score), default=None
-        )
-        for sink in of_unit.sinks:
-            n, total = self.sinks.get(sink.token, (0, 0.0))
-            self.sinks[sink.token] = n + sink.documents, total + sink.share * sink.documents
-        self.cells = strongest([*self.cells, *of_unit.cells])
-        for offset, weight, uniform in offsets:
-            if np.isfinite(offset):
-                n, total, uniform_total = self.offsets.get(int(offset), (0, 0.0, 0.0))
-                self.offsets[int(offset)] = n + 1, total + weight, uniform_total + uniform
-
-    def sinks_in_order(self) -> tuple[TokenSink, ...]:
-        """The tokens that are sinks in most documents."""
-        ordered = sorted(self.sinks.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
-        return tuple(TokenSink(token, n, total / n) for token, (n, total) in ordered[:MAX_SINKS])
-
-    def offset(self, n_documents: int) -> tuple[int | None, float | None, float | None]:
-        """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention.
-        Documents with another strongest distance count as 0 in these means."""
-        if not self.offsets:
-            return None, None, None
-        offset, (_, total, uniform) = max(self.offsets.items(), key=lambda item: (item[1], -item[0]))
-        return offset, total / n_documents, uniform / n_documents
 
 
 Layers = tuple[InspectedLayer, ...]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhacli.commands.scan.folded import Folded, FoldedHead
+from mhacli.commands.scan.folded import Folded
 from mhacli.commands.scan.folder import ScanFolder
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.units import EFFECTS, PATTERN, WITHOUT_MEAN, read_sums, uniform_names
+from mhacli.commands.scan.units import EFFECTS, PATTERN, UNIFORM_AT_OFFSET, WITHOUT_MEAN, read_sums, uniform_names
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
 from mhacli.record.arrays import Array
 from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusHead, CorpusSummary, Spread
-from mhacli.record.heads import HEAD_TYPES, Averages, HeadStatistics, Kind, with_kind
+from mhacli.record.heads import HEAD_TYPES, Averages, HeadStatistics, with_kind
 from mhacli.record.record import InspectedLayer, Record, SpanTokens, layer_prefix
 from mhacli.record.tables import HeadTable
 
@@ -40,9 +41,9 @@ def merge(folder: ScanFolder, names: Sequence[str], command: tuple[str, ...]) ->
         more = f", and {folded.n_bad - 1:,} more" if folded.n_bad > 1 else ""
         raise MhaError(f"the corpus has no good document{first}{more}", code="no-documents")
     settings = folder.settings[0]
-    head_spreads = _spreads([folder.sums_path(name) for name in names], len(folded.heads), folded.statistics)
+    spreads, means = _over_documents([folder.sums_path(name) for name in names], len(folded.heads), folded.statistics)
     example = storage.load(folder.example_path(folder.examples()[0]))
-    record = _record(example, folded, head_spreads, command=command, spans=settings.span_names)
+    record = replace(_record(example, folded, spreads, means, settings.span_names), command=command)
     folder.finish(record.to_bytes(), folded.manifest(names))
     return record
 
@@ -76,20 +77,51 @@ def _numbers(paths: Sequence[str]) -> Iterator[_Numbers]:
             yield _Numbers(path, info.start, *info.shape[1:])
 
 
-def _spreads(paths: Sequence[str], n_heads: int, names: Sequence[str]) -> list[list[Spread]]:
-    """The spreads of each head, computed for one statistic at a time, and for a few heads at a time if there are many
-    documents."""
+def _over_documents(
+    paths: Sequence[str], n_heads: int, names: Sequence[str]
+) -> tuple[list[list[Spread]], list[dict[str, float | None]]]:
+    """The spreads of each head, and its means by statistic, of `max_score` the largest. Computed for one statistic at a time, and
+    for a few heads at a time if there are many documents."""
     units = [*_numbers(paths)]
     step = max(1, _VALUES_AT_ONCE // max(1, sum(unit.n_documents for unit in units)))
     head_spreads = list[list[Spread]]([] for _ in range(n_heads))
+    head_means: list[dict[str, float | None]] = []
     for start in range(0, n_heads, step):
+        kept: dict[str, Array] = {}
         for index, name in enumerate(names):
-            if name in WITHOUT_MEAN:
-                continue
-            parts = [unit.read(index)[:, start : start + step] for unit in units]
-            for head, spread in enumerate(spreads(name, np.concatenate(parts)), start):
-                head_spreads[head] += [] if spread is None else [spread]
-    return head_spreads
+            values = np.concatenate([unit.read(index)[:, start : start + step] for unit in units])
+            if name in _KEPT:
+                kept[name] = values
+            if name not in WITHOUT_MEAN:
+                for head, spread in enumerate(spreads(name, values), start):
+                    head_spreads[head] += [] if spread is None else [spread]
+        for spreads_of_head, scores, *at_offset in zip(
+            head_spreads[start:], *(kept[name].T.tolist() for name in _KEPT), strict=False
+        ):
+            means = {spread.statistic: spread.mean for spread in spreads_of_head if spread.statistic not in EFFECTS}
+            largest = max((score for score in scores if not math.isnan(score)), default=None)
+            offset = dict(zip(WITHOUT_MEAN, _strongest_offset(*at_offset), strict=True))
+            head_means.append({**means, "max_score": largest, **offset})
+    return head_spreads, head_means
+
+
+_KEPT = ("max_score", *WITHOUT_MEAN)
+
+
+def _strongest_offset(
+    offsets: Sequence[float], weights: Sequence[float], uniform: Sequence[float]
+) -> tuple[int | None, float | None, float | None]:
+    """The distance that is the strongest in most documents, with the mean weight there and that of uniform attention. Documents
+    with another strongest distance count as 0 in these means."""
+    sums: dict[int, tuple[int, float, float]] = {}
+    for offset, weight, plain in zip(offsets, weights, uniform, strict=True):
+        if math.isfinite(offset):
+            n, total, plain_total = sums.get(int(offset), (0, 0.0, 0.0))
+            sums[int(offset)] = n + 1, total + weight, plain_total + plain
+    if not sums:
+        return None, None, None
+    most, (_, total, plain_total) = max(sums.items(), key=lambda item: (item[1], -item[0]))
+    return most, total / len(offsets), plain_total / len(offsets)
 
 
 # -------------------------------------------------------------------------------------------------------------- record
@@ -99,19 +131,17 @@ def _record(
     example: Record,
     folded: Folded,
     head_spreads: Sequence[Sequence[Spread]],
-    *,
-    command: tuple[str, ...],
+    means: Sequence[Mapping[str, float | None]],
     spans: tuple[str, ...],
 ) -> Record:
     """The record of the example with the head statistics of all documents."""
     assert example.model is not None, "a scan is of a checkpoint"
     n_patterns = len(example.layers[0].survey.patterns)
-    heads = [_head(head, folded, head_spreads[number], number, n_patterns) for number, head in enumerate(folded.heads)]
+    heads = [_head(folded, number, means[number], n_patterns) for number in range(len(folded.heads))]
     layers = tuple(_layer(layer, longest) for layer, longest in zip(example.layers, folded.layers, strict=True))
     in_example = {span.name: span for span in example.spans}
     return replace(
         example,
-        command=command,
         heads=HeadTable(heads),
         self_check=SelfCheck.of_layers([layer.survey.checks for layer in layers], holds=folded.identical),
         model=replace(
@@ -129,66 +159,55 @@ def _record(
 def _summary(
     example: Record, folded: Folded, heads: Sequence[HeadStatistics], head_spreads: Sequence[Sequence[Spread]]
 ) -> CorpusSummary:
-    example_corpus = example.corpus
-    assert example_corpus is not None, "an example names its document"
-    counts = folded.sums["kinds"]
-    return CorpusSummary(
+    assert example.corpus is not None, "an example names its document"
+    return replace(
+        example.corpus,
         n_documents=folded.n_documents,
         n_tokens=folded.n_tokens,
         n_bad=folded.n_bad,
         longest=folded.longest,
-        example_file=example_corpus.example_file,
-        example_place=example_corpus.example_place,
         devices=tuple(sorted(folded.devices)),
-        heads=tuple(
-            _of_corpus(folded_head, head.kind, counts[:, number], head_spreads[number], folded.n_documents)
-            for number, (folded_head, head) in enumerate(zip(folded.heads, heads, strict=True))
-        ),
+        heads=tuple(_of_corpus(folded, number, head, head_spreads[number]) for number, head in enumerate(heads)),
         bad=tuple(folded.bad),
     )
 
 
-def _of_corpus(head: FoldedHead, kind: Kind, counts: Array, spreads: Sequence[Spread], n_documents: int) -> CorpusHead:
-    kinds = {name: int(n) for name, n in zip(HEAD_TYPES, counts.tolist(), strict=True) if n}
+def _of_corpus(folded: Folded, number: int, head: HeadStatistics, spreads: Sequence[Spread]) -> CorpusHead:
+    counts = folded.sums["kinds"][:, number].tolist()
+    kinds = {name: int(n) for name, n in zip(HEAD_TYPES, counts, strict=True) if n}
     return CorpusHead(
         layer=head.layer,
         attention=head.attention,
         head=head.head,
-        agree=kinds.get(kind, 0) / n_documents,
+        agree=kinds.get(head.kind, 0) / folded.n_documents,
         kinds=kinds,
         spreads=tuple(spreads),
-        sinks=head.sinks_in_order(),
-        cells=tuple(head.cells),
+        sinks=folded.sinks_in_order(number),
+        cells=tuple(folded.cells[number]),
     )
 
 
-def _head(head: FoldedHead, folded: Folded, spreads: Sequence[Spread], number: int, n_patterns: int) -> HeadStatistics:
+def _head(folded: Folded, number: int, means: Mapping[str, float | None], n_patterns: int) -> HeadStatistics:
     """The means of a head with the type that follows from them; its largest score is that of all documents."""
-    names = uniform_names(n_patterns)
+    names, head = uniform_names(n_patterns), folded.heads[number]
     counts = folded.sums["uniform_counts"][:, number].tolist()
     sums = folded.sums["uniform"][:, number].tolist()
     uniform = {name: total / n for name, total, n in zip(names, sums, counts, strict=True) if n}
-    offset, weight, plain = head.offset(folded.n_documents)
-    means: dict[str, float | None] = {
-        spread.statistic: spread.mean for spread in spreads if spread.statistic not in EFFECTS
-    }
-    means["max_score"] = head.max_score
     return with_kind(
         HeadStatistics(
             layer=head.layer,
             attention=head.attention,
             head=head.head,
-            uniform=Averages(**_fields(uniform, n_patterns), at_offset=plain),
+            uniform=Averages(**_fields(uniform, n_patterns), at_offset=means[UNIFORM_AT_OFFSET]),
             **_fields(means, n_patterns),
-            offset=offset,
-            at_offset=weight,
         )
     )
 
 
 def _fields(means: Mapping[str, float | None], n_patterns: int) -> dict[str, Any]:
     """The means as fields of `Averages`: distances rounded, and conditions in one field."""
-    fields: dict[str, Any] = {name: mean for name, mean in means.items() if not name.startswith(PATTERN)}
+    special = (PATTERN, UNIFORM_AT_OFFSET)
+    fields: dict[str, Any] = {name: mean for name, mean in means.items() if not name.startswith(special)}
     fields |= {name: round(mean) for name, mean in means.items() if mean is not None and name.startswith("window_")}
     return fields | {"patterns": tuple(means.get(f"{PATTERN}{number + 1}") for number in range(n_patterns))}
 
