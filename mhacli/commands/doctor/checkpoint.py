@@ -176,9 +176,7 @@ def tolerance_rule(dtype: str, judged: str) -> str:
 
 def _admit(request: DoctorRequest) -> _ModelToExamine:
     device = choose_device(request.device)
-    checkpoint, revision = (
-        (request.checkpoint, None) if request.checkpoint else find_checkpoint(request.source, request.revision)
-    )
+    checkpoint, revision = find_checkpoint(request.source, request.revision)
     config, notes = load_config(checkpoint), []
     tokenizer = None
     try:

@@ -7,31 +7,49 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mhacli.io.data import plain
-from mhacli.models.folder import Checkpoint
 from mhacli.record.display import Shown
-from mhacli.settings import Dtype
+from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 from mhacli.text.escape import visible
+from mhacli.text.reading import Decoding, argument_text
 
 HealthVerdict = Literal["healthy", "unhealthy"]
 CheckStatus = Literal["pass", "fail", "n/a", "care"]
 
 
-@dataclass(frozen=True)
-class DoctorRequest:
-    """The checkpoint to examine, by path or id, and its folder if already read.
+_TYPED = "Texts for the checkpoint to read, preferably of different lengths."
+_EVERY_DEVICE = "every device; with --model, the fastest"
 
-    Without `texts` it reads default sentences. `tokenizer` and `dtype` None are the checkpoint's own.
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorRequest:
+    """What to examine: a checkpoint by its path or id, or this installation (`path` None).
+
+    A checkpoint reads the typed texts, or without any default sentences. `tokenizer` and `dtype` None are the checkpoint's own;
+    `dtype` None of an installation is every one.
     """
 
-    source: str
-    checkpoint: Checkpoint | None = None
-    texts: tuple[str, ...] = ()
-    revision: str | None = None
-    tokenizer: str | None = None
-    device: str = "auto"
-    dtype: Dtype | None = None
-    seed: int = 0
+    # fmt: off
+    typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences")
+    text: tuple[str, ...] = like(Source, "text", CHECKPOINT)
+    path: str | None = like(ModelSettings, "path", CHECKPOINT)
+    revision: str | None = like(ModelSettings, "revision", CHECKPOINT)
+    tokenizer: str | None = setting(
+        None, CHECKPOINT, "byte, or the path of a tokenizer.json.", metavar="NAME", default="its own", modes=("model",))
+    device: str = like(Config, "device", DEVICE, default=_EVERY_DEVICE)
+    dtype: Dtype | None = like(Config, "dtype", DEVICE, value=None, default="all four; with --model, its own")
+    seed: int = like(Config, "seed", DEVICE, modes=("layer", "model"))
+    # fmt: on
     command: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The path or id of the checkpoint."""
+        return self.path or ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts."""
+        return tuple(argument_text(word, Decoding()) for word in (*self.typed, *self.text))
 
 
 @dataclass(frozen=True)
@@ -83,50 +101,6 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A backend's result on a device in a dtype: the largest error against float64, or the reason for having none.
-
-    `ran` is the kernel that ran. `ok` is None if the backend does not exist here or was not tried.
-    """
-
-    device: str
-    dtype: str
-    backend: str
-    status: str
-    ok: bool | None
-    max_error: float | None = None
-    tolerance: float | None = None
-    ran: str | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """The exactness of `attend` on a device in a dtype: errors with their limits, and properties that must hold
-    exactly.
-
-    `forbidden` is the largest weight of a masked cell, `empty` the largest number for a query without keys, and `loud`
-    whether scores × 1000 stay finite with rows that sum to 1.
-    """
-
-    device: str
-    dtype: str
-    max_error: float
-    ceiling: float
-    row_sum_error: float
-    row_sum_ceiling: float
-    forbidden: float
-    empty: float
-    loud: bool
-
-    @property
-    def ok(self) -> bool:
-        """Whether all errors and properties are within their limits."""
-        is_exact = self.forbidden == 0 and self.empty == 0 and self.loud
-        return is_exact and self.max_error <= self.ceiling and self.row_sum_error <= self.row_sum_ceiling
-
-
-@dataclass(frozen=True)
 class ExaminedModel:
     """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first; `lengths` are the
     lengths of its texts."""
@@ -147,14 +121,15 @@ class ExaminedModel:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """The result of an examination. Either `model` is set, or `kernels` and `numerics` are (for the installation)."""
+    """The result of an examination: of a checkpoint, if `model` is set, else of the installation. `kernels` and `numerics` are
+    always empty now."""
 
     checks: tuple[HealthCheck, ...]
     libraries: tuple[Library, ...]
     environment: Mapping[str, str]
     devices: tuple[Device, ...] = ()
-    kernels: tuple[Kernel, ...] = ()
-    numerics: tuple[Numerics, ...] = ()
+    kernels: tuple[str, ...] = ()
+    numerics: tuple[str, ...] = ()
     model: ExaminedModel | None = None
     notes: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -197,16 +172,9 @@ class Report(Shown):
             parts += [f"{len(checks)} {word}{'s' * (len(checks) != 1)}{end}: {names}"] if checks else []
         return f"{'; '.join(parts)} ({', '.join(counts)})"
 
-    @property
-    def findings(self) -> tuple[HealthCheck, ...]:
-        """The failures, then the warnings."""
-        return self.failed + self.having("care")
-
     def to_dict(self) -> dict[str, Any]:
         """The document that `--json` prints. Non-finite numbers are null."""
         report: dict[str, Any] = plain(self)
         for check, fields in zip(self.checks, report["checks"], strict=True):
             fields["status"] = check.status
-        for row, fields in zip(self.numerics, report["numerics"], strict=True):
-            fields["ok"] = row.ok
         return {"schema": "mha.doctor/1", "verdict": self.verdict, "summary": self.summary} | report

@@ -34,12 +34,13 @@ def doctor(
             raise UsageError("tokenizer and texts need a model", hint="doctor(model, tokenizer)")
         from mhacli.commands.doctor.installation import examine_installation
 
-        return examine_installation(device=device, dtype=dtype, seed=seed)
+        return examine_installation(DoctorRequest(device=device, dtype=dtype, seed=seed))
     from mhacli.commands.doctor.checkpoint import examine_checkpoint, examine_model
 
     if isinstance(model, str):
-        request = DoctorRequest(model, None, tuple(texts), None, tokenizer, device, dtype, seed)
-        return examine_checkpoint(request)
+        return examine_checkpoint(
+            DoctorRequest(path=model, text=tuple(texts), tokenizer=tokenizer, device=device, dtype=dtype, seed=seed)
+        )
     if device != "auto" or dtype is not None:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
-    return examine_model(model, tokenizer, DoctorRequest(type(model).__name__, texts=tuple(texts), seed=seed))
+    return examine_model(model, tokenizer, DoctorRequest(path=type(model).__name__, text=tuple(texts), seed=seed))

@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.doctor.result import ExaminedModel, HealthCheck, Kernel, Library, Numerics, Report
+from mhacli.commands.doctor.result import ExaminedModel, HealthCheck, Library, Report
 from mhacli.io.files import format_size
 from mhacli.record.glossary import words_of
-from mhacli.render.base.format import count_of, filled, plain_table
+from mhacli.render.base.format import count_of, filled
 from mhacli.render.base.options import Screen
 from mhacli.text.escape import visible
 
@@ -19,23 +19,16 @@ _STYLES = {"pass": "green", "fail": "bold red", "care": "yellow", "n/a": "dim"}
 _WORDS = {"care": "warning"}
 """Statuses whose words on screen differ from those in JSON."""
 _NO_NUMBER = "–"
-_DETAILED = ("kernels ", "numerics ")
-"""Checks shown in tables. They have a line of their own only if they fail."""
 
 
 def doctor_view(report: Report, on: Screen) -> RenderableType:
     """The complete output of `mha doctor`."""
-    parts: list[RenderableType] = []
-    if report.model is None:
-        parts += [*_machine(report, on), *_kernels(report.kernels), *_numerics(report.numerics)]
-    else:
-        parts += [_patient(report.model, report, on), Text()]
-    lines = [check for check in report.checks if check.ok is False or not check.name.startswith(_DETAILED)]
-    parts.append(_checks(lines, with_numbers=report.model is not None))
-    if report.model is not None:
-        parts += [Text(), Text(_legend(report.model, report.checks), style="dim")]
+    model = report.model
+    facts = _machine(report, on) if model is None else [_patient(model, report, on), Text()]
+    legend = _INSTALLATION if model is None else _legend(model, report.checks)
+    parts = [*facts, _checks(report.checks), Text(), Text(legend, style="dim")]
     notes = [Text(), *(Text(f"note: {visible(note)}") for note in report.notes)] if report.notes else []
-    return Group(*parts, *_findings(report.findings), *notes, Text(), _summary(report))
+    return Group(*parts, *_findings(report.failed + report.having("care")), *notes, Text(), _summary(report))
 
 
 # ------------------------------------------------------------------------------------------------------------------- facts
@@ -94,106 +87,23 @@ def _joined(parts: Sequence[str], on: Screen, style: str) -> Text:
     return Text("\n".join(filled([visible(part) for part in parts], on.width)), style=style) if parts else Text()
 
 
-# ------------------------------------------------------------------------------------------------------------------ tables
-
-
-def _kernels(kernels: Sequence[Kernel]) -> list[RenderableType]:
-    """For each device a table of the largest errors, backends × dtypes, and why other backends are missing."""
-    parts: list[RenderableType] = []
-    for device in dict.fromkeys(kernel.device for kernel in kernels):
-        of_device = [kernel for kernel in kernels if kernel.device == device]
-        dtypes = list(dict.fromkeys(kernel.dtype for kernel in of_device))
-        table = plain_table(("backend", False), *((dtype, True) for dtype in dtypes))
-        for backend in dict.fromkeys(kernel.backend for kernel in of_device):
-            cells = {kernel.dtype: _kernel_cell(kernel) for kernel in of_device if kernel.backend == backend}
-            if any(kernel.ok is not None for kernel in of_device if kernel.backend == backend):
-                table.add_row(Text(backend), *(cells.get(dtype, Text()) for dtype in dtypes))
-        table.add_row(
-            Text("at most", style="dim"), *(Text(_ceiling(of_device, dtype), style="dim") for dtype in dtypes)
-        )
-        parts += [Text(f"{device}: largest error of attention kernels, against float64", style="bold underline"), table]
-        parts += [Text(line, style="dim") for line in _reasons(of_device)] + [Text()]
-    return parts
-
-
-def _kernel_cell(kernel: Kernel) -> Text:
-    if kernel.ok is None:
-        return Text(_NO_NUMBER, style="dim")
-    text = (
-        "NaN"
-        if kernel.max_error is None and kernel.status == "ok"
-        else _number(kernel.max_error)
-        if kernel.max_error is not None
-        else kernel.status
-    )
-    return Text(text if kernel.ok else f"! {text}", style="" if kernel.ok else "bold red")
-
-
-def _ceiling(kernels: Sequence[Kernel], dtype: str) -> str:
-    tolerances = [kernel.tolerance for kernel in kernels if kernel.dtype == dtype and kernel.tolerance is not None]
-    return _number(min(tolerances)) if tolerances else _NO_NUMBER
-
-
-def _reasons(kernels: Sequence[Kernel]) -> list[str]:
-    """Why backends are missing, each reason once."""
-    by_reason: dict[str, dict[str, list[str]]] = {}
-    n_dtypes = len({kernel.dtype for kernel in kernels})
-    for kernel in kernels:
-        if kernel.ok is None:
-            reason = (kernel.reason or kernel.status).replace(f" {kernel.backend} ", " such ")
-            by_reason.setdefault(reason, {}).setdefault(kernel.backend, []).append(kernel.dtype)
-    lines = []
-    for reason, backends in by_reason.items():
-        names = [b if len(d) == n_dtypes else f"{b} in {' and '.join(d)}" for b, d in backends.items()]
-        lines.append(visible(f"{', '.join(names)}: {reason}"))
-    return lines
-
-
-def _numerics(rows: Sequence[Numerics]) -> list[RenderableType]:
-    """The exactness of `attend` on every device in every dtype."""
-    if not rows:
-        return []
-    names = ("error", "tolerance", "row_sum", "tolerance", "masked", "empty", "loud")
-    table = plain_table(("attend", False), *((words_of("columns", "doctor")[name].heading, True) for name in names))
-    several = len({row.device for row in rows}) > 1
-    for row in rows:
-        name = f"{row.device} {row.dtype}" if several else row.dtype
-        table.add_row(
-            Text(name),
-            _judged(row.max_error, row.max_error <= row.ceiling),
-            Text(_number(row.ceiling), style="dim"),
-            _judged(row.row_sum_error, row.row_sum_error <= row.row_sum_ceiling),
-            Text(_number(row.row_sum_ceiling), style="dim"),
-            _judged(row.forbidden, row.forbidden == 0),
-            _judged(row.empty, row.empty == 0),
-            Text("finite" if row.loud else "! not finite", style="" if row.loud else "bold red"),
-        )
-    title = Text(
-        "the definition itself: error, row sums, weight of a masked cell, output without any key",
-        style="bold underline",
-    )
-    return [title, table, Text()]
-
-
-def _judged(number: float, ok: bool) -> Text:
-    return Text(_number(number) if ok else f"! {_number(number)}", style="" if ok else "bold red")
-
-
 # ------------------------------------------------------------------------------------------------------------------ checks
 
 
-def _checks(checks: Sequence[HealthCheck], *, with_numbers: bool) -> RenderableType:
+_INSTALLATION = "found: of attention, the largest difference from float64. at most: what rounding explains."
+
+
+def _checks(checks: Sequence[HealthCheck]) -> RenderableType:
     """A line per check: name, status, number with its limit, and message."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=with_numbers, header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
-    if with_numbers:
-        for name in ("found", "tolerance"):
-            table.add_column(words_of("columns", "doctor")[name].heading, justify="right", no_wrap=True)
+    for name in ("found", "tolerance"):
+        table.add_column(words_of("columns", "doctor")[name].heading, justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for check in checks:
         style, word = _STYLES[check.status], _WORDS.get(check.status, check.status)
-        numbers = [Text(_number(check.value)), Text(_number(check.tolerance), style="dim")] if with_numbers else []
+        numbers = (Text(_number(check.value)), Text(_number(check.tolerance), style="dim"))
         message = Text(visible(check.message), style="dim" if check.status == "n/a" else "")
         table.add_row(Text(visible(check.name)), Text(word, style=style), *numbers, message)
     return table

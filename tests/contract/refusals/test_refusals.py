@@ -178,7 +178,7 @@ MODELS: list[Row] = [
     ("scan text.txt --model @gpt2 --out o.mha --pack", 2, USAGE, "--pack", "--max-tokens"),
     ("scan text.txt --model @gpt2 --out full", 2, USAGE, "full"),
     ("scan text.txt --model @gpt2 --out text.txt/o.mha", 1, None, "text.txt/o.mha"),
-    ("doctor --model empty --compile", 2, USAGE, "--compile", "--model"),
+    ("doctor --compile", 2, USAGE, "--compile", "mha bench"),
     ("doctor --model @gpt2 ' '", 1, "no-tokens", "0"),
 ]  # fmt: skip
 
