@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -174,13 +175,11 @@ def _usage_error(fault: typer.TyperException) -> MhaError:
     option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
     if option[1:2].isdigit():
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")
-    gone = next((new for old, new in _GONE.items() if old == option or f"command '{old}'" in message), None)
-    return UsageError(
-        message,
-        hint=f"it is gone; {gone} takes its place"
-        if gone
-        else context and f"{context.command_path} --help shows what there is",
-    )
+    hint = context and f"{context.command_path} --help shows what there is"
+    for old, new in _GONE.items():
+        if old == option or f"command '{old}'" in message:
+            hint = f"it is gone; {new} takes its place"
+    return UsageError(message, hint=hint)
 
 
 def _print_error(fault: MhaError) -> int:
@@ -196,12 +195,10 @@ def _print_error(fault: MhaError) -> int:
         lines = [f"mha: error: {message_text(fault.message)}"]
         lines += [f"hint: {message_text(fault.hint)}"] if fault.hint else []
     try:
-        sys.stdout.flush() if sys.stdout is not None else None  # output comes before the error
+        flush()  # output comes before the error
     except OSError:
         discard_stdout()
-    try:
+    with suppress(OSError):
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
-    except OSError:
-        pass
     return fault.exit_code

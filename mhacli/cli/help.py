@@ -44,12 +44,15 @@ _HELP_OPTIONS = (
 )
 
 
+def _with_help(command: Any, ctx: Any) -> list[Any]:
+    """The parameters of a command, then the two options of help."""
+    return [*command.params, *_HELP_OPTIONS]
+
+
 class HelpCommand(typer.core.TyperCommand):
     """A command with this help. The first long name of an option is in the help; others work as well."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Its own parameters, then the two options of help."""
-        return [*self.params, *_HELP_OPTIONS]
+    get_params = _with_help
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The words that fit, without other names of options."""
@@ -60,9 +63,7 @@ class HelpCommand(typer.core.TyperCommand):
 class HelpGroup(typer.core.TyperGroup):
     """A group of commands with this help."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Its own parameters, then the two options of help."""
-        return [*self.params, *_HELP_OPTIONS]
+    get_params = _with_help
 
 
 def help_text(context: Any, *, everything: bool = False) -> str:
@@ -108,14 +109,11 @@ def _options(command: Any) -> list[typer.core.TyperOption]:
 
 
 def _row(option: typer.core.TyperOption, context: Any) -> tuple[str, str]:
-    """The short and the first long name of an option with its metavar, and its help with its default."""
+    """The short and the first long name of an option with its metavar, and its help."""
     names = ", ".join([name for name in option.opts if len(name) == 2] + option.opts[:1])
     if option.secondary_opts:
         names += f" / {option.secondary_opts[0]}"
     if not option.is_flag:
         value = option.make_metavar(ctx=context).strip("<>")
         names += f" {'TEXT' if value == 'str' else value}"
-    default = option.default
-    if not option.show_default or default is None or default is False:
-        return names, option.help or ""
-    return names, f"{option.help} (default: {f'{default:g}' if isinstance(default, float) else default})"
+    return names, option.help or ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection, Iterator
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from mhacli.cli.console import stdout_width, write
 from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
-from mhacli.render.base.selection import chosen_layers
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _MOST = 160
 """The number of characters of the longest command that is suggested."""
 _COMPUTED = ("Text", "Attention", "Positions", "Mask and scores", "Device", "Checkpoint", "Measurement")
 """The panels of options that decide what is computed; others choose what is shown or written."""
-_LABEL, _GOES_ON = "next: ", " \\"
+_LABEL, _GOES_ON, _BLANK = "next: ", " \\\n", "\0"
 
 
 def suggest(words: list[str], about: str = "") -> None:
@@ -32,21 +31,21 @@ def suggest(words: list[str], about: str = "") -> None:
     text = " ".join(map(_quoted, words))
     if not words or visible(text) != text or len(text) > _MOST:
         return
-    from rich.cells import cell_len
-
-    parts = [" ".join(words[:2])]
-    for before, word in pairwise(words[1:]):
-        if before.startswith("--") and not word.startswith("--"):
-            parts[-1] += f" {_quoted(word)}"
-        else:
-            parts.append(_quoted(word))
-    lines = [_LABEL + parts[0]]
-    for part in parts[1:]:
-        if cell_len(f"{lines[-1]} {part}{_GOES_ON}") <= stdout_width():
-            lines[-1] += f" {part}"
-        else:
-            lines.append(" " * len(_LABEL) + part)
-    write(f"{_GOES_ON}\n".join(lines) + "\n" + (f"{' ' * len(_LABEL)}{about}\n" if about else ""))
+    parts: list[str] = []
+    for word in words:
+        is_value = bool(parts) and parts[-1].startswith("--") and not word.startswith("--")
+        quoted = _quoted(word).replace(" ", _BLANK)
+        parts[-1:] = [f"{parts[-1]}{_BLANK}{quoted}"] if is_value else [*parts[-1:], quoted]
+    indent = " " * len(_LABEL)
+    lines = wrap(
+        " ".join(parts),
+        stdout_width() - 2,
+        initial_indent=_LABEL,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    write(_GOES_ON.join(lines).replace(_BLANK, " ") + "\n" + (f"{indent}{about}\n" if about else ""))
 
 
 def _quoted(word: str) -> str:
@@ -120,51 +119,31 @@ def after_effect(record: Record, options: ViewOptions, output: Output) -> None:
 
 
 def suggest_cell(record: Record, options: ViewOptions) -> None:
-    """Suggests to trace the cell of the largest attention weight, and says where it is on the screen."""
-    import numpy as np
-
-    best, words, about = 0.0, list[str](), ""
-    for number, layer in _layers(record, options):
-        for b in range(len(layer.sequences)) if options.sequences is None else options.sequences:
-            weights = _weights_between_tokens(layer, b, options, in_checkpoint=record.model is not None)
-            head_idx, row, column = (int(n) for n in np.unravel_index(int(weights.argmax()), weights.shape))
-            if weights[head_idx, row, column] <= best:
-                continue
-            best, head = float(weights[head_idx, row, column]), layer.heads[head_idx].head
-            query, key = row - layer.first_query(b), column - layer.first_key(b)
-            words = [] if record.model is None else ["--layer", str(number)]
-            words += ["--cell", f"{head},{query},{key}", *(["--sequence", str(b)] if b else [])]
-            names = [] if record.model is None else [f"layer {number}"]
-            names += [f"sequence {b}"] if len(record.sequences) > 1 else []
-            names += [f"head {head}", f"query {token_at(token_text(layer.sequences[b], query), query)}"]
-            names += [f"key {token_at(token_text(layer.keys[b], key), key)}"]
-            about = f"{', '.join(names)}: weight {weight_text(best, options.precision)}"
-    if words:
-        suggest(again("trace", *words, without=("--layer", "--span")), about)
-
-
-def _layers(record: Record, options: ViewOptions) -> Iterator[tuple[int, Record]]:
-    """The drawn layers whose cells can be traced, each with its number."""
-    if record.model is None:
-        yield from [(0, record)] if "pattern" in record.arrays else []
+    """Suggests to trace the largest of the weights between tokens that stand out, and says where it is on the screen. The first
+    token of a checkpoint's text is often a sink."""
+    kinds = {layer.name: layer.kind for layer in record.layers}
+    cells = [
+        (cell, head)
+        for head in record.heads
+        if kinds.get(head.attention, "self") == "self"
+        and (options.heads is None or head.head in options.heads)
+        and (options.layers is None or any(n == head.layer for _, n in options.layers))
+        for cell in head.largest
+        if (options.sequences is None or cell.sequence in options.sequences)
+        and (record.context is not None or cell.key != cell.query)
+        and (record.model is None or cell.key > 0)
+    ]
+    if not cells:
         return
-    for layer in chosen_layers(record, options):
-        if layer.has_pattern and layer.inspected.kind in ("self", "decoder"):
-            yield layer.inspected.layer, layer.record
-
-
-def _weights_between_tokens(layer: Record, b: int, options: ViewOptions, *, in_checkpoint: bool) -> Any:
-    """The attention weights of a sequence, 0 for a token on itself, for queries that see one key, and for heads that are not
-    drawn. In a checkpoint, the first token, which is often a sink, counts only if no other key has weight."""
-    import numpy as np
-
-    pattern, allowed = layer.arrays["pattern"][b], layer.arrays["allowed"][b]
-    weights = np.where(allowed & (allowed.sum(axis=-1, keepdims=True) > 1), np.nan_to_num(pattern), 0.0)
-    first_key = layer.first_key(b)
-    if layer.context is None:
-        weights[:, np.eye(weights.shape[1], dtype=bool)] = 0.0
-    if in_checkpoint and weights[:, :, first_key + 1 :].any():
-        weights[:, :, first_key] = 0.0
-    if options.heads is not None:
-        weights[[i for i, head in enumerate(layer.heads) if head.head not in options.heads]] = 0.0
-    return weights
+    cell, head = max(cells, key=lambda each: each[0].share)
+    keys = record.sequences if record.context is None else record.context
+    layer = [] if record.model is None else ["--layer", str(head.layer)]
+    sequence = ["--sequence", str(cell.sequence)] if len(record.sequences) > 1 else []
+    where = [f"{pair[0].removeprefix('--')} {pair[1]}" for pair in (layer, sequence) if pair]
+    query = token_at(token_text(record.sequences[cell.sequence], cell.query), cell.query)
+    key = token_at(token_text(keys[cell.sequence], cell.key), cell.key)
+    about = ", ".join(
+        [*where, f"head {head.head}, query {query}, key {key}: weight {weight_text(cell.share, options.precision)}"]
+    )
+    words = [*layer, "--cell", f"{head.head},{cell.query},{cell.key}", *sequence]
+    suggest(again("trace", *words, without=("--layer", "--span")), about)

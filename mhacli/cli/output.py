@@ -235,10 +235,8 @@ def write_pictures(record: Record, options: ViewOptions, output: Output) -> None
             from mhacli.render.figures.document import figure, png
 
             svg = figure(record, options)
-            if output.svg is not None:
-                contents[output.svg] = svg.encode()
-            if output.png is not None:
-                contents[output.png] = png(svg)
+            contents |= {} if output.svg is None else {output.svg: svg.encode()}
+            contents |= {} if output.png is None else {output.png: png(svg)}
     for path, content in contents.items():
         write_whole(path, content, force=output.force)
 
@@ -275,14 +273,13 @@ def require_self_check(record: Record) -> None:
     """Raises `MhaError` with exit code 3 if a check of the record failed. Errors in a user's attention are not errors of its
     trace, which has no checks."""
     for check, message, hint in _checks(record):
-        if not check.ok:
-            excess = (
-                "it has numbers that are not finite"
-                if check.error is None
-                else f"a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
-            )
-            message = f"{message}: {excess}" if check.tolerance else message
-            raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
+        if check.ok:
+            continue
+        if check.error is None and check.tolerance:
+            message += ": it has numbers that are not finite"
+        elif check.tolerance:
+            message += f": a difference of {check.error:.3g} is above the tolerance of {check.tolerance:.3g}"
+        raise MhaError(message, hint=hint, code="self-check", exit_code=EXIT_CHECK)
 
 
 def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
@@ -293,10 +290,10 @@ def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
         return
     for check in () if record.survey is None else record.survey.checks:
         yield check, f"the check '{check.name}' fails", None
-    if record.model is not None:
-        is_same = Check(error=None, tolerance=0.0, ok=record.model.identical_outputs is not False)
+    if record.model is not None and record.model.identical_outputs is False:
         hint = "a model whose outputs change from pass to pass cannot be compared"
-        yield is_same, "the model's outputs with inspection differ from those without", hint
+        differs = Check(error=None, tolerance=0.0, ok=False)
+        yield differs, "the model's outputs with inspection differ from those without", hint
     if record.effect is not None:
         message = "a second computation of the removals disagrees with the first"
         is_short = record.config.dtype in ("bfloat16", "float16")
