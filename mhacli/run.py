@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mhacli.attention.memory import Plan, make_plan, require_layer_room
+from mhacli.errors import UsageError, out_of_range
 from mhacli.io import memory
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from mhacli.attention.weights_file import LayerFile
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
+    from mhacli.text.tokens import TokenSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,16 @@ class CellIndex:
     head: int
     query: int
     key: int
+
+    def require_inside(self, n_heads: int, queries: Sequence[TokenSequence], keys: Sequence[TokenSequence]) -> None:
+        """Raises `UsageError` for a cell outside of the patterns of these texts."""
+        if self.sequence >= len(queries):
+            raise UsageError(out_of_range("--sequence", self.sequence, len(queries)))
+        counts = {"head": n_heads, "query": len(queries[self.sequence].ids), "key": len(keys[self.sequence].ids)}
+        for name, count in counts.items():
+            if getattr(self, name) >= count:
+                typed = f"--cell {self.head},{self.query},{self.key}: {name}"
+                raise UsageError(out_of_range(typed, getattr(self, name), count))
 
 
 def require_memory(run: Run, available: int | None = None) -> None:

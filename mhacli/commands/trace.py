@@ -16,7 +16,7 @@ from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
-from mhacli.errors import UsageError, out_of_range
+from mhacli.errors import UsageError
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.settings import (
     ARG,
@@ -33,7 +33,7 @@ from mhacli.settings import (
 
 if TYPE_CHECKING:
     from mhacli.record.record import Record
-    from mhacli.run import CellIndex, Run
+    from mhacli.run import Run
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
 _OURS: tuple[Mode, ...] = ("layer", "model")
@@ -175,28 +175,13 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         with show_activity("computing"):
             return walk_checkpoint(prepared, values=walk.values, place=place), notes
     if place is not None:
-        _require_inside(place, run)
+        texts = run.encoded.sequences
+        place.require_inside(run.config.n_heads, texts, run.encoded.context or texts)
     require_memory(run)
     with loading_torch():
         from mhacli.compute.layer import trace as study
     with show_activity("computing"):
         return study.walk(run, route=walk.route, values=walk.values, place=place), run.notes
-
-
-def _require_inside(cell: CellIndex, run: Run) -> None:
-    """Raises `UsageError` for a cell outside of the pattern."""
-    encoded = run.encoded
-    if not 0 <= cell.sequence < len(encoded.sequences):
-        raise UsageError(out_of_range("--sequence", cell.sequence, len(encoded.sequences)))
-    keys = encoded.context or encoded.sequences
-    for name, value, count in (
-        ("head", cell.head, run.config.n_heads),
-        ("query", cell.query, len(encoded.sequences[cell.sequence].tokens)),
-        ("key", cell.key, len(keys[cell.sequence].tokens)),
-    ):
-        if not 0 <= value < count:
-            typed = f"--cell {cell.head},{cell.query},{cell.key}: {name}"
-            raise UsageError(out_of_range(typed, value, count))
 
 
 def _draw_mask(run: Run, output: Output) -> None:

@@ -15,6 +15,9 @@ HeadChoice = tuple[AttentionKind | None, int | None, int]
 """The kind, layer and number of a head. The kind None means the only kind, or the decoder of an encoder-decoder model; the layer
 is None in a layer of mha."""
 
+_OF_HEADS = ("at", "replace", "screen")
+_OF_ALL = ("edges", "heads", "judge", *_OF_HEADS)
+"""What is said of removed heads, and of any removal but a cut."""
 _LIST = "LIST"
 REMOVAL, MEASUREMENT = "Removal", "Measurement"
 _HEAD = (
@@ -77,10 +80,10 @@ class EffectSettings:
 
     # fmt: off
     heads: tuple[HeadChoice, ...] | None = setting(None, REMOVAL, _HEAD, "--head", parse=head_choices, metavar=_LIST, common=True)
-    edges: bool = setting(False, REMOVAL, _EDGES, common=True)
-    cut: tuple[str, str] | None = setting(None, REMOVAL, _CUT, parse=_spans, metavar="A:B", modes=("model",))
+    edges: bool = setting(False, REMOVAL, _EDGES, common=True, excludes=_OF_HEADS)
+    cut: tuple[str, str] | None = setting(None, REMOVAL, _CUT, parse=_spans, metavar="A:B", modes=("model",), excludes=_OF_ALL)
     replace: Literal["zero", "mean", "resample"] | None = setting(None, REMOVAL, _REPLACE, common=True)
-    screen: int | None = setting(None, REMOVAL, _SCREEN, low=1, high=100_000, metavar="K", modes=("model",))
+    screen: int | None = setting(None, REMOVAL, _SCREEN, low=1, high=100_000, metavar="K", modes=("model",), excludes=("heads",))
     other: str | None = setting(None, REMOVAL, _WITH, "--with", metavar="TEXT", modes=("model",))
     at: int | None = setting(None, REMOVAL, _AT, low=0, high=MAX_LENGTH)
     target: str | int | None = setting(None, MEASUREMENT, _TARGET, parse=str, metavar="TOKEN", common=True, modes=("model",))
@@ -94,32 +97,24 @@ class EffectSettings:
 
     def name_of(self, parameter: str) -> str:
         """The user's name for a parameter."""
-        options = dict(options_of(EffectSettings))
-        return (
-            parameter if self.from_python else options[parameter].name(parameter) if parameter in options else "--layer"
-        )
+        if self.from_python:
+            return parameter
+        return "--layer" if parameter == "layers" else dict(options_of(EffectSettings))[parameter].name(parameter)
 
 
 def require_one_removal(settings: EffectSettings, *, has_other: bool) -> None:
     """Raises `UsageError` for settings that exclude each other. `has_other` says whether `other` is given."""
     named: Callable[[str], str] = settings.name_of
-    chosen = {name for name, _ in options_of(EffectSettings) if getattr(settings, name) not in (None, False)}
-    for first, others in _EXCLUDED.items():
-        both = [other for other in others if first in chosen and other in chosen]
-        if both:
-            message = f"{named(first)} and {named(both[0])} exclude each other"
-            raise UsageError(message, hint=f"leave {named(both[0])} out")
+    chosen = {
+        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
+    }
+    for name, option in chosen.items():
+        for other in option.excludes:
+            if other in chosen:
+                message = f"{named(name)} and {named(other)} exclude each other"
+                raise UsageError(message, hint=f"leave {named(other)} out")
     if (settings.replace == "resample") != has_other:
         needed = [f"{named('replace')} resample", named("other")]
         if has_other:
             needed.reverse()
         raise UsageError(f"{needed[0]} needs {needed[1]}", hint=f"{named('other')} is another text")
-
-
-_OF_HEADS = ("at", "replace", "screen")
-_EXCLUDED = {
-    "cut": ("edges", "heads", "judge", *_OF_HEADS),
-    "edges": _OF_HEADS,
-    "screen": ("heads",),
-}
-"""The parameters that exclude a parameter."""

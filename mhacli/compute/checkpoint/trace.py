@@ -15,7 +15,7 @@ from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.errors import MhaError, UsageError, out_of_range
+from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import is_attention
@@ -327,7 +327,7 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
     if not isinstance(call, ScoredCall):
         raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
     view = record.of_layer(0)
-    _require_place(place, call, view)
+    place.require_inside(call.q.shape[1], view.sequences, view.keys)
     b, h = place.sequence, place.head
     i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
     group = call.q.shape[1] // call.k.shape[1]
@@ -342,19 +342,6 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
         score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
         share=finite(shares[j].item()), z=_numbers(call.z[b, h, i]), parts=_parts(attention, place, i, j),
     )  # fmt: skip
-
-
-def _require_place(place: CellIndex, call: ScoredCall, view: Record) -> None:
-    if place.sequence >= len(view.sequences):
-        raise UsageError(out_of_range("--sequence", place.sequence, len(view.sequences)))
-    counts = (
-        ("head", place.head, call.q.shape[1]),
-        ("query", place.query, len(view.sequences[place.sequence].ids)),
-        ("key", place.key, len(view.keys[place.sequence].ids)),
-    )
-    for name, value, count in counts:
-        if value >= count:
-            raise UsageError(out_of_range(f"--cell {place.head},{place.query},{place.key}: {name}", value, count))
 
 
 def _parts(attention: AttentionResult, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
