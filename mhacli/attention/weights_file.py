@@ -147,21 +147,19 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
 
 def _require_tensors(file: TensorFile, config: Config) -> None:
     """Raises `MhaError` that lists all missing and unexpected tensors and all wrong shapes."""
-    shapes = {name: info.shape for name, info in file.tensors.items()}
-    expected = expected_shapes(config, (shapes.get(EMBEDDING) or (0,))[0])
-    faults = [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in shapes]
-    unknown = shapes.keys() - expected.keys() - {POSITION_EMBEDDING}
-    faults += [f"{shown_name(name)} is not expected" for name in sorted(unknown)[:20]]
-    if POSITION_EMBEDDING in shapes:  # of any number of positions where they are not used
-        n_positions = expected.get(POSITION_EMBEDDING, shapes[POSITION_EMBEDDING])[:1]
-        expected[POSITION_EMBEDDING] = (*n_positions, config.d_input or config.d_model)
-    faults += [
-        f"{name} is {list(shapes[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if shapes.get(name, shape) != shape
+    found = {name: list(info.shape) for name, info in file.tensors.items()}
+    n_tokens = (found.get(EMBEDDING) or [0])[0]
+    expected = {name: list(shape) for name, shape in expected_shapes(config, n_tokens).items()}
+    if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
+        n_positions = expected.get(POSITION_EMBEDDING, found[POSITION_EMBEDDING])[:1]
+        expected[POSITION_EMBEDDING] = [*n_positions, config.d_input or config.d_model]
+    faults = [
+        f"{shown_name(name)} is {found.get(name, 'absent')}, not {expected.get(name, 'absent')}"
+        for name in sorted(found.keys() | expected.keys())
+        if found.get(name) != expected.get(name)
     ]
     if faults:
-        raise _bad(file, f"{file.path} does not have the tensors of its layer: {'; '.join(faults)}")
+        raise _bad(file, f"{file.path} does not have the tensors of its layer: {first_names(faults, 20)}")
 
 
 def _require_floats(file: TensorFile, names: Iterable[str]) -> None:

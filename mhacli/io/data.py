@@ -40,13 +40,8 @@ def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, parse_constant=_no_constant)
-    except UnicodeDecodeError as fault:
-        message = f"{source} is not UTF-8: byte {fault.start} cannot be decoded"
-    except ValueError as fault:
-        message = f"{source} is not JSON: {fault}"
-    except RecursionError:
-        message = f"{source} is JSON that is nested too deeply"
-    raise MhaError(message, code="bad-file", path=path or source)
+    except (ValueError, RecursionError) as fault:
+        raise MhaError(f"{source} is not JSON: {fault}", code="bad-file", path=path or source) from None
 
 
 def _no_constant(word: str) -> Any:
