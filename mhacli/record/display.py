@@ -23,17 +23,18 @@ class Shown:
 
     def __rich__(self) -> object:
         """The view that rich prints."""
-        view: object = _renderers().view_of(self)
+        view: object = renderers().view_of(self)
         return view
 
 
 def html_of(result: object) -> str:
     """A result as HTML: static, without a script, below 200 kB, for light and dark themes."""
-    html: str = _renderers().html_of(result)
+    html: str = renderers().html_of(result)
     return html
 
 
-def _renderers() -> Any:
+def renderers() -> Any:
+    """The module that draws results, which is imported on first use."""
     import mhacli
 
     return mhacli.renderers()
@@ -53,8 +54,3 @@ class Page:
         """The page in a frame without access to the notebook."""
         style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'
-
-
-def page_of(record: object) -> Page:
-    """The interactive page of a record."""
-    return Page(_renderers().page_of(record))

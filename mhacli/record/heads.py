@@ -283,18 +283,14 @@ SORTS = ("head", "layer", "kind", "certainty", *(row.field for row in STATISTICS
 def require_order(sort: str) -> tuple[str, bool]:
     """The sort key (a field or a column heading) and whether it ascends. Raises `UsageError` for others than `SORTS`."""
     word, colon, direction = sort.partition(":")
-    name = word if word in SORTS else _field_of_heading(word)
+    columns = (row for row in STATISTICS if row.priority is not None)
+    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in columns}
+    name = headings.get(word, word)
     if name not in SORTS or direction not in (("up", "down") if colon else ("",)):
         raise UsageError(
             f"--sort {shlex.quote(sort[:40])} is not one of {', '.join(SORTS)}, alone or with :up or :down"
         )
     return name, direction == "up" or (not direction and name in ("head", "layer", "kind"))
-
-
-def _field_of_heading(heading: str) -> str:
-    columns_shown = (row for row in STATISTICS if row.priority is not None)
-    headings = {row.words.heading.format(sink_tokens=SINK_TOKENS): row.field for row in columns_shown}
-    return headings.get(heading, "")
 
 
 def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics, ...]:

@@ -20,7 +20,7 @@ from mhacli.io.files import write_whole
 from mhacli.record.arrays import Array, checksum, under
 from mhacli.record.checks import RouteCheck, SelfCheck
 from mhacli.record.corpus import CorpusSummary
-from mhacli.record.display import Page, Shown, page_of
+from mhacli.record.display import Page, Shown, renderers
 from mhacli.record.effect import Effect, EffectSummary
 from mhacli.record.heads import HeadsSummary, HeadStatistics
 from mhacli.record.pattern import Pattern, pattern_of_layer, stacked
@@ -160,21 +160,21 @@ class Record(Shown):
         """The layers of this number and kind (None: any), with their records. Raises `UsageError` for none or ambiguous
         ones."""
         own = self.heads[0].layer if self.heads else 0
-        every = [(each.layer, each.kind) for each in self.layers] or [(own, "self")]
-        of_kind = [(place[0], i) for i, place in enumerate(every) if kind in (None, place[1])]
-        if not of_kind:
-            kinds = ", ".join(dict.fromkeys(its_kind for _, its_kind in every))
-            raise UsageError(f"kind {kind!r} is not in the record, which has {kinds}")
-        records = self.layer_records
-        views = [(number, records[i]) for number, i in of_kind if layer in (None, number)]
-        name = " ".join([*([kind] if kind else []), f"layer {layer}"])
+        places = [(each.layer, each.kind) for each in self.layers] or [(own, "self")]
+        views = [
+            (number, view)
+            for (number, its_kind), view in zip(places, self.layer_records, strict=True)
+            if layer in (None, number) and kind in (None, its_kind)
+        ]
         if not views:
-            numbers = ", ".join(str(number) for number, _ in of_kind)
-            raise UsageError(f"{name} is not in the record, which has layers {numbers}")
+            sought = " and ".join(
+                f"{name} {value}" for name, value in (("layer", layer), ("kind", kind)) if value is not None
+            )
+            listed = ", ".join(dict.fromkeys(f"{its_kind} layer {number}" for number, its_kind in places))
+            raise UsageError(f"no attention of {sought} is in the record, which has {listed}")
         if len(views) > len({number for number, _ in views}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            several = "several attentions of a layer" if layer is None else f"{len(views)} attentions of {name}"
-            raise UsageError(f"the record has {several}", hint=hint)
+            raise UsageError(f"the record has several attentions of layer {views[0][0]}", hint=hint)
         return views
 
     def document(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Record(Shown):
 
     def page(self) -> Page:
         """The interactive page of the record, as `mha show --html` writes it. Notebooks show it in a frame."""
-        return page_of(self)
+        return Page(renderers().page_of(self))
 
     def save(self, path: str, *, force: bool = False) -> None:
         """Writes the record to one safetensors file, atomically. Raises `MhaError`."""
