@@ -37,7 +37,7 @@ NUMBERS_BELOW: Final = 2**63
 """The bound of int64. A condition that could exceed it at any position is refused, so that no number overflows."""
 
 Axis = Literal["q", "k"]
-Kind = Literal["condition", "number", "token", "words"]
+Kind = Literal["condition", "whole number", "token", "list of words"]
 Operation = Callable[[Any, Any], Any]
 OPERATIONS: Final[dict[str, Operation]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod
@@ -51,14 +51,8 @@ _SIGNS: dict[type[ast.AST], str] = {
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
 _COMPARABLE: dict[tuple[Kind, Kind], Collection[str]] = {
-    ("number", "number"): RELATIONS, ("token", "token"): ("==", "!="), ("token", "words"): ("in", "not in")
+    ("whole number", "whole number"): RELATIONS, ("token", "token"): ("==", "!="), ("token", "list of words"): ("in", "not in")
 }  # fmt: skip
-_DESCRIPTIONS: dict[Kind, str] = {
-    "condition": "a condition such as k < q",
-    "number": f"q, k, a whole number below {LITERALS_BELOW}, or a calculation with them by + - * // % abs",
-    "token": 'a token such as tok[k] or "the"',
-    "words": 'a list of words in quotes such as ("a", "b")',
-}
 _HINT = (
     'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are + - * // % abs, '
     "== != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
@@ -86,7 +80,7 @@ class Condition:
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
         parts = (part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant))
-        numbers = [_evaluated(part, _bounds(position)) for part in parts if _kind(part) == "number"]
+        numbers = [_evaluated(part, _bounds(position)) for part in parts if _kind(part) == "whole number"]
         most: int = max([position, *numbers])
         return most
 
@@ -125,8 +119,8 @@ def _kind(node: ast.expr) -> Kind:
         case ast.Constant(value=str()) | ast.Subscript():
             return "token"
         case ast.Tuple() | ast.List():
-            return "words"
-    return "number"
+            return "list of words"
+    return "whole number"
 
 
 def _require(node: ast.expr, kind: Kind) -> None:
@@ -156,16 +150,17 @@ def _parts(node: ast.expr, kind: Kind) -> list[tuple[ast.expr, Kind]]:
             case ast.Tuple() | ast.List() if all(isinstance(part, ast.Constant) for part in node.elts):
                 return [(part, "token") for part in node.elts]
             case ast.Subscript(value=ast.Name(id="tok")):
-                return [(node.slice, "number")]
+                return [(node.slice, "whole number")]
             case ast.BinOp() if type(node.op) in _SIGNS:
-                return [(node.left, "number"), (node.right, "number")]
+                return [(node.left, "whole number"), (node.right, "whole number")]
             case ast.UnaryOp(op=ast.USub(), operand=inner) | ast.Call(ast.Name(id="abs"), [inner], []):
-                return [(inner, "number")]
+                return [(inner, "whole number")]
             case ast.Name(id="q" | "k") | ast.Constant(value=str()):
                 return []
             case ast.Constant(value=value) if type(value) is int and value < LITERALS_BELOW:
                 return []
-    raise _refused(f"is not {_DESCRIPTIONS[kind]}", node)
+    bound = f" below {LITERALS_BELOW}" if kind == "whole number" else ""
+    raise _refused(f"is not a {kind}{bound}", node)
 
 
 def _operands(node: ast.Compare) -> list[tuple[ast.expr, Kind]]:
@@ -218,7 +213,7 @@ def _evaluated(node: ast.expr, cells: Any) -> Any:
 
 def _compared(node: ast.Compare, cells: Any) -> Iterator[Any]:
     """Where each comparison of a chain holds."""
-    compare = cells.compare_numbers if _kind(node.left) == "number" else cells.compare_tokens
+    compare = cells.compare_numbers if _kind(node.left) == "whole number" else cells.compare_tokens
     values = pairwise([_evaluated(part, cells) for part in (node.left, *node.comparators)])
     for op, (left, right) in zip(node.ops, values, strict=True):
         relation = _SIGNS[type(op)]

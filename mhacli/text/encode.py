@@ -143,7 +143,7 @@ def _tokens_of(
     limit = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
     if not numbered:
-        raise no_tokens(tokenizer, name, is_blank=not text.strip())
+        raise _no_tokens(tokenizer, text, name)
     if config.documents is not None and config.documents not in text:
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
     if len(numbered) > limit:
@@ -177,13 +177,11 @@ def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None)
         start += len(piece) + len(separator or "")
 
 
-def no_tokens(tokenizer: Tokenizer, name: str, *, is_blank: bool) -> MhaError:
+def _no_tokens(tokenizer: Tokenizer, text: str, name: str) -> MhaError:
     """The error for a text without tokens, with the reason."""
-    hint = None
-    if is_blank:
-        why = "it is only white space"
-    elif tokenizer.vocabulary is not None:
-        why = "the tokenizer makes none of it"
-    else:
-        why, hint = "it is only punctuation", "--punctuation keep makes every mark a token"
-    return MhaError(f"{name} has no tokens: {why}", hint=hint, code="no-tokens")
+    if not text.strip():
+        return MhaError(f"{name} has no tokens: it is only white space", code="no-tokens")
+    if tokenizer.vocabulary is not None:
+        return MhaError(f"{name} has no tokens: the tokenizer makes none of it", code="no-tokens")
+    hint = "--punctuation keep makes every mark a token"
+    return MhaError(f"{name} has no tokens: it is only punctuation", hint=hint, code="no-tokens")

@@ -43,10 +43,8 @@ class TokenSequence:
     @property
     def places(self) -> tuple[int, ...]:
         """The position of each token in its document, counted from 0."""
-        begins: dict[int, int] = {}
-        for index, document in enumerate(self.documents):
-            begins.setdefault(document, index)
-        return tuple(index - begins[document] for index, document in enumerate(self.documents)) or tuple(
+        begins = {document: i for i, document in reversed([*enumerate(self.documents)])}
+        return tuple(i - begins[document] for i, document in enumerate(self.documents)) or tuple(
             range(len(self.tokens))
         )
 
@@ -65,14 +63,8 @@ class TokenSequence:
 
     def first(self, n: int | None) -> TokenSequence:
         """The first `n` tokens, or all."""
-        return replace(
-            self,
-            tokens=self.tokens[:n],
-            ids=self.ids[:n],
-            offsets=self.offsets[:n],
-            documents=self.documents[:n],
-            pieces=self.pieces[:n],
-        )
+        names = ("tokens", "ids", "offsets", "documents", "pieces")
+        return replace(self, **{name: getattr(self, name)[:n] for name in names})
 
     @property
     def covered(self) -> TokenSequence:
