@@ -146,7 +146,15 @@ def _parts(node: ast.expr, kind: Kind) -> list[tuple[ast.expr, Kind]]:
             case ast.UnaryOp(op=ast.Not()):
                 return [(node.operand, "condition")]
             case ast.Compare():
-                return _operands(node)
+                operands = [(part, _kind(part)) for part in (node.left, *node.comparators)]
+                for op, ((left, one), (_, other)) in zip(node.ops, pairwise(operands), strict=True):
+                    if _SIGNS.get(type(op)) not in _COMPARABLE.get((one, other), ()):
+                        raise _refused(
+                            f"compares {ast.unparse(left)!r} wrongly: numbers compare by == != < <= > >=, tokens by == and !=, "
+                            "a token with a list of words by in and not in",
+                            node,
+                        )
+                return operands
             case ast.Tuple() | ast.List() if all(isinstance(part, ast.Constant) for part in node.elts):
                 return [(part, "token") for part in node.elts]
             case ast.Subscript(value=ast.Name(id="tok")):
@@ -161,18 +169,6 @@ def _parts(node: ast.expr, kind: Kind) -> list[tuple[ast.expr, Kind]]:
                 return []
     bound = f" below {LITERALS_BELOW}" if kind == "whole number" else ""
     raise _refused(f"is not a {kind}{bound}", node)
-
-
-def _operands(node: ast.Compare) -> list[tuple[ast.expr, Kind]]:
-    operands = [(part, _kind(part)) for part in (node.left, *node.comparators)]
-    for op, ((left, kind), (_, other)) in zip(node.ops, pairwise(operands), strict=True):
-        if _SIGNS.get(type(op)) not in _COMPARABLE.get((kind, other), ()):
-            raise _refused(
-                f"compares {ast.unparse(left)!r} wrongly: numbers compare by == != < <= > >=, tokens by == and !=, a token "
-                "with a list of words by in and not in",
-                node,
-            )
-    return operands
 
 
 def _axes(node: ast.AST) -> set[str]:

@@ -132,7 +132,12 @@ def _require_readable(file: str, form: CorpusFormat) -> None:
     with opened(file):
         pass
     if form.kind(file) == "parquet":
-        _require_text_column(file, form.column or DEFAULT_FIELD)
+        column = form.column or DEFAULT_FIELD
+        with _parquet_file(file) as table:
+            kinds = {field.name: str(field.type) for field in table.schema_arrow}
+        if not _TEXT_TYPE.match(kinds.get(column, "")):
+            names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+            raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
 
 
 def _raw_texts(file: str, form: CorpusFormat) -> Iterator[tuple[int, bytes]]:
@@ -187,14 +192,6 @@ def _rows(file: str, column: str) -> Iterator[bytes | None]:
             values = batch.column(column)
             values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
             yield from values.cast("large_binary").to_pylist()
-
-
-def _require_text_column(file: str, column: str) -> None:
-    with _parquet_file(file) as table:
-        kinds = {field.name: str(field.type) for field in table.schema_arrow}
-    if not _TEXT_TYPE.match(kinds.get(column, "")):
-        names = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
-        raise UsageError(f"{file} has no text in a column {column!r}", hint=f"its columns are {names}", path=file)
 
 
 @contextmanager

@@ -98,8 +98,6 @@ def encode(
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
-    if not texts:
-        raise UsageError("no text is given", hint='try mha run "the cat sat on the mat", --file PATH, or - for stdin')
     if len(context) not in (0, 1, len(texts)):
         raise UsageError(
             f"--context is given {len(context)} times for {len(texts)} texts: give it once, or once for each"
@@ -143,7 +141,11 @@ def _tokens_of(
     limit = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
     if not numbered:
-        raise _no_tokens(tokenizer, text, name)
+        if not text.strip() or tokenizer.vocabulary is not None:
+            why = "it is only white space" if not text.strip() else "the tokenizer makes none of it"
+            raise MhaError(f"{name} has no tokens: {why}", code="no-tokens")
+        hint = "--punctuation keep makes every mark a token"
+        raise MhaError(f"{name} has no tokens: it is only punctuation", hint=hint, code="no-tokens")
     if config.documents is not None and config.documents not in text:
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
     if len(numbered) > limit:
@@ -175,13 +177,3 @@ def _tokens_of_documents(tokenizer: Tokenizer, text: str, separator: str | None)
             yield document, token._replace(start=token.start + start, end=token.end + start)
         document += has_tokens
         start += len(piece) + len(separator or "")
-
-
-def _no_tokens(tokenizer: Tokenizer, text: str, name: str) -> MhaError:
-    """The error for a text without tokens, with the reason."""
-    if not text.strip():
-        return MhaError(f"{name} has no tokens: it is only white space", code="no-tokens")
-    if tokenizer.vocabulary is not None:
-        return MhaError(f"{name} has no tokens: the tokenizer makes none of it", code="no-tokens")
-    hint = "--punctuation keep makes every mark a token"
-    return MhaError(f"{name} has no tokens: it is only punctuation", hint=hint, code="no-tokens")

@@ -136,7 +136,14 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
         elif _is_regex(value):
             spans[name] = _matches(name, _compiled(name, value[1:-1]), text, ends)
         else:
-            spans[name] = (_range(name, value, len(text)),)
+            match = _RANGE.fullmatch(value)
+            start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
+            if not start < end <= len(text):
+                raise UsageError(
+                    f"--span {name}={value[:60]} is neither START:END within the characters 0:{len(text)} nor /REGEX/",
+                    hint="START and END count the characters of the text from 0; END is excluded and above START",
+                )
+            spans[name] = ((start, end),)
     return spans
 
 
@@ -165,17 +172,6 @@ def _named(words: Sequence[str]) -> dict[str, str | None]:
                 raise UsageError(f"--span {name.strip()} is given twice")
             named[name.strip()] = value.strip() if equals else None
     return named
-
-
-def _range(name: str, value: str, length: int) -> tuple[int, int]:
-    match = _RANGE.fullmatch(value)
-    start, end = (int(match[1] or 0), int(match[2] or length)) if match else (0, 0)
-    if not start < end <= length:
-        raise UsageError(
-            f"--span {name}={value[:60]} is neither START:END within the characters 0:{length} nor /REGEX/",
-            hint="START and END count the characters of the text from 0; END is excluded and above START",
-        )
-    return start, end
 
 
 def _of_chat(name: str, chat: Mapping[str, Ranges]) -> Ranges:

@@ -24,17 +24,11 @@ MAX_FILE_BYTES = 64 << 20
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_characters() -> dict[str, int]:
-    """The byte for each character of a byte-level token: printable bytes stand for themselves, the others count up from 256.
-
-    Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTES = _byte_characters()
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The byte for each character of a byte-level token: printable bytes stand for themselves, the others count up from 256.
+Source: Radford et al. 2019 (GPT-2), `bytes_to_unicode` in its encoder.py."""
 
 
 class LibraryTokenizer:
@@ -177,22 +171,21 @@ def _described(
             pieces[i] = replace(pieces[i], part=part, parts=len(members))
     shown, word, is_split = tuple(label or "" for label in labels), -1, len({*words} - {None}) > 1
     for i, piece in enumerate(pieces):
-        if not piece.special:
-            word += not i or pieces[i - 1].special or _begins_word(text, shown, offsets, i, words if is_split else ())
-            pieces[i] = replace(piece, word=word)
+        start = offsets[i][0]
+        if piece.special:
+            continue
+        if not i or pieces[i - 1].special:
+            begins = True
+        elif is_split:
+            is_number = start > 0 and text[start - 1 : start + 1].isdecimal()
+            is_within = is_number or is_inner_mark(text, start) or is_inner_mark(text, start - 1)
+            begins = words[i] != words[i - 1] and not is_within
+        else:
+            is_after_space = shown[i - 1][-1:].isspace() and shown[i - 1] != " "
+            begins = is_after_space or shown[i][:1].isspace() or text[offsets[i - 1][1] : start].isspace()
+        word += begins
+        pieces[i] = replace(piece, word=word)
     return TokenSequence(text, shown, tuple(ids), tuple(offsets), pieces=tuple(pieces))
-
-
-def _begins_word(
-    text: str, labels: Sequence[str], offsets: Sequence[tuple[int, int]], i: int, words: Sequence[int | None]
-) -> bool:
-    start = offsets[i][0]
-    if not words:
-        is_after_space = labels[i - 1][-1:].isspace() and labels[i - 1] != " "
-        return is_after_space or labels[i][:1].isspace() or text[offsets[i - 1][1] : start].isspace()
-    is_number = start > 0 and text[start - 1 : start + 1].isdecimal()
-    is_within = is_number or is_inner_mark(text, start) or is_inner_mark(text, start - 1)
-    return words[i] != words[i - 1] and not is_within
 
 
 def file_tokenizer(path: str) -> LibraryTokenizer:
