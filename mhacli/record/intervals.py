@@ -58,14 +58,6 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 9.995 else f"{ratio:.1f}" if ratio < 99.95 else f"{ratio:,.0f}"
 
 
-def quartiles(samples: Sequence[float]) -> tuple[float, float]:
-    """The 25th and 75th percentiles, inclusive; a single sample is both."""
-    if len(samples) == 1:
-        return samples[0], samples[0]
-    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return low, high
-
-
 @cache
 def _rank(n: int) -> int:
     """The largest number of samples to drop at each end without losing the confidence."""

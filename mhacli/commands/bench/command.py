@@ -65,7 +65,9 @@ BenchOutput = Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_
 @command()
 def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
-    _require_consistent(options, output)
+    Config(d_model=1, n_heads=1, device=options.device).resolved()
+    saved = [] if options.save_baseline is None else [("save-baseline", options.save_baseline)]
+    require_writable([*saved, *output.files], force=output.force)
     baseline = None if options.compare is None else read_benchmark(options.compare)
     sweep = Sweep() if baseline is None else baseline.sweep
     known = tuple(name for name in sweep.backends if name in BACKENDS)
@@ -92,13 +94,6 @@ def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None
     note_written(output, options.save_baseline)
     if comparison is not None:
         _judge(comparison, options, is_csv=output.csv)
-
-
-def _require_consistent(options: BenchOptions, output: Output) -> None:
-    """Raises `MhaError` for files that cannot be written."""
-    Config(d_model=1, n_heads=1, device=options.device).resolved()
-    saved = [] if options.save_baseline is None else [("save-baseline", options.save_baseline)]
-    require_writable([*saved, *output.files], force=output.force)
 
 
 def _write(benchmark: Benchmark, comparison: BaselineComparison | None, options: BenchOptions, output: Output) -> None:

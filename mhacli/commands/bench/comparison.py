@@ -13,7 +13,7 @@ import msgspec
 from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.commands.bench.workload import Workload
 from mhacli.errors import UsageError
-from mhacli.record.intervals import CONFIDENCE, MIN_ROUNDS, Interval
+from mhacli.record.intervals import Interval
 
 FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")
@@ -133,12 +133,4 @@ def _change(row: BenchRow, now: Interval, then: Interval, limit: float | None) -
 def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
     pairs = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
     pairs.append(("seed", baseline.seed, now.seed))
-    warnings = [f"{name} differs: {then} then, {ours} now" for name, then, ours in pairs if then != ours]
-    fewest = min(
-        (len(row.samples_s) for run in (now, baseline) for row in run.rows if row.samples_s), default=MIN_ROUNDS
-    )
-    if fewest < MIN_ROUNDS:
-        warnings.append(
-            f"intervals of {CONFIDENCE * 100:.0f} % need more than {fewest} rounds: these are the whole range"
-        )
-    return warnings
+    return [f"{name} differs: {then} then, {ours} now" for name, then, ours in pairs if then != ours]

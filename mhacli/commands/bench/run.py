@@ -11,6 +11,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
@@ -45,7 +46,7 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.record.intervals import MIN_ROUNDS, median_interval, paired_ratio, quartiles
+from mhacli.record.intervals import MIN_ROUNDS, median_interval, paired_ratio
 from mhacli.settings import ITEM_BYTES, Dtype
 
 
@@ -317,7 +318,8 @@ class SizeBenchmark:
         similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= 1}
         fastest = self._fastest(similar | {first}, len(ratios)) if is_sure else set()
         for name, column in samples.items():
-            middle, (p25, p75), ratio, row = medians[name], quartiles(column), ratios[name], self._entries[name].row
+            middle, ratio, row = medians[name], ratios[name], self._entries[name].row
+            p25, p75 = np.quantile(column, (0.25, 0.75)).tolist()
             self._entries[name].row = replace(
                 row, samples_s=column, n_samples=len(column), n_calls=n_calls[name], median_s=middle.median,
                 median_low_s=middle.low, median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(column),

@@ -28,7 +28,13 @@ _USUAL_STAGES = 12
 @command()
 def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
-    _require_consistent(request)
+    if not request.target:
+        hint = "try mha check my.py:Attention"
+        raise UsageError("name what to check: FILE.py:NAME or package.module:NAME", hint=hint)
+    Config(d_model=1, n_heads=1, device=request.device).resolved()
+    for target in (request.of, request.against):
+        if target is not None:
+            require_readable(target.target)
     leave_deleted_folder()
     from mhacli.commands.check.run import examine_in_child
 
@@ -47,14 +53,3 @@ def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOU
     )
     if examination.verdict != "right":
         raise typer.Exit(EXIT_CHECK if examination.verdict == "wrong" else EXIT_FAILED)
-
-
-def _require_consistent(request: CheckRequest) -> None:
-    """Raises `UsageError` and `MhaError` for what can be seen without running code."""
-    if not request.target:
-        hint = "try mha check my.py:Attention"
-        raise UsageError("name what to check: FILE.py:NAME or package.module:NAME", hint=hint)
-    Config(d_model=1, n_heads=1, device=request.device).resolved()
-    for target in (request.of, request.against):
-        if target is not None:
-            require_readable(target.target)
