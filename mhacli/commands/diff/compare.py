@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +60,8 @@ _MOST_CELLS = 1 << 22
 _EXACT = ("ids", "visible", "allowed")
 _INDICES = ("strongest_key", "top_keys")
 """Arrays of key indices. Rounding decides between keys of nearly equal weight, so these differ only if weights do."""
+_Piece = tuple[list[tuple[str, Array]], Array, Array, Array]
+"""The axes of some cells by name, with indices as of `_matched`; the numbers of both records; and which cells count."""
 _WEIGHTS = ("pattern", "map", "entropy", "top_shares")
 """The arrays that show whether the weights behind the indices differ by more than rounding."""
 
@@ -211,42 +213,58 @@ def _names_alone(a: Record, b: Record, *, has_trace: bool) -> tuple[str, ...]:
 
 def _compared_array(name: str, layer: LayerDifference, tolerance: float) -> Difference:
     """The comparison of an array that both records have."""
-    axes, x, y = _axes(name, layer.a), layer.a.arrays[name], layer.b.arrays[name]
+    shape_a, shape_b = (record.arrays[name].shape for record in (layer.a, layer.b))
+    row = Difference(name, "array", "skipped", _axes(name, layer.a), shape_a, shape_b)
     unlike = _unlike_arrays(name, layer)
     if unlike is not None:
-        return Difference(name, "array", unlike[0], axes, x.shape, y.shape, why=unlike[1])
+        return msgspec.structs.replace(row, status=unlike[0], why=unlike[1])
+    row = _compared(row, _pieces(name, layer), tolerance)
+    if not row.n_cells:
+        return msgspec.structs.replace(row, status="skipped", why="no cells have tokens in common")
+    if name not in (*_EXACT, *_INDICES):
+        return row
+    row = msgspec.structs.replace(row, largest=None, magnitude=None, relative=None)
+    if row.status == "identical" or name in _EXACT:
+        return msgspec.structs.replace(row, status="identical" if row.status == "identical" else "beyond")
+    why = "rounding exchanges keys of like weight" if row.n_different else ""
+    return msgspec.structs.replace(row, status="skipped" if tolerance else "beyond", why=why)
+
+
+def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Difference:
+    """The comparison of numbers: how many differ, by how much, where, and by head."""
     counts, largest, magnitude, worst, at = np.zeros(5, int), 0.0, 0.0, 0.0, None
     is_identical, heads = True, dict[int, tuple[float, int]]()
-    for sequence, cut, numbers in _pieces(name, layer):
-        of_piece, gaps, most, has_same_bits = _measured(*numbers)
+    for cut, x, y, where in pieces:
+        of_piece, gaps, most, has_same_bits = _measured(x, y, where)
         counts += of_piece
         magnitude, is_identical = max(magnitude, most), is_identical and has_same_bits
         largest = max(largest, float(gaps.max(initial=0.0, where=np.isfinite(gaps))))
         if gaps.max(initial=0.0) > worst:
             worst, place = gaps.max(), np.unravel_index(gaps.argmax(), gaps.shape)
-            at = _place(sequence, [axis for axis in axes if axis != "batch"], cut, place)
-        if "head" in axes[:2]:
-            for head, gap in zip(cut[0][2].tolist(), gaps.reshape(len(gaps), -1).max(axis=1).tolist(), strict=True):
+            named = [(word, *axis[2:, n].tolist()) for (word, axis), n in zip(cut, place, strict=False)]
+            named = [each for each in named if each[0] != "head" or each[1] >= 0]  # -1 stands for all heads
+            at = {name: [each[n] for each in named] for n, name in enumerate(("axes", "a", "b"))} if named else None
+        if row.seen == "array" and cut[1][0] == "head":
+            for head, gap in zip(
+                cut[1][1][2].tolist(), gaps.reshape(gaps.shape[1], -1).max(axis=1).tolist(), strict=True
+            ):
                 if head >= 0 and gap > heads.get(head, (-1.0, 0))[0]:
-                    heads[head] = gap, sequence
-    n_cells, n_different, n_nonfinite, n_only_a, n_only_b = counts.tolist()
-    is_measured, is_index = name not in (*_EXACT, *_INDICES), name in _INDICES
-    is_within = tolerance > 0 and not n_nonfinite and largest <= tolerance * magnitude and name not in _EXACT
-    status: Status = "skipped" if is_index and tolerance else "within" if is_within else "beyond"
-    because = "rounding exchanges keys of like weight" if is_index and n_different else ""
-    return Difference(
-        *(name, "array", "skipped" if not n_cells else "identical" if is_identical else status, axes, x.shape, y.shape),
-        *(n_cells, n_different, n_nonfinite, n_only_a, n_only_b),
-        largest=largest if is_measured and n_cells else None,
-        magnitude=magnitude if is_measured and n_cells else None,
+                    heads[head] = gap, int(cut[0][1][0, 0])
+    is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
+    names = ("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b")
+    return msgspec.structs.replace(
+        row,
+        status="identical" if is_identical else "within" if is_within else "beyond",
+        **dict(zip(names, counts.tolist(), strict=True)),
+        largest=largest if counts[0] else None,
+        magnitude=magnitude if counts[0] else None,
         at=at,
-        why=because if n_cells else "no cells have tokens in common",
         heads=tuple({"head": n, "largest": finite(gap), "sequence": s} for n, (gap, s) in sorted(heads.items())),
-        relative=largest / (magnitude or 1.0) if is_measured and n_cells else None,
+        relative=largest / (magnitude or 1.0) if counts[0] else None,
     )
 
 
-def _measured(a: Array, b: Array, counted: Array | bool = True) -> tuple[Array, Array, float, bool]:
+def _measured(a: Array, b: Array, counted: Array) -> tuple[Array, Array, float, bool]:
     """The comparison of the `counted` cells: the counts of `Difference` from `n_cells` on; the gap in each cell,
     infinite where only one number is finite; the largest number; and whether all bits are equal."""
     x, y, where = a.astype(np.float64), b.astype(np.float64), np.broadcast_to(counted, a.shape)
@@ -261,37 +279,26 @@ def _measured(a: Array, b: Array, counted: Array | bool = True) -> tuple[Array, 
     return counts, gaps, float(magnitude), not other_bits.any()
 
 
-def _place(sequence: int, words: Sequence[str], cut: Sequence[Array], at: Sequence[Any]) -> dict[str, Any]:
-    """The place of a cell. An array for all heads names none."""
-    named = [(word, *axis[2:, i].tolist()) for word, axis, i in zip(words, cut, at, strict=True)]
-    named = [place for place in named if place[0] != "head" or place[1] >= 0]
-    axes, a, b = zip(("sequence", sequence, sequence), *named, strict=True)
-    return {"axes": axes, "a": a, "b": b}
-
-
-def _pieces(name: str, layer: LayerDifference) -> Iterator[tuple[int, list[Array], tuple[Array, Array, Array | bool]]]:
-    """The corresponding cells of both records, a sequence and no more than `_MOST_CELLS` at a time: their indices, both
-    numbers, and which cells count."""
+def _pieces(name: str, layer: LayerDifference) -> Iterator[_Piece]:
+    """The corresponding cells of both records, a sequence and no more than `_MOST_CELLS` at a time."""
     axes = _axes(name, layer.a)
-    both = [record.arrays[name] for record in (layer.a, layer.b)]
     has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in (layer.a, layer.b))
     for sequence in range(len(layer.queries) if "batch" in axes else 1):
-        first, *rest = (_matched(axis, name, layer, sequence) for axis in axes if axis != "batch")
-        n_cells = math.prod(axis.shape[1] for axis in (first, *rest))
+        (word, first), *rest = [(axis, _matched(axis, name, layer, sequence)) for axis in axes if axis != "batch"]
+        n_cells = math.prod(axis.shape[1] for axis in (first, *(axis for _, axis in rest)))
         for part in np.array_split(first, -(-n_cells // _MOST_CELLS), axis=1) if n_cells else ():
-            cut = [part, *rest]
-            x, y = (
-                (array[sequence] if "batch" in axes else array)[np.ix_(*(axis[side] for axis in cut))]
-                for side, array in enumerate(both)
-            )
+            cut, numbers, counted = [(word, part), *rest], list[Array](), np.ones(1, bool)
+            for side, record in enumerate((layer.a, layer.b)):
+                cells = np.ix_(*(axis[side] for _, axis in cut))
+                array = record.arrays[name][sequence] if "batch" in axes else record.arrays[name]
+                numbers.append(array[cells][None])
+                if has_masks:  # scores of masked cells have no meaning
+                    mask = record.arrays["allowed"][sequence]
+                    counted = counted & mask[(np.minimum(cells[0], len(mask) - 1), *cells[1:])][None]
+            x, y = numbers
             if name in _INDICES:
                 x, y = _as_tokens_of_a(x, y, layer, sequence)
-            counted: Array | bool = True
-            for side, record in enumerate((layer.a, layer.b) if has_masks else ()):
-                mask = record.arrays["allowed"][sequence]  # scores of masked cells have no meaning
-                heads = np.minimum(part[side], len(mask) - 1)
-                counted = counted & mask[np.ix_(heads, *(axis[side] for axis in rest))]
-            yield sequence, cut, (x, y, counted)
+            yield [("sequence", np.full((4, 1), sequence)), *cut], x, y, counted
 
 
 def _as_tokens_of_a(a: Array, b: Array, layer: LayerDifference, sequence: int) -> tuple[Array, Array]:
@@ -327,7 +334,7 @@ def _unlike_arrays(name: str, layer: LayerDifference) -> tuple[Status, str] | No
     if name in _AXES and any(_summarised(axis, a) != _summarised(axis, b) for axis in axes):
         return "skipped", "the records summarise different cells"
     has_same_tokens = all(text.is_same for text in (*layer.queries, *layer.keys))
-    if not has_same_tokens and {"asked query", "corner query"} & {*axes}:
+    if not has_same_tokens and {"query block", "asked query", "corner query"} & {*axes}:
         return "skipped", "its positions hold other tokens"
     is_for_all = name in FOR_ALL_HEADS and all(shape[axes.index("head")] == 1 for shape in shapes)
     has_heads = "head" in axes and not is_for_all
@@ -365,9 +372,8 @@ def _sizes_text(sizes: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _matched(axis: str, name: str, layer: LayerDifference, sequence: int) -> Array:
-    """The matching indices of both records along an axis, and their names: positions of tokens and numbers of heads.
-    `[4, matches]`: indices in A and in B, names in A and in B.
-    """
+    """The matching indices of both records along an axis, and their names: positions of tokens, with the same text
+    and padding the padding too, and numbers of heads. `[4, matches]`: indices in A and in B, names in A and in B."""
     axes = _axes(name, layer.a)
     n_a, n_b = (record.arrays[name].shape[axes.index(axis)] for record in (layer.a, layer.b))
     if axis == "head":
@@ -378,27 +384,14 @@ def _matched(axis: str, name: str, layer: LayerDifference, sequence: int) -> Arr
         common = np.array([head for head in heads_a if head in heads_b], int)
         a, b = (np.array([heads.index(head) for head in common], int) for heads in (heads_a, heads_b))
         return np.stack((a * (n_a > 1), b * (n_b > 1), common, common))
-    if axis in ("query", "key") and "batch" in axes:
-        return _of_tokens(axis, layer, sequence)
-    index = np.arange(min(n_a, n_b))  # sequences may share positions, of which one record has more
-    if axis in ("query block", "key block") and layer.a.survey is not None:  # blocks with the same tokens
-        word = axis.partition(" ")[0]
-        columns_a, columns_b, *_ = _of_tokens(word, layer, sequence)
-        kept = np.zeros(max(record.facts.sizes[word] for record in (layer.a, layer.b)), bool)
-        kept[columns_a[columns_a == columns_b]] = True
-        index = np.flatnonzero(np.logical_and.reduceat(kept, np.arange(0, len(kept), layer.a.survey.block)))
-    return np.stack([index] * 4)
-
-
-def _of_tokens(axis: str, layer: LayerDifference, sequence: int) -> Array:
-    """The corresponding tokens; with the same text and padding, the padding too."""
+    if axis not in ("query", "key") or "batch" not in axes:
+        return np.stack([np.arange(min(n_a, n_b))] * 4)  # sequences may share positions, of which one record has more
     text = (layer.queries if axis == "query" else layer.keys)[sequence]
     records = (layer.a, layer.b)
     firsts = [record.first_query(sequence) if axis == "query" else record.first_key(sequence) for record in records]
-    lengths = [record.facts.sizes[axis] for record in records]
     names = np.array(pairs(text.parts), dtype=int).reshape(-1, 2).T
-    if text.is_same and len({*firsts}) == len({*lengths}) == 1:
-        names = np.stack([np.arange(lengths[0]) - firsts[0]] * 2)
+    if text.is_same and n_a == n_b and firsts[0] == firsts[1]:
+        names = np.stack([np.arange(n_a) - firsts[0]] * 2)
     return np.concatenate((names + np.array(firsts)[:, None], names))
 
 
@@ -497,25 +490,15 @@ def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool)
     if a.values is None or b.values is None or not has_same_tokens:
         return row
     is_whole = a.values.numbers is not None and b.values.numbers is not None
-    of_both = [v.numbers if is_whole else (v.min, v.max, v.mean, v.std) for v in (a.values, b.values)]
-    counts, gaps, magnitude, is_identical = _measured(*(np.array(v, dtype=float) for v in of_both))
-    n_nonfinite = max(int(counts[2]), abs(a.values.n_nan - b.values.n_nan), abs(a.values.n_inf - b.values.n_inf))
-    largest = float(gaps.max(initial=0.0, where=np.isfinite(gaps)))
-    is_within = tolerance > 0 and largest <= tolerance * magnitude
-    place = tuple(int(i) for i in np.unravel_index(gaps.argmax(), a.shape)) if is_whole and largest else None
-    return msgspec.structs.replace(
-        row,
-        seen="numbers" if is_whole else "extremes",
-        status="beyond" if n_nonfinite else "identical" if is_identical else "within" if is_within else "beyond",
-        n_cells=math.prod(a.shape),
-        n_different=int(counts[1]) if is_whole else 0,
-        n_nonfinite=n_nonfinite,
-        largest=largest,
-        magnitude=magnitude,
-        at=place and {"axes": ["sequence" if axis == "batch" else axis for axis in a.axes], "a": place, "b": place},
-        why="" if is_whole else "by min, max, mean, std",
-        relative=largest / (magnitude or 1.0),
-    )
+    x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
+    names = ["sequence" if axis == "batch" else axis for axis in a.axes]
+    cut = [(name, np.stack([np.arange(n)] * 4)) for name, n in zip(names, a.shape, strict=True)] if is_whole else []
+    row = msgspec.structs.replace(row, seen="numbers" if is_whole else "extremes")
+    shape = a.shape if is_whole else x.shape
+    row = _compared(row, [(cut, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
+    is_other = bool(told) or (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf)
+    why = "" if is_whole else "by min, max, mean, std"
+    return msgspec.structs.replace(row, status="beyond" if is_other else row.status, why=why)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

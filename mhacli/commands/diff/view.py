@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Group, RenderableType
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +20,7 @@ from mhacli.record.arrays import Array
 from mhacli.record.glossary import words_of
 from mhacli.record.heads import STATISTICS, words_of_type
 from mhacli.record.record import Record
-from mhacli.render.base.cells import CHANGES, FORBIDDEN, WEIGHTS, Ramp, cell, change_levels, levels, range_text, ticks
+from mhacli.render.base.cells import CHANGES, WEIGHTS, Ramp, cell, change_levels, levels, range_text, ticks
 from mhacli.render.base.format import (
     count_of,
     filled,
@@ -38,8 +36,9 @@ from mhacli.render.base.options import Screen, ViewOptions, chosen
 from mhacli.render.checkpoint.effect import number_words, removal_words, signed_text
 from mhacli.render.checkpoint.effect_map import removal_name
 from mhacli.render.heads.drawable import DrawableHead, drawable_heads, scale_of
-from mhacli.render.heads.head_map import HeadMap, head_map, largest_of_maps, sums
+from mhacli.render.heads.head_map import head_map, largest_of_maps
 from mhacli.render.heads.heatmap import AXES
+from mhacli.text.align import pairs
 from mhacli.text.escape import visible
 from mhacli.text.tokens import TokenSequence
 
@@ -391,9 +390,7 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
 # ---------------------------------------------------------------------------------------------------------------- maps
 
 
-_BETWEEN = "  "
-_Line = tuple[int, int, bool]
-"""The indices of a row or column in A and in B, −1 if absent, and whether its numbers are compared."""
+_GAP, _LABEL = 2, 8
 _Panel = tuple[str, Array, Array, Ramp]
 """A title, the levels of cells, their numbers, and the colours."""
 
@@ -430,42 +427,52 @@ def _maps(
     if len(found) > len(shown):
         yield Text(f"⋮ {count_of(len(found) - len(shown), 'more head')} changed (--all, --head N)", style="dim")
     if shown:
-        other = ", or has other tokens in the other record" if d.first == "tokens" else ""
-        yield Text(f"{AXES}; a blank cell is masked{other}", style="dim")
+        alone = "; tokens of one text alone are left out" if d.first == "tokens" else ""
+        yield Text(f"{AXES}; a blank cell is masked{alone}", style="dim")
 
 
 def _map(layer: LayerDifference, head: int, sequence: int, options: ViewOptions, screen: Screen) -> RenderableType:
-    """A head in A, in B, and B − A on common axes, with their scales."""
+    """A head in A, in B, and B − A, of the tokens that correspond, with their scales."""
     heads = [_drawable(record, head) for record in (layer.a, layer.b)]
     a, b = (head_map(each, sequence) for each in heads)
-    rows, columns = (_lines(a, text[sequence], axis) for axis, text in enumerate((layer.queries, layer.keys)))
+    texts = layer.queries[sequence], layer.keys[sequence]
     title = [layer.label] if layer.label else []
     title += [f"head {head}", *([f"sequence {sequence}"] if len(layer.a.sequences) > 1 else [])]
-    if not rows or not columns or (a.block, a.first) != (b.block, b.first):
-        words = "not drawn side by side: the blocks of its maps cover other tokens"
+    is_other = a.block > 1 and not all(text.is_same for text in texts)
+    rows, columns = (
+        pairs(text.parts) if a.block == 1 else [(n, n) for n in range(a.weights.shape[axis])]
+        for axis, text in enumerate(texts)
+    )
+    if is_other or (a.block, a.first) != (b.block, b.first) or not rows or not columns:
+        words = "not drawn side by side: the records hold maps of other tokens"
         return Group(title_rule(" · ".join(title)), Text(words, style="dim"))
-    names = _names(rows, a.query_name, b.query_name), _names(columns, a.key_name, b.key_name)
-    places = _places(rows, a, 0), _places(columns, a, 1)
-    a, b = (_spread(each, [row[i] for row in rows], [column[i] for column in columns]) for i, each in enumerate((a, b)))
-    is_other = ~np.outer([row[2] for row in rows], [column[2] for column in columns])
-    factor = max(-(-len(rows) // (len(rows) if options.everything else 40)), -(-len(columns) // _rooms(screen)[3]))
-    a, b, is_other = a.pooled(factor), b.pooled(factor), sums(sums(is_other.astype(int), factor), factor, axis=1) > 0
+    names = [
+        ["|".join(dict.fromkeys((of_a(i), of_b(j)))) for i, j in lines]
+        for lines, of_a, of_b in ((rows, a.query_name, b.query_name), (columns, a.key_name, b.key_name))
+    ]
+    places = [column * a.block + a.first[1] for column, _ in columns]
+    kind, n_lines = scale_of(options, heads), len(rows) if options.everything else 40
+    a, b = (
+        each.part(np.array([row[side] for row in rows], int))
+        .part(slice(None), np.array([column[side] for column in columns], int))
+        .fitting(n_lines, screen.width // 3 - _LABEL - _GAP)
+        for side, each in enumerate((a, b))
+    )
+    factor = -(-len(rows) // len(a.weights))
     change = np.where(b.is_open, b.weights, 0.0) - np.where(a.is_open, a.weights, 0.0)
-    change = np.where(is_other | ~(a.is_open | b.is_open), np.nan, np.where(np.isnan(change), np.inf, change))
-    largest = float(np.abs(change).max(initial=0.0, where=np.isfinite(change)))
-    kind, top = scale_of(options, heads), largest_of_maps((a, b))
+    change = np.where(a.is_open | b.is_open, np.where(np.isnan(change), np.inf, change), np.nan)
+    largest, top = float(np.abs(change).max(initial=0.0, where=np.isfinite(change))), largest_of_maps((a, b))
     title += [f"largest change {number_text(largest)}"]
     title += [f"each mark {a.block} × {a.block} tokens"] if a.block > 1 else []
     panels = [(name, levels(each.weights, kind, top), each.weights, WEIGHTS) for name, each in (("A", a), ("B", b))]
     panels.append(("B − A", change_levels(change, largest), change, CHANGES))
-    axes = [
-        (name[::factor] if a.block == 1 else [], place[::factor]) for name, place in zip(names, places, strict=True)
-    ]
     reach = range_text(kind, top, int(a.is_open.sum() + b.is_open.sum()))
     scales = Text(f"A and B: {kind}, {reach}: ").append_tokens(WEIGHTS.swatches(colour=screen.colour))
     scales.append(f"\nB − A: linear, −{number_text(largest)} … +{number_text(largest)}: ")
     scales.append_tokens(CHANGES.swatches(colour=screen.colour)).append(" from less in B to more")
-    return Group(title_rule(" · ".join(title)), _painted(panels, axes, options.precision, screen), scales)
+    names = [lines[::factor] for lines in names]
+    painted = [_painted(panel, names, places[::factor], options.precision, screen) for panel in panels]
+    return Group(title_rule(" · ".join(title)), Columns(painted, padding=(0, _GAP, 0, 0)), scales)
 
 
 def _drawable(record: Record, head: int) -> DrawableHead:
@@ -473,77 +480,24 @@ def _drawable(record: Record, head: int) -> DrawableHead:
     return DrawableHead(record, heads_of(record).index(head), head, statistics)
 
 
-def _lines(a: HeadMap, text: TextDifference, axis: int) -> list[_Line]:
-    """The rows or columns to draw; none for blocks of different texts."""
-    if text.is_same:
-        return [(n, n, True) for n in range(a.weights.shape[axis])]
-    parts = text.parts if a.block == 1 else []
-    return [(i, j, len(x) == len(y)) for x, y, _ in parts for i, j in zip_longest(x, y, fillvalue=-1)]
-
-
-def _names(lines: Sequence[_Line], of_a: Callable[[int], str], of_b: Callable[[int], str]) -> list[str]:
-    """The names of lines; `cat|dog` for different tokens."""
-    return ["|".join(dict.fromkeys([of_a(i)] * (i >= 0) + [of_b(j)] * (j >= 0))) for i, j, _ in lines]
-
-
-def _places(lines: Sequence[_Line], a: HeadMap, axis: int) -> list[int]:
-    return [i * a.block + a.first[axis] if i >= 0 else -1 for i, *_ in lines]
-
-
-def _spread(each: HeadMap, rows: list[int], columns: list[int]) -> HeadMap:
-    """The map at these rows and columns, `FORBIDDEN` at −1."""
-    weights = np.pad(each.weights, ((0, 1), (0, 1)), constant_values=FORBIDDEN)[np.ix_(rows, columns)]
-    n_queries = np.pad(each.n_queries, (0, 1))[rows]
-    return replace(each, weights=weights, of_sinks=np.zeros_like(weights), learned=None, n_queries=n_queries)
-
-
-def _rooms(screen: Screen) -> dict[int, int]:
-    """The width of a panel, by the number of panels side by side."""
-    width = screen.width - _label_width(screen) - 1
-    return {n: max(1, (width - (n - 1) * len(_BETWEEN)) // n) for n in (3, 2, 1)}
-
-
-def _label_width(screen: Screen) -> int:
-    return 12 if screen.width >= 100 else 7
-
-
 def _painted(
-    panels: Sequence[_Panel], axes: Sequence[tuple[list[str], list[int]]], precision: int, screen: Screen
+    panel: _Panel, names: Sequence[Sequence[str]], places: Sequence[int], precision: int, screen: Screen
 ) -> Text:
-    """The panels side by side; or, if numbers then fit into their cells, one below the other."""
-    (row_names, row_places), (names, places) = axes
-    rooms, n_rows, n_columns = _rooms(screen), len(row_places), len(places)
-    least = precision + 3  # a sign, a point and a gap
-    numbered = (n for n, room in rooms.items() if room // n_columns >= least and -(-3 // n) * (n_rows + 2) <= 24)
-    n_beside = next(numbered, 3)
-    width, label = min(8, rooms[n_beside] // n_columns), _label_width(screen)
-    axis = ticks(places, width, every=1 if width > len(str(max(places))) else 10)
-    if names and width >= 5:
-        axis = "".join(_padded(name, width - 1) + " " for name in names)
-    lines = []
-    for start in range(0, 3, n_beside):
-        beside, margin = panels[start : start + n_beside], " " * (label + 1)
-        titles = _BETWEEN.join(_padded(name, len(axis)) for name, *_ in beside)
-        lines.append(Text(margin).append(titles.rstrip(), style="bold"))
-        lines.append(Text(margin).append(_BETWEEN.join([axis] * len(beside)).rstrip(), style="dim"))
-        for row, place in enumerate(row_places):
-            word = row_names[row] if row_names else str(place) if place >= 0 else ""
-            line = Text().append(_padded(word, label) + " ", style="bold" if row_names else "dim")
-            for number, panel in enumerate(beside):
-                cells = _cells(panel, row, width, precision if width >= least else None, colour=screen.colour)
-                line.append(_BETWEEN * bool(number)).append_tokens(cells)
-            lines.append(line)
-    return Text("\n").join(lines)
-
-
-def _cells(panel: _Panel, row: int, width: int, precision: int | None, *, colour: bool) -> Iterator[tuple[str, Style]]:
-    """A row of a panel: shades with numbers of a `precision`, or signs."""
-    _, of_cells, numbers, ramp = panel
-    for level, number in zip(of_cells[row].astype(int).tolist(), numbers[row].tolist(), strict=True):
-        word = "" if level < 0 or precision is None else weight_text(abs(number), precision)
-        if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
-            word = ("+" if number > 0 else "−") + word
-        yield cell(level, width, colour=colour, ramp=ramp, gap=int(width > 1), word=word if len(word) < width else "")
+    """A panel whose cells are as wide as up to three side by side allow, with numbers if these fit."""
+    title, of_cells, numbers, ramp = panel
+    (rows, columns), least = names, precision + 3  # a sign, a point and a gap
+    rooms = [((screen.width - (n - 1) * _GAP) // n - _LABEL) // max(1, len(columns)) for n in (3, 2, 1)]
+    width = max(1, min(8, next((room for room in rooms if room >= least), rooms[0])))
+    axis = "".join(_padded(name, width - 1) + " " for name in columns) if width >= least else ticks(places, width)
+    text = Text(" " * _LABEL).append(title, style="bold").append(f"\n{' ' * _LABEL}{axis}", style="dim")
+    for name, row, values in zip(rows, of_cells.astype(int).tolist(), numbers.tolist(), strict=True):
+        text.append(f"\n{_padded(name, _LABEL - 1)} ", style="bold")
+        for level, number in zip(row, values, strict=True):
+            word = weight_text(abs(number), precision) if level >= 0 and width >= least else ""
+            if ramp is CHANGES and word.strip("0."):  # a change that rounds to 0 has no sign
+                word = ("+" if number > 0 else "−") + word
+            text.append(*cell(level, width, colour=screen.colour, ramp=ramp, gap=int(width > 1), word=word))
+    return text
 
 
 def _padded(name: str, width: int) -> str:

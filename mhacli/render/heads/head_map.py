@@ -247,7 +247,7 @@ class HeadMap:
             taken=self.of_sinks.sum(axis=1),
         )
 
-    def part(self, rows: slice | Array, columns: slice = slice(None)) -> HeadMap:
+    def part(self, rows: slice | Array, columns: slice | Array = slice(None)) -> HeadMap:
         """The map of some rows and columns. Rows may be listed in any order and repeatedly. `first` stays."""
         learned, taken = (None if rows_of is None else rows_of[rows] for rows_of in (self.learned, self.taken))
         return replace(
