@@ -153,11 +153,9 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     if POSITION_EMBEDDING in found:  # of any number of positions where they are not used
         n_positions = expected.get(POSITION_EMBEDDING, found[POSITION_EMBEDDING])[:1]
         expected[POSITION_EMBEDDING] = [*n_positions, config.d_input or config.d_model]
-    faults = [
-        f"{shown_name(name)} is {found.get(name, 'absent')}, not {expected.get(name, 'absent')}"
-        for name in sorted(found.keys() | expected.keys())
-        if found.get(name) != expected.get(name)
-    ]
+    wrong = [(name, shape) for name, shape in expected.items() if found.get(name) != shape]
+    faults = [f"{name} {shape} is {found.get(name, 'missing')}" for name, shape in wrong]
+    faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
     if faults:
         raise _bad(file, f"{file.path} does not have the tensors of its layer: {first_names(faults, 20)}")
 
