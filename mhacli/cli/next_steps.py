@@ -9,7 +9,6 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from mhacli.cli.console import stdout_width, write
-from mhacli.render.base.format import token_at, token_text, type_text, weight_text
 from mhacli.render.base.options import ViewOptions
 from mhacli.text.escape import visible
 
@@ -93,6 +92,7 @@ def after_run(record: Record, options: ViewOptions, output: Output) -> None:
 def after_heads(record: Record, options: ViewOptions, output: Output) -> None:
     """Suggests a map of the most pronounced head, and to open the record or to write a page."""
     from mhacli.record.heads import UNTYPED
+    from mhacli.render.base.format import type_text
 
     typed = [head for head in record.heads if head.kind not in UNTYPED]
     head = max(typed, key=lambda head: head.certainty or 0.0) if typed else record.heads[0]
@@ -121,6 +121,8 @@ def after_effect(record: Record, options: ViewOptions, output: Output) -> None:
 def suggest_cell(record: Record, options: ViewOptions) -> None:
     """Suggests to trace the largest of the weights between tokens that stand out, and says where it is on the screen. The first
     token of a checkpoint's text is often a sink."""
+    from mhacli.render.base.format import token_at, token_text, weight_text
+
     kinds = {layer.name: layer.kind for layer in record.layers}
     cells = [
         (cell, head)

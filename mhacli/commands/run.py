@@ -20,9 +20,7 @@ from mhacli.cli.output import (
     require_output,
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.record.record import kinds_of
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.render.base.selection import query_texts, require_generated, require_rows
 from mhacli.settings import Computation, Reading
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ def run(
 ) -> None:
     """Inspects a layer of mha or a checkpoint and prints the patterns."""
     from mhacli.cli.source import make_run
+    from mhacli.render.base.selection import require_generated
 
     require_output(options, output, keep=output.keep)
     require_generated(options.rows, is_generated=reading.generate is not None)
@@ -61,6 +60,8 @@ def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
     from mhacli.cli.source import load_checkpoint, require_heads
+    from mhacli.record.record import kinds_of
+    from mhacli.render.base.selection import query_texts, require_rows
     from mhacli.run import require_memory
 
     require_heads(options.heads, run)
