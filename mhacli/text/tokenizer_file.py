@@ -113,7 +113,8 @@ class LibraryTokenizer:
                 pieces[i], labels[i] = Piece(piece.name, typed.hex()), piece.name
             if encoding.special_tokens_mask[i]:
                 pieces[i], labels[i] = replace(piece, special=True), piece.name
-        sequence = _described(text, ids[:n], encoding.offsets[:n], pieces, labels, encoding.word_ids[:n]).first(limit)
+        bare = TokenSequence(text, (), tuple(ids[:n]), tuple(encoding.offsets[:n]))
+        sequence = _described(bare, pieces, labels, encoding.word_ids).first(limit)
         return sequence, len(ids) - len(sequence.ids)
 
     def of_ids(self, ids: Sequence[int]) -> TokenSequence:
@@ -125,7 +126,7 @@ class LibraryTokenizer:
         ends = accumulate(map(len, contents), initial=0)
         offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
-        return _described(text, ids, offsets, pieces, labels, [None] * len(ids))
+        return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
 
 
 def guarded(call: Callable[[], T], path: str) -> T:
@@ -146,12 +147,7 @@ def _refused(path: str, fault: str) -> MhaError:
 
 
 def _described(
-    text: str,
-    ids: Sequence[int],
-    offsets: Sequence[tuple[int, int]],
-    pieces: list[Piece],
-    labels: list[str | None],
-    words: Sequence[int | None],
+    bare: TokenSequence, pieces: list[Piece], labels: list[str | None], words: Sequence[int | None]
 ) -> TokenSequence:
     """The tokens of a text, with the number of each word and of each part of a character.
 
@@ -159,7 +155,8 @@ def _described(
     word with a mark inside, are one word. The parts of a character, which have no label, end at the same character. A byte of
     no character becomes Python's lone surrogate.
     """
-    for (is_cut, end), group in groupby(range(len(ids)), lambda i: (labels[i] is None, offsets[i][1])):
+    text, offsets = bare.text, bare.offsets
+    for (is_cut, end), group in groupby(range(len(pieces)), lambda i: (labels[i] is None, offsets[i][1])):
         members = [*group] if is_cut else []
         for part, i in enumerate(members, 1):
             content, typed = bytes.fromhex(pieces[i].bytes), text[offsets[i][0] : end]
@@ -185,7 +182,7 @@ def _described(
             begins = is_after_space or shown[i][:1].isspace() or text[offsets[i - 1][1] : start].isspace()
         word += begins
         pieces[i] = replace(piece, word=word)
-    return TokenSequence(text, shown, tuple(ids), tuple(offsets), pieces=tuple(pieces))
+    return replace(bare, tokens=shown, pieces=tuple(pieces))
 
 
 def file_tokenizer(path: str) -> LibraryTokenizer:
