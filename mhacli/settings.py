@@ -199,22 +199,16 @@ D_HEAD, MAX_TOKENS, TOP = "--d-head --head-dim --d-k", "--max-tokens --max-lengt
 CAUSAL_NAMES = "--causal/--no-causal --is-causal/--bidirectional"
 """Names of options; the help shows the first."""
 CAUSAL = "Mask later tokens: no token attends to a later one."
-QUERY_HEADS = "Number of query heads."
 KV_HEADS = "Number of key/value heads; query heads share them in groups."
 HEAD_WIDTH = "Width of the queries and keys of a head."
 INPUT_WIDTH = "Width of the token vectors before projection."
 OUT_PROJ = "Apply the output projection, or only concatenate the heads."
-SCALE = "Factor on the dot products."
 WINDOW = (
     "Attend only to LEFT keys before and RIGHT keys after the query; none removes a saved window. (default of RIGHT: 0)"
 )
-PREFIX = "Causal, but every token attends to the first N; 0 for none."
 SINK_WINDOW = "The first N tokens stay visible outside --window; 0 for none."
 DOCUMENTS = "Split each text at SEPARATOR into documents that do not attend to each other."
-SCORE_BIAS = "Add a tensor from a safetensors file to the scores."
 DROPOUT = "Dropout probability of attention weights, with --train."
-NUMBER_FORMAT = "Number format of the computation."
-THREADS = "Number of CPU threads."
 DEVICES = "Device: auto, cpu, cuda, cuda:N or mps."
 TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra hf)."
 TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
@@ -244,7 +238,7 @@ class Config:
 
     # fmt: off
     d_model: int = _own(64, LAYER, "Width of the model.", D_MODEL, low=1, high=MAX_WIDTH, common=True)
-    n_heads: int = _own(4, LAYER, QUERY_HEADS, N_HEADS, low=1, high=MAX_HEADS, common=True)
+    n_heads: int = _own(4, LAYER, "Number of query heads.", N_HEADS, low=1, high=MAX_HEADS, common=True)
     n_kv_heads: int | None = _own(None, LAYER, KV_HEADS, N_KV_HEADS, low=1, high=MAX_HEADS, default="heads")
     d_head: int | None = _own(None, LAYER, HEAD_WIDTH, D_HEAD, low=1, high=MAX_WIDTH, default="d_model / heads")
     d_v: int | None = _own(None, LAYER, "Width of the values of a head.", low=1, high=MAX_WIDTH, default="d_head")
@@ -256,19 +250,19 @@ class Config:
     max_positions: int = _own(1024, POSITIONS, "Number of learned positions.", low=1, high=16 * MAX_WIDTH)
     causal: bool = setting(False, MASK, CAUSAL, CAUSAL_NAMES, default="", common=True, modes=("layer", "code"))
     window: tuple[int, int] | None = _own(None, MASK, WINDOW, "--window --sliding-window", parse=_reach, metavar="LEFT[,RIGHT]")
-    prefix: int | None = _own(None, MASK, PREFIX, low=0, high=MAX_LENGTH)
+    prefix: int | None = _own(None, MASK, "Causal, but every token attends to the first N; 0 for none.", low=0, high=MAX_LENGTH)
     sink: int | None = _own(None, MASK, SINK_WINDOW, "--sink-window --sink", low=0, high=MAX_LENGTH)
     documents: str | None = _own(None, TEXT, DOCUMENTS, metavar="SEPARATOR")
     padding: PaddingSide = _read("right", MASK, "Side on which shorter sequences are padded.")
-    scale: float | None = _own(None, MASK, SCALE, low=-math.inf, metavar="X", default="1/√d_head")
+    scale: float | None = _own(None, MASK, "Factor on the dot products.", low=-math.inf, metavar="X", default="1/√d_head")
     softcap: float | None = _own(None, MASK, "Limit scores to ±X with a tanh.", above=0, metavar="X")
-    score_bias: str | None = _own(None, MASK, SCORE_BIAS, metavar="FILE[:TENSOR]")
+    score_bias: str | None = _own(None, MASK, "Add a tensor from a safetensors file to the scores.", metavar="FILE[:TENSOR]")
     dropout: float = _own(0.0, LAYER, DROPOUT, low=0, below=1, metavar="P", default="0")
     train: bool = _own(False, LAYER, "Apply dropout; show the pattern before and after.", "--train", default="")
     init: Init = _own("xavier", LAYER, "Initialisation of the random weights.", excludes=("weights",))
-    dtype: Dtype = _read("float32", DEVICE, NUMBER_FORMAT, default="float32; with --model, its own")
+    dtype: Dtype = _read("float32", DEVICE, "Number format of the computation.", default="float32; with --model, its own")
     device: str = setting("auto", DEVICE, DEVICES, words=DEVICE_WORDS, modes=("layer", "model", "code"))
-    threads: int | None = _read(None, DEVICE, THREADS, low=1, high=MAX_THREADS, default="chosen by torch")
+    threads: int | None = _read(None, DEVICE, "Number of CPU threads.", low=1, high=MAX_THREADS, default="chosen by torch")
     seed: int = setting(0, LAYER, "Seed of random numbers.", low=0, high=MAX_SEED, modes=("layer", "code"))
     tokenizer: str = _read("word", TEXT, TOKENIZER, words=TOKENIZERS, default=BY_MODE, common=True)
     keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
@@ -424,7 +418,6 @@ _MAX_TOKENS = "Use only the first N tokens of each sequence."
 LAYERS = "Inspect only these layers, such as 5 or 0,8-10; in an encoder-decoder also decoder.5 or cross.5."
 MODEL = "Use this checkpoint: a folder, or a Hugging Face id such as org/name (needs the extra hf)."
 _DEVICE_MAP = "Spread the layers: auto (GPUs, CPU, disk), or a JSON file of devices. (needs the extra device-map)"
-REVISION = "Branch, tag or commit of a Hugging Face checkpoint."
 ARG = "Argument of the constructor, such as d_model=64 or config.n_head=4; repeatable. (default: guessed)"
 CALL_ARG = "Argument of every call, such as start_pos=0; repeatable."
 TIME_LIMIT = "Seconds that an import or a call may take; with more, check tries more pairs of mistakes."
@@ -544,7 +537,7 @@ class ModelSettings:
         None, CHECKPOINT, LAYERS, "--layer --layers", parse=layer_list, metavar="LIST", common=True, modes=("model", "record")
     )
     path: str | None = _model(None, CHECKPOINT, MODEL, "--model --checkpoint", metavar="DIR", common=True)
-    revision: str | None = _model(None, CHECKPOINT, REVISION, metavar="NAME")
+    revision: str | None = _model(None, CHECKPOINT, "Branch, tag or commit of a Hugging Face checkpoint.", metavar="NAME")
     device_map: DeviceMap | None = _model(
         None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP", excludes=("device",)
     )
