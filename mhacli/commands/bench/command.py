@@ -72,6 +72,13 @@ def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None
     sweep = Sweep() if baseline is None else baseline.sweep
     known = tuple(name for name in sweep.backends if name in BACKENDS)
     sweep = replace(sweep, **{"backends": known, **given}).checked()
+    if baseline is not None and options.fail_if is not None:
+        timed = sorted({row.k_len for row in baseline.rows if row.interval is not None})
+        if not {*timed} & {*sweep.lengths}:
+            message = (
+                f"{options.compare} has times of other lengths than this run: {', '.join(map(str, timed)) or 'none'}"
+            )
+            raise MhaError(message, code="nothing-compared", path=options.compare)
     if output.svg or output.html:
         from mhacli.commands.bench.view import require_plots
 
