@@ -86,8 +86,7 @@ def view(
         with uncollected():
             record = storage.load_late(path)
     else:
-        heads = None if head is None else (head,)
-        options = ViewOptions(heads=heads, sequences=(sequence,), layers=layers)
+        options = ViewOptions(heads=None if head is None else (head,), sequences=(sequence,), layers=layers)
         require_output(options, output)
         run = make_run(what, reading=reading, keep=output.keep, keep_limit=output.keep_limit)
         record, notes = computed(run, options)
@@ -99,14 +98,9 @@ def view(
 
     if sequence >= len(record.sequences):
         raise UsageError(out_of_range("--sequence", sequence, len(record.sequences)))
-    start = ViewerOptions(
-        colour=wants_colour(output.color, sys.stdout) and colour_system() != "standard",
-        scale=map_scale,
-        hides_sinks=hide_sinks,
-        sequence=sequence,
-        place=head_table(record).place_of(head, layers),
-        is_open=head is not None,
-    )
+    where = head_table(record).place_of(head, layers)
+    has_shades = wants_colour(output.color, sys.stdout) and colour_system() != "standard"
+    start = ViewerOptions(has_shades, map_scale, hide_sinks, sequence, place=where, is_open=head is not None)
     run_viewer(record, start)
     if path is not None:
         require_agreement(record)
