@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,19 +92,18 @@ def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | 
         row.field: max((abs(getattr(head, row.field) or 0.0) for head in values), default=0.0) for row in _CHANGES
     }
     of_a, of_b = _settings_of(a), _settings_of(b)
-    labels_a, labels_b = _layers(a), _layers(b)
     return RecordDiff(
         a=a,
         b=b,
         names=names,
         tolerance=allowed,
         dtype=coarser if tolerance is None else None,
-        settings=(*_different(of_a, of_b), *_settings_of_layers(layers)),
+        settings=_different_settings([("", of_a, of_b), *_settings_of_layers(layers)]),
         alike={name: of_a[name] for name in _ALIKE if of_a.get(name, _NONE) == of_b.get(name) != _NONE},
         texts=texts,
         layers=tuple(_compared_layer(layer, allowed, scales, has_trace=has_trace) for layer in layers),
-        only_a=tuple(label for key, (label, _) in labels_a.items() if key not in labels_b),
-        only_b=tuple(label for key, (label, _) in labels_b.items() if key not in labels_a),
+        only_a=tuple(label for label in _layers(a) if label not in _layers(b)),
+        only_b=tuple(label for label in _layers(b) if label not in _layers(a)),
         effects=_compared_effects(a, b, texts, allowed),
     )
 
@@ -158,20 +156,17 @@ def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> list[
 
     if a.model is None and b.model is None:
         return [pair("", a, b)]
-    both = [(label, i, *_layers(b)[key][1:]) for key, (label, i) in _layers(a).items() if key in _layers(b)]
+    of_a, of_b = _layers(a), _layers(b)
+    both = [(label, of_a[label], of_b[label]) for label in of_a if label in of_b]
     return [pair(label, a.of_layer(i), b.of_layer(j), a.layers[i], b.layers[j]) for label, i, j in both]
 
 
-def _layers(record: Record) -> dict[tuple[str, int, int], tuple[str, int]]:
-    """The unique label and the index of each layer by kind, number and count. A layer may have several attentions of a
-    kind."""
-    counts, counted = Counter((layer.kind, layer.layer) for layer in record.layers), Counter[tuple[str, int]]()
-    layers: dict[tuple[str, int, int], tuple[str, int]] = {}
+def _layers(record: Record) -> dict[str, int]:
+    """The index of each layer by its label; several attentions of a layer are numbered."""
+    layers: dict[str, int] = {}
     for index, layer in enumerate(record.layers):
-        place = layer.kind, layer.layer
-        label = f"{layer.label}, attention {counted[place] + 1}" if counts[place] > 1 else layer.label
-        layers[*place, counted[place]] = label, index
-        counted[place] += 1
+        n_before = sum(other.label == layer.label for other in record.layers[:index])
+        layers[f"{layer.label}, attention {n_before + 1}" if n_before else layer.label] = index
     return layers
 
 
@@ -188,7 +183,7 @@ def _compared_layer(
             for site, is_other in zip(sites, others, strict=True)
         ]
     if has_trace:
-        sites += [site for site in _compared_steps(layer, tolerance) if site.site not in names]
+        sites += [site for site in _compared_steps(layer) if site.site not in names]
     if names:
         sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
     return replace(
@@ -244,7 +239,7 @@ def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Di
             named = [(word, *axis[2:, n].tolist()) for (word, axis), n in zip(cut, place, strict=False)]
             named = [each for each in named if each[0] != "head" or each[1] >= 0]  # -1 stands for all heads
             at = {name: [each[n] for each in named] for n, name in enumerate(("axes", "a", "b"))} if named else None
-        if row.seen == "array" and cut[1][0] == "head":
+        if cut[1][0] == "head":
             for head, gap in zip(
                 cut[1][1][2].tolist(), gaps.reshape(gaps.shape[1], -1).max(axis=1).tolist(), strict=True
             ):
@@ -331,7 +326,7 @@ def _unlike_arrays(name: str, layer: LayerDifference) -> tuple[Status, str] | No
     unlike = _unlike_axes(axes, _axes(name, b))
     if unlike is not None:
         return unlike
-    if name in _AXES and any(_summarised(axis, a) != _summarised(axis, b) for axis in axes):
+    if any(_summarised(axis, a) != _summarised(axis, b) for axis in axes):
         return "skipped", "the records summarise different cells"
     has_same_tokens = all(text.is_same for text in (*layer.queries, *layer.keys))
     if not has_same_tokens and {"query block", "asked query", "corner query"} & {*axes}:
@@ -460,7 +455,7 @@ def _removed(e: Effect, places: Mapping[TokenFamily, Mapping[int, int]]) -> tupl
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def _compared_steps(layer: LayerDifference, tolerance: float) -> Iterator[Difference]:
+def _compared_steps(layer: LayerDifference) -> Iterator[Difference]:
     """The steps that both traces have, in order; of user code also those that one alone has."""
     a, b = layer.a.trace, layer.b.trace
     is_code = layer.a.module is not None and layer.b.module is not None
@@ -468,7 +463,7 @@ def _compared_steps(layer: LayerDifference, tolerance: float) -> Iterator[Differ
     for steps_a, steps_b, is_same in align([step.site for step in a], [step.site for step in b])[0]:
         of_a, of_b = a[steps_a.start : steps_a.stop], b[steps_b.start : steps_b.stop]
         for x, y in zip(of_a, of_b, strict=True) if is_same else ():
-            yield _compared_step(x, y, tolerance, has_same_tokens=has_same_tokens)
+            yield _compared_step(x, y, has_same_tokens=has_same_tokens)
         if is_code and not is_same:
             for step in of_a:
                 yield Difference(step.site, "shape", "shape", step.axes, step.shape, None, why="only A has it")
@@ -476,29 +471,14 @@ def _compared_steps(layer: LayerDifference, tolerance: float) -> Iterator[Differ
                 yield Difference(step.site, "shape", "shape", step.axes, None, step.shape, why="only B has it")
 
 
-def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool) -> Difference:
-    """The comparison of shapes, of the formulas of user code, and of all numbers if both traces have them, else of
-    extremes and moments. Different tokens excuse different lengths."""
+def _compared_step(a: Step, b: Step, *, has_same_tokens: bool) -> Difference:
+    """The comparison of shapes, and of the formulas of user code. Different tokens excuse different lengths."""
     has_other_formula = bool(a.operation and b.operation) and a.formula != b.formula
     told = ({"name": "formula", "a": a.formula, "b": b.formula, "layers": ()},) if has_other_formula else ()
-    row = Difference(a.site, "shape", "beyond" if told else "identical", a.axes, a.shape, b.shape, told=told)
     excused = () if has_same_tokens else ("batch", "query", "key")
-    sizes = [size for size in zip(a.axes, a.shape, b.shape, strict=False) if size[0] not in excused]
-    unlike = _unlike_axes(a.axes, b.axes) or (("shape", why) if (why := _sizes_text(sizes)) else None)
-    if unlike is not None:
-        return msgspec.structs.replace(row, status=unlike[0], why=unlike[1])
-    if a.values is None or b.values is None or not has_same_tokens:
-        return row
-    is_whole = a.values.numbers is not None and b.values.numbers is not None
-    x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
-    names = ["sequence" if axis == "batch" else axis for axis in a.axes]
-    cut = [(name, np.stack([np.arange(n)] * 4)) for name, n in zip(names, a.shape, strict=True)] if is_whole else []
-    row = msgspec.structs.replace(row, seen="numbers" if is_whole else "extremes")
-    shape = a.shape if is_whole else x.shape
-    row = _compared(row, [(cut, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
-    is_other = bool(told) or (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf)
-    why = "" if is_whole else "by min, max, mean, std"
-    return msgspec.structs.replace(row, status="beyond" if is_other else row.status, why=why)
+    why = _sizes_text([size for size in zip(a.axes, a.shape, b.shape, strict=False) if size[0] not in excused])
+    status, why = _unlike_axes(a.axes, b.axes) or ("shape" if why else "beyond" if told else "identical", why)
+    return Difference(a.site, "shape", status, a.axes, a.shape, b.shape, why=why, told=told)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
@@ -511,23 +491,34 @@ _LAYER_FIELDS = (
 _OF_OTHERS = ("device", "threads", "random")
 """Config fields that the environment covers better, or that are shapes of inputs."""
 _ALIKE = ("dtype", "device", "device name", "seed", "weights", "model", "module", "torch", "mha", "threads")
-_MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated", "dtype")
+_MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "generated")
 _NONE = "none"
 
 
-def _different(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Setting]:
-    """All settings that differ, the command first."""
-    for name in dict.fromkeys((*a, *b)):
-        if a.get(name, _NONE) != b.get(name, _NONE):
-            yield {"name": name, "a": a.get(name, _NONE), "b": b.get(name, _NONE), "layers": ()}
+def _different_settings(pairs: Iterable[tuple[str, Mapping[str, str], Mapping[str, str]]]) -> tuple[Setting, ...]:
+    """The settings that differ, each once with the labels of its layers; an empty label is the whole record."""
+    labels_of: dict[tuple[str, str, str], list[str]] = {}
+    for label, a, b in pairs:
+        for name in dict.fromkeys((*a, *b)):
+            words = a.get(name, _NONE), b.get(name, _NONE)
+            if words[0] != words[1]:
+                labels_of.setdefault((name, *words), []).extend([label] if label else [])
+    return tuple({"name": name, "a": a, "b": b, "layers": labels} for (name, a, b), labels in labels_of.items())
+
+
+def _settings_of_layers(layers: Sequence[LayerDifference]) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
+    for layer in layers:
+        for a, b in [layer.inspected] if layer.inspected else []:
+            of_a, of_b = ({name: _word(getattr(each, name)) for name in _LAYER_FIELDS} for each in (a, b))
+            yield layer.label, of_a, of_b
 
 
 def _settings_of(record: Record) -> dict[str, str]:
-    settings: dict[str, object] = {"command": shlex.join(record.command), "kind of record": _kind(record)}
+    """The settings of a whole record in words, the command first."""
+    settings: dict[str, object] = {"command": shlex.join(record.command)}
     if record.model is not None:
-        settings |= {"model": record.model.path}
+        settings |= {"model": record.model.path, "padding": record.config.padding}
         settings |= {name: value for name, value in vars(record.model).items() if name not in _MODEL_PLACES}
-        settings |= {"dtype": record.model.dtype, "padding": record.config.padding}
     else:
         settings["weights"] = record.weights
         settings |= {name: value for name, value in vars(record.config).items() if name not in _OF_OTHERS}
@@ -547,27 +538,6 @@ def _settings_of(record: Record) -> dict[str, str]:
     settings |= {"mha": e.mha, "torch": e.torch, "numpy": e.numpy, "python": e.python}
     settings["self-check"] = "ok" if record.self_check.ok else "FAILED"
     return {name: _word(value) for name, value in settings.items()}
-
-
-def _kind(record: Record) -> str:
-    if record.module is not None:
-        return "a trace of user code"
-    layer = "a checkpoint" if record.model is not None else "a layer made by mha"
-    if record.decoding is not None:
-        return f"decoding with {layer}"
-    return layer if record.survey is None else f"head statistics of {layer}"
-
-
-def _settings_of_layers(layers: Sequence[LayerDifference]) -> Iterator[Setting]:
-    """The settings of layers that differ, each once with its layers."""
-    labels_of: dict[tuple[str, str, str], list[str]] = {}
-    for a, b in (layer.inspected for layer in layers if layer.inspected):
-        for name in _LAYER_FIELDS:
-            words = _word(getattr(a, name)), _word(getattr(b, name))
-            if words[0] != words[1]:
-                labels_of.setdefault((name, *words), []).append(a.label)
-    for (name, word_a, word_b), labels in labels_of.items():
-        yield {"name": name, "a": word_a, "b": word_b, "layers": labels}
 
 
 def _word(value: object) -> str:

@@ -25,8 +25,8 @@ SCHEMA = "mha.diff/1"
 Status = Literal["identical", "within", "beyond", "shape", "skipped"]
 """The comparison of a site: equal bits, within the tolerance, beyond it, different shapes, or not comparable (`why`). A
 step of user code whose formula differs is `beyond`."""
-ComparedBy = Literal["array", "numbers", "extremes", "shape"]
-"""What was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or shapes alone."""
+ComparedBy = Literal["array", "shape"]
+"""What was compared: all numbers of an array, or the shapes of steps, of user code also their formulas."""
 TokenFamily = Literal["texts", "context"]
 Setting = dict[str, Any]
 """A setting that differs: its `name`, its words in `a` and `b`, and the labels of the `layers` concerned, or none for the
@@ -103,7 +103,7 @@ class Difference(msgspec.Struct, frozen=True):
     @property
     def is_same_bits(self) -> bool:
         """Whether every number was compared and is equal to the last bit."""
-        return self.status == "identical" and self.seen in ("array", "numbers")
+        return self.status == "identical" and self.seen == "array"
 
     @property
     def departs(self) -> bool:
@@ -277,11 +277,15 @@ class RecordDiff(Shown):
         if self.first is None:
             sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
             return "; ".join([f"no difference{sites}", *parts])
-        site = self.first_site[0].name(self.first_site[1]) if self.first_site else ""
-        places = {"tokens": "the tokens", "ids": "the ids of the tokens", "site": site, "effects": "the effects"}
-        parts.append(f"the first difference is in {places[self.first]}")
-        parts += [f"the first numbers that differ are in {site}"] if site and self.first != "site" else []
-        return "; ".join(parts)
+        return "; ".join(
+            [*parts, self.first_text(self.first_site[0].name(self.first_site[1]) if self.first_site else "")]
+        )
+
+    def first_text(self, site: str) -> str:
+        """Where the records differ first, of which `site` is the first site in words."""
+        places = {"tokens": "the tokens", "ids": "the ids of the tokens", "effects": "the effects"}
+        text = f"the first difference is in {places.get(self.first or '', site)}"
+        return text + (f"; the first numbers that differ are in {site}" if site and self.first != "site" else "")
 
     def to_dict(self, command: Sequence[str] = ()) -> dict[str, Any]:
         """The document that `mha diff --json` prints, of this `command`."""

@@ -90,43 +90,11 @@ def verdict_text(d: RecordDiff) -> str:
     """One line: whether A and B agree, and where they first differ."""
     if d.verdict == "nothing":
         return d.summary
-    if d.first is None:
-        return _agreement(d)
-    place = "" if d.first_site is None else _at_site(d, *d.first_site)
-    if d.first == "effects" and d.effects is not None:
-        place = f"the effects: {d.effects.summary}"
-    elif d.first != "site":
-        place = f"the tokens: {_inputs(d)}" + (f"; the first numbers that differ are in {place}" if place else "")
-    return f"A and B differ; the first difference is in {place}"
-
-
-def _agreement(d: RecordDiff) -> str:
-    both = " of the layers that both hold" if d.only_a or d.only_b else ""
-    if not d.compared:
-        return f"A and B agree{both} in their steps; they hold no numbers that could be compared"
-    n_same = sum(site.is_same_bits for _, site in d.compared)
-    head = f"A and B agree in {count_of(len(d.compared), 'site')}{both}, bit for bit"
-    if n_same == len(d.compared):
-        return head
-    layer, worst = max(d.compared, key=lambda pair: pair[1].relative or 0.0)
-    return (
-        f"{head} in {n_same}; the largest relative difference is {number_text(worst.relative)} in "
-        f"{visible(layer.name(worst))} (tolerance {d.tolerance:.3g})"
-    )
-
-
-def _inputs(d: RecordDiff) -> str:
-    """The number of changed tokens, and of tokens with other ids."""
-    changes = [(len(change["a"]), len(change["b"])) for text in d.texts for change in text.changes]
-    n_a, n_b = len(d.a.sequences), len(d.b.sequences)
-    counts = {
-        "replaced": sum(min(a, b) for a, b in changes),
-        "only in A": sum(max(0, a - b) for a, b in changes),
-        "only in B": sum(max(0, b - a) for a, b in changes),
-        "with another id in the vocabulary": sum(text.n_other_ids for text in d.texts),
-    }
-    parts = [f"{n_a} against {count_of(n_b, 'sequence')}"] if n_a != n_b else []
-    return ", ".join([*parts, *(f"{count_of(n, 'token')} {words}" for words, n in counts.items() if n)])
+    if d.verdict == "agree":
+        n_same = sum(site.is_same_bits for _, site in d.compared)
+        sites = f"{count_of(len(d.compared), 'site')}, bit for bit in {n_same}"
+        return f"A and B agree in {sites if d.compared else 'the shapes and formulas of their steps'}"
+    return f"A and B differ; {d.first_text(_at_site(d, *d.first_site) if d.first_site else '')}"
 
 
 def _at_site(d: RecordDiff, layer: LayerDifference, site: Difference) -> str:
@@ -376,8 +344,7 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
             "largest": "" if site.largest is None else number_text(site.largest),
             "relative": "" if site.relative is None else number_text(site.relative),
         }
-        is_partial = site.status == "identical" and not site.is_same_bits
-        status = ("same shape" if site.seen == "shape" else "same") if is_partial else words[site.status]
+        status = "same shape" if site.seen == "shape" and site.status == "identical" else words[site.status]
         table.add_row(
             Text(_site_name(site), style="bold" if site.departs else ""),
             *(Text(cells[name]) for name in names),
