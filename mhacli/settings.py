@@ -553,7 +553,7 @@ class ModelSettings:
         return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
 
 
-_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_HUB_ID = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
 
 
 def is_hub_id(path: str) -> bool:
@@ -561,7 +561,7 @@ def is_hub_id(path: str) -> bool:
     written as a path."""
     first = path.partition("/")[0]
     is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
-    return not os.path.lexists(path) and not is_path and bool(_HUB_ID.fullmatch(path))
+    return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from typing import Any, TypeVar
@@ -31,6 +30,8 @@ def _builtin(value: object) -> object:
 
 def json_checksum(values: Any) -> str:
     """The sha256 of JSON values."""
+    import hashlib  # not for a help text
+
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 

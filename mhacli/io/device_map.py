@@ -16,7 +16,7 @@ DeviceMap = Literal["auto"] | Mapping[str, str]
 """`auto` fills GPUs, then the CPU, then the disk. A mapping has the device of each named module: `cpu`, `disk`, `mps`, `cuda` or
 `cuda:N`; the name "" is the whole model."""
 
-_DEVICE = re.compile("cpu|disk|mps|cuda(:[0-9]{1,4})?")
+_DEVICE = "cpu|disk|mps|cuda(:[0-9]{1,4})?"
 _EXAMPLE = 'a file holds JSON, such as {"model.layers.0": "cuda:0", "model.layers.1": "cpu"}'
 _MAX_FILE_BYTES = 1 << 24
 
@@ -31,7 +31,7 @@ def read_device_map(word: str) -> DeviceMap:
         raise UsageError(f"--device-map {shlex.quote(word[:200])} is neither auto nor a file", hint=_EXAMPLE)
     numbered = decode(dict[str, str | int], load_json(read_whole(word, _MAX_FILE_BYTES), word), word)
     devices = {name: f"cuda:{device}" if isinstance(device, int) else device for name, device in numbered.items()}
-    unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not _DEVICE.fullmatch(device)]
+    unknown = [f"{name!r:.80}: {device!r:.80}" for name, device in devices.items() if not re.fullmatch(_DEVICE, device)]
     if unknown:
         message = f"{word}: devices are cpu, disk, mps, cuda, cuda:N or the number of a GPU, not {first_names(unknown)}"
     elif not devices or ("" in devices and len(devices) > 1):

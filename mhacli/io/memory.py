@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -67,6 +66,8 @@ def n_cpus() -> int:
 
 def cpu_name() -> str:
     """The model name of the processor, or else its architecture."""
+    import platform  # it loads subprocess
+
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):

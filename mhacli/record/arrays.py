@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +57,8 @@ def read_arrays(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
 
 def checksum(array: Array) -> str:
     """The sha256 of an array's numbers, dtype and shape."""
+    import hashlib  # not for a help text
+
     digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
     digest.update(array.tobytes() if array.nbytes < 1 << 20 or not array.flags.c_contiguous else array.reshape(-1).data)
     return digest.hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 
@@ -52,5 +51,7 @@ class Page:
 
     def _repr_html_(self) -> str:
         """The page in a frame without access to the notebook."""
+        from html import escape
+
         style = "width:100%;height:720px;border:1px solid #8884;border-radius:8px"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'

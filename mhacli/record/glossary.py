@@ -7,10 +7,9 @@ explain` and docs/READING.md take their words from here.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -62,5 +61,7 @@ def words_of(file: Literal["columns", "glossary", "mistakes"], table: str) -> Ma
 
 @cache
 def _tables(file: str) -> Mapping[str, Mapping[str, Word]]:
-    text = resources.files(__package__).joinpath(f"{file}.toml").read_text(encoding="utf-8")
+    import tomllib  # not for a help text
+
+    text = Path(__file__).with_name(f"{file}.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, dict[str, Word]])

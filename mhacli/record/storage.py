@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from types import ModuleType
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -85,16 +86,23 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:
     """An array of the file. Raises `MhaError` if it is not what was written."""
-    with memory.uncollected():
-        import numpy as np
+    np = _numpy()
     info = file.tensors[name]
     data = bytearray(file.data[info.start : info.start + info.n_bytes]) if file.data else _read(file, info)
     dtype = _DTYPES[info.dtype]
-    array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
+    array: Array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
     array = array.view(bool) if dtype == "bool" else array
     if expected not in (None, checksum(array)):
         raise _changed(file.path, f"its array {name}")
     return array
+
+
+@cache
+def _numpy() -> ModuleType:
+    """numpy, imported once: each `uncollected` counts the objects of the process, which takes 2 ms."""
+    with memory.uncollected():
+        import numpy
+    return numpy
 
 
 def _read(file: TensorFile, info: TensorInfo) -> bytearray:

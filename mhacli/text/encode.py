@@ -11,8 +11,8 @@ from mhacli.settings import DEFAULT_MAX_TOKEN_LEN, DEFAULT_MAX_TOKENS, Config
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.tokenizer_file import LibraryTokenizer, file_tokenizer
 from mhacli.text.tokenizers import BUILT_IN, CharacterTokenizer, Token, WordTokenizer
-from mhacli.text.tokens import TokenSequence, places
-from mhacli.text.vocabulary import UNKNOWN, Vocabulary
+from mhacli.text.tokens import UNKNOWN, TokenSequence, places
+from mhacli.text.vocabulary import Vocabulary
 
 Tokenizer = WordTokenizer | CharacterTokenizer | LibraryTokenizer
 """What cuts text into tokens: `tokens` gives them in order, lazily if possible; `count` counts those of a text given in pieces;

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Literal
 
+UNKNOWN = "<unk>"
+"""The token of a vocabulary that stands for all others."""
+
 
 @dataclass(frozen=True)
 class Piece:

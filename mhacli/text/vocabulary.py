@@ -15,8 +15,8 @@ from msgspec import to_builtins
 from mhacli.errors import MhaError
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
+from mhacli.text.tokens import UNKNOWN
 
-UNKNOWN = "<unk>"
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 2_000_000
 

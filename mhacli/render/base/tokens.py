@@ -14,8 +14,7 @@ from mhacli.record.record import Record
 from mhacli.render.base.format import PADDING, count_of, fitted, left_out, plain_table, token_text
 from mhacli.render.base.options import Screen, Selection, ViewOptions, balanced
 from mhacli.text.escape import token_label
-from mhacli.text.tokens import TokenSequence
-from mhacli.text.vocabulary import UNKNOWN
+from mhacli.text.tokens import UNKNOWN, TokenSequence
 
 MAX_TOKEN_ROWS = 16
 _GAP, _LEAST_TOKEN, _MOST_BYTES = 2, 12, 18

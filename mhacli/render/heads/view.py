@@ -12,7 +12,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.attention.memory import BASE_BYTES
 from mhacli.record.arrays import Array
 from mhacli.record.heads import SINK_LIFT, Corner, HeadsSummary, HeadStatistics, in_order
 from mhacli.record.record import Record
@@ -88,6 +87,8 @@ def heads_view(record: Record, options: ViewOptions, screen: Screen) -> Renderab
 
 def _summary(record: Record, survey: HeadsSummary, screen: Screen) -> Text:
     """What was inspected, the method, the time, and the memory that whole matrices would have taken."""
+    from mhacli.attention.memory import BASE_BYTES
+
     total = record.timings.get("total")
     parts = [
         *texts_in_words(record),
