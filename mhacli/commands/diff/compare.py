@@ -52,8 +52,6 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "allowed": ("batch", "head", "query", "key"),
 }
 _BY_TOKENS = ("query", "key", "query block", "key block")
-_COUNTED = {"batch": "sequences", "head": "heads", "kv_head": "kv heads", "query": "queries", "key": "keys"}
-"""Axes whose length is a count, with the noun to count."""
 _MOST_CELLS = 1 << 22
 """The most cells compared at a time, which bounds memory."""
 _EXACT = ("ids", "visible", "allowed")
@@ -361,9 +359,8 @@ def _summarised(axis: str, record: Record) -> object:
 
 
 def _sizes_text(sizes: Sequence[tuple[str, int, int]]) -> str:
-    """The first lengths that differ: `4 kv heads against 2`, `d_head 16 against 32`; empty if none does."""
-    axis, a, b = next((size for size in sizes if size[1] != size[2]), ("", 0, 0))
-    return f"{a} {_COUNTED[axis]} against {b}" if axis in _COUNTED else f"{axis} {a} against {b}" if axis else ""
+    """The first lengths that differ: `d_head 16 against 32`; empty if none does."""
+    return next((f"{axis} {a} against {b}" for axis, a, b in sizes if a != b), "")
 
 
 def _matched(axis: str, name: str, layer: LayerDifference, sequence: int) -> Array:

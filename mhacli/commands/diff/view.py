@@ -280,8 +280,7 @@ def _sites(
     """A line per layer and the sites of the first that differs; for a single layer its sites. With `everything` all
     sites."""
     if len(layers) != 1:
-        alone = [(name, labels) for name, labels in (("A", d.only_a), ("B", d.only_b)) if labels]
-        lines = [Text(f"only in {name}: {visible(first_names(labels))}", style="dim") for name, labels in alone]
+        lines = _alone(d.only_a, d.only_b)
         lines += [] if layers else [Text("the records have no layer in common", style="yellow")]
         yield Group(title_rule("layer by layer"), *([_layers_table(layers)] if layers else []), *lines)
     first = next((layer for layer in layers if any(site.departs for site in layer.sites)), None)
@@ -295,7 +294,7 @@ def _layers_table(layers: Sequence[LayerDifference]) -> Table:
     table = plain_table(("layer", False), *counts, ("first to differ", False))
     for layer in layers:
         counted = [site for site in layer.sites if site.status != "skipped"]
-        departs = [_site_name(site) for site in counted if site.departs]
+        departs = [_site_name(site.site) for site in counted if site.departs]
         n_same, n_within = sum(s.is_same_bits for s in counted), sum(s.status == "within" for s in counted)
         largest = number_text(max((site.relative or 0.0 for site in counted), default=0.0))
         style = "bold red" if departs else ""
@@ -305,8 +304,17 @@ def _layers_table(layers: Sequence[LayerDifference]) -> Table:
     return table
 
 
-def _site_name(site: Difference) -> str:
-    return "mask" if site.site == "allowed" else visible(site.site)
+def _alone(of_a: Sequence[str], of_b: Sequence[str]) -> list[Text]:
+    """The layers or sites that one record alone has."""
+    return [
+        Text(f"only in {letter}: {', '.join(map(_site_name, names))}", style="dim")
+        for letter, names in (("A", of_a), ("B", of_b))
+        if names
+    ]
+
+
+def _site_name(site: str) -> str:
+    return "mask" if site == "allowed" else visible(site)
 
 
 def _layer(layer: LayerDifference, screen: Screen, *, everything: bool) -> RenderableType:
@@ -320,12 +328,8 @@ def _layer(layer: LayerDifference, screen: Screen, *, everything: bool) -> Rende
     ]
     parts += [_sites_table(listed, layer, screen)] if listed else []
     if quiet:
-        names = _site_name(quiet[0]) if len(quiet) == 1 else f"{len(quiet)} more sites (--all)"
-        parts.append(Text(f"same shape, numbers not saved: {names}", style="dim"))
-    for name, sites in (("A", layer.only_a), ("B", layer.only_b)):
-        words = ", ".join("mask" if site == "allowed" else visible(site) for site in sites)
-        parts += [Text(f"only in {name}: {words}", style="dim")] if sites else []
-    return Group(*parts)
+        parts.append(Text(f"same shape, numbers not saved: {count_of(len(quiet), 'more site')} (--all)", style="dim"))
+    return Group(*parts, *_alone(layer.only_a, layer.only_b))
 
 
 def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Screen) -> Table:
@@ -346,7 +350,7 @@ def _sites_table(sites: Sequence[Difference], layer: LayerDifference, screen: Sc
         }
         status = "same shape" if site.seen == "shape" and site.status == "identical" else words[site.status]
         table.add_row(
-            Text(_site_name(site), style="bold" if site.departs else ""),
+            Text(_site_name(site.site), style="bold" if site.departs else ""),
             *(Text(cells[name]) for name in names),
             Text(status, style=_STYLES[site.status]),
             Text("; ".join(_remarks(site, layer)), style="" if site.departs else "dim"),
