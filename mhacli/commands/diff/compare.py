@@ -181,7 +181,7 @@ def _compared_layer(
             for site, is_other in zip(sites, others, strict=True)
         ]
     if has_trace:
-        sites += [site for site in _compared_steps(layer) if site.site not in names]
+        sites += [site for site in _compared_steps(layer, tolerance) if site.site not in names]
     if names:
         sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
     return replace(
@@ -237,7 +237,7 @@ def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Di
             named = [(word, *axis[2:, n].tolist()) for (word, axis), n in zip(cut, place, strict=False)]
             named = [each for each in named if each[0] != "head" or each[1] >= 0]  # -1 stands for all heads
             at = {name: [each[n] for each in named] for n, name in enumerate(("axes", "a", "b"))} if named else None
-        if cut[1][0] == "head":
+        if row.seen == "array" and cut[1][0] == "head":
             for head, gap in zip(
                 cut[1][1][2].tolist(), gaps.reshape(gaps.shape[1], -1).max(axis=1).tolist(), strict=True
             ):
@@ -452,7 +452,7 @@ def _removed(e: Effect, places: Mapping[TokenFamily, Mapping[int, int]]) -> tupl
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
-def _compared_steps(layer: LayerDifference) -> Iterator[Difference]:
+def _compared_steps(layer: LayerDifference, tolerance: float) -> Iterator[Difference]:
     """The steps that both traces have, in order; of user code also those that one alone has."""
     a, b = layer.a.trace, layer.b.trace
     is_code = layer.a.module is not None and layer.b.module is not None
@@ -460,7 +460,7 @@ def _compared_steps(layer: LayerDifference) -> Iterator[Difference]:
     for steps_a, steps_b, is_same in align([step.site for step in a], [step.site for step in b])[0]:
         of_a, of_b = a[steps_a.start : steps_a.stop], b[steps_b.start : steps_b.stop]
         for x, y in zip(of_a, of_b, strict=True) if is_same else ():
-            yield _compared_step(x, y, has_same_tokens=has_same_tokens)
+            yield _compared_step(x, y, tolerance, has_same_tokens=has_same_tokens)
         if is_code and not is_same:
             for step in of_a:
                 yield Difference(step.site, "shape", "shape", step.axes, step.shape, None, why="only A has it")
@@ -468,14 +468,27 @@ def _compared_steps(layer: LayerDifference) -> Iterator[Difference]:
                 yield Difference(step.site, "shape", "shape", step.axes, None, step.shape, why="only B has it")
 
 
-def _compared_step(a: Step, b: Step, *, has_same_tokens: bool) -> Difference:
-    """The comparison of shapes, and of the formulas of user code. Different tokens excuse different lengths."""
+def _compared_step(a: Step, b: Step, tolerance: float, *, has_same_tokens: bool) -> Difference:
+    """The comparison of shapes, of the formulas of user code, and of all numbers if both traces have them, else of
+    extremes and moments. Different tokens excuse different lengths."""
     has_other_formula = bool(a.operation and b.operation) and a.formula != b.formula
     told = ({"name": "formula", "a": a.formula, "b": b.formula, "layers": ()},) if has_other_formula else ()
     excused = () if has_same_tokens else ("batch", "query", "key")
     why = _sizes_text([size for size in zip(a.axes, a.shape, b.shape, strict=False) if size[0] not in excused])
     status, why = _unlike_axes(a.axes, b.axes) or ("shape" if why else "beyond" if told else "identical", why)
-    return Difference(a.site, "shape", status, a.axes, a.shape, b.shape, why=why, told=told)
+    row = Difference(a.site, "shape", status, a.axes, a.shape, b.shape, why=why, told=told)
+    if why or a.values is None or b.values is None or not has_same_tokens:
+        return row
+    is_whole = a.values.numbers is not None and b.values.numbers is not None
+    x, y = (np.array(v.numbers if is_whole else [v.min, v.max, v.mean, v.std], float) for v in (a.values, b.values))
+    names = ["sequence" if axis == "batch" else axis for axis in a.axes]
+    cut = [(name, np.stack([np.arange(n)] * 4)) for name, n in zip(names, a.shape, strict=True)] if is_whole else []
+    shape = a.shape if is_whole else x.shape
+    row = msgspec.structs.replace(row, seen="numbers" if is_whole else "extremes")
+    row = _compared(row, [(cut, x.reshape(shape), y.reshape(shape), np.ones(1, bool))], tolerance)
+    is_other = bool(told) or (a.values.n_nan, a.values.n_inf) != (b.values.n_nan, b.values.n_inf)
+    why = "" if is_whole else "by min, max, mean, std"
+    return msgspec.structs.replace(row, status="beyond" if is_other else row.status, why=why)
 
 
 # ------------------------------------------------------------------------------------------------------------ settings

@@ -25,8 +25,8 @@ SCHEMA = "mha.diff/1"
 Status = Literal["identical", "within", "beyond", "shape", "skipped"]
 """The comparison of a site: equal bits, within the tolerance, beyond it, different shapes, or not comparable (`why`). A
 step of user code whose formula differs is `beyond`."""
-ComparedBy = Literal["array", "shape"]
-"""What was compared: all numbers of an array, or the shapes of steps, of user code also their formulas."""
+ComparedBy = Literal["array", "numbers", "extremes", "shape"]
+"""What was compared: arrays, all numbers of a small tensor in traces, extremes and moments in traces, or shapes alone."""
 TokenFamily = Literal["texts", "context"]
 Setting = dict[str, Any]
 """A setting that differs: its `name`, its words in `a` and `b`, and the labels of the `layers` concerned, or none for the
@@ -103,7 +103,7 @@ class Difference(msgspec.Struct, frozen=True):
     @property
     def is_same_bits(self) -> bool:
         """Whether every number was compared and is equal to the last bit."""
-        return self.status == "identical" and self.seen == "array"
+        return self.status == "identical" and self.seen in ("array", "numbers")
 
     @property
     def departs(self) -> bool:
