@@ -93,7 +93,7 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
     if path.lower().endswith(PICKLE_ENDINGS) or (is_pickle and first[8:] != b"{"):
         raise pickled(path, "its name or its first bytes are those of a pickle")
     if first and _TEXT.issuperset(first[:8]):
-        hint = "--weights takes a .safetensors file, --model the folder of a checkpoint"
+        hint = "mha run --file FILE reads a text, --model the folder of a checkpoint"
         raise MhaError(f"{path} is a text file, not a safetensors file", hint=hint, code="bad-file", path=path)
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
 

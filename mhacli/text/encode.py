@@ -98,6 +98,8 @@ def encode(
 
 
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
+    if not texts:
+        raise UsageError("no text is given", hint='try "the cat sat on the mat"')
     if len(context) not in (0, 1, len(texts)):
         raise UsageError(
             f"--context is given {len(context)} times for {len(texts)} texts: give it once, or once for each"

@@ -51,7 +51,7 @@ def inspect(
     encoded = (
         text
         if isinstance(text, Encoded)
-        else encode([text] if isinstance(text, str) else text, resolved, context=context)
+        else encode([text] if isinstance(text, str) else text or (), resolved, context=context)
     )
     return inspect_layer(Run(encoded=encoded, config=resolved, weights=source))
 

@@ -133,6 +133,13 @@ def test_settings_that_do_not_fit_are_refused_with_one_that_does(
     assert hint in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("text", [[], None, ()])
+def test_a_call_without_a_text_is_refused(text: Any) -> None:
+    with pytest.raises(MhaError) as caught:
+        mhacli.inspect(text)
+    assert caught.value.exit_code == 2
+
+
 COMBINATIONS = {
     "window with a context": "run a --context c --window 2",
     "prefix with a context": "trace a --context c --prefix 2",
