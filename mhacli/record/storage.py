@@ -31,10 +31,10 @@ _KINDS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "i
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
-def load(path: str) -> Record:
+def load(path: str | os.PathLike[str]) -> Record:
     """The record in a file or in the folder of a scan, with its arrays in memory. Raises `MhaError` for a file that is
     no record, or was changed."""
-    record = _record(read_tensor_file(summary_of(path), MAX_FILE_BYTES))
+    record = _record(read_tensor_file(summary_of(os.fspath(path)), MAX_FILE_BYTES))
     return replace(record, arrays=dict(record.arrays))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -63,16 +64,21 @@ _WEIGHTS = ("pattern", "map", "entropy", "top_shares")
 """The arrays that show whether the weights behind the indices differ by more than rounding."""
 
 
-def diff(a: Record | str, b: Record | str, *, tolerance: float | None = None) -> RecordDiff:
+def diff(
+    a: Record | str | os.PathLike[str], b: Record | str | os.PathLike[str], *, tolerance: float | None = None
+) -> RecordDiff:
     """The differences of `b` from `a`, as `mha diff` prints them. Each is a record or the path of one.
 
     `tolerance` is relative to the largest number of a site. 0 demands equal bits; None takes the tolerance of the
     coarser dtype. Raises `MhaError` for a file that is no record.
     """
-    if tolerance is not None and tolerance < 0:
-        raise UsageError(f"tolerance {tolerance:g} is negative: the least is 0")
-    names = a if isinstance(a, str) else "the first record", b if isinstance(b, str) else "the second record"
-    first, second = (load(record) if isinstance(record, str) else record for record in (a, b))
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
+    names = (
+        "the first record" if isinstance(a, Record) else os.fspath(a),
+        "the second record" if isinstance(b, Record) else os.fspath(b),
+    )
+    first, second = (record if isinstance(record, Record) else load(record) for record in (a, b))
     return compare(first, second, names, tolerance=tolerance)
 
 

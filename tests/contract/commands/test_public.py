@@ -63,3 +63,18 @@ def test_a_saved_record_is_loaded_with_the_same_document_and_arrays(tmp_path: Pa
         record.save(str(tmp_path / "r"))
     assert caught.value.code == "exists"
     assert "force" in str(caught.value.hint)
+
+
+def test_a_path_of_a_record_is_a_text_or_a_path_object(tmp_path: Path) -> None:
+    record = mhacli.inspect("the cat sat", mhacli.Config(n_heads=2, device="cpu"))
+    record.save(str(tmp_path / "r"))
+    assert mhacli.load(tmp_path / "r").sequences == record.sequences
+    assert mhacli.diff(tmp_path / "r", record, tolerance=0).verdict == "agree"
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf")])
+def test_a_tolerance_that_no_difference_could_exceed_is_refused(tolerance: float) -> None:
+    record = mhacli.inspect("the cat sat", mhacli.Config(n_heads=2, device="cpu"))
+    with pytest.raises(mhacli.MhaError) as caught:
+        mhacli.diff(record, record, tolerance=tolerance)
+    assert caught.value.exit_code == 2
