@@ -8,7 +8,6 @@ or a saved `record`.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,13 +148,6 @@ def as_option(name: str, value: object) -> str:
     """A setting of the layer as the user types it: `--heads 5`, `--no-bias`."""
     option = dict(options_of(Config))[name].name(name, value)
     return option if isinstance(value, bool) else f"{option} {shlex.quote(str(value)[:_SHOWN])}"
-
-
-def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
-    them."""
-    config = document.get("config")
-    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document
 
 
 def index_list(word: str) -> tuple[int, ...]:
@@ -551,17 +543,6 @@ class ModelSettings:
     def includes(self, layer: int, kind: AttentionKind) -> bool:
         """Whether a layer is inspected."""
         return self.layers is None or any(n == layer and k in (None, kind) for k, n in self.layers)
-
-
-_HUB_ID = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
-
-
-def is_hub_id(path: str) -> bool:
-    """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder exists here, and it is not
-    written as a path."""
-    first = path.partition("/")[0]
-    is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
-    return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.profiler import profile
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -51,14 +50,6 @@ def only(kernel: str) -> AbstractContextManager[None]:
     """Within it torch may use this kernel alone, and raises `RuntimeError` where that cannot take the inputs."""
     context: AbstractContextManager[None] = sdpa_kernel(KERNELS[kernel])
     return context
-
-
-def operators_of(call: Callable[[], object]) -> frozenset[str]:
-    """The names of all operators that a call runs, those inside others too, as torch's profiler sees them."""
-    with profile(use_kineto=False) as seen:
-        call()
-    assert seen.kineto_results is not None  # it has been stopped
-    return frozenset(event.name() for event in seen.kineto_results.events())
 
 
 def kernel_among(operators: frozenset[str]) -> str | None:

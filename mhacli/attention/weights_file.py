@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mhacli.errors import MhaError, UsageError, first_names
-from mhacli.io.data import decode
+from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.safetensors import TensorFile, read_tensor_file, shown_name
-from mhacli.settings import Config, as_option, with_earlier_config
+from mhacli.settings import Config, as_option
 from mhacli.sites import Facts
 
 FORMAT = "mha.weights/1"

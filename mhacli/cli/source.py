@@ -28,7 +28,6 @@ from mhacli.settings import (
     Source,
     Statistics,
     as_option,
-    is_hub_id,
 )
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import encode
@@ -165,7 +164,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
 def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises `UsageError` for layers that its
     config does not have."""
-    from mhacli.models.folder import read_checkpoint
+    from mhacli.models.folder import is_hub_id, read_checkpoint
     from mhacli.models.sizes import head_counts
 
     path = model.path or ""

@@ -18,11 +18,11 @@ from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
-from mhacli.io.data import decode
+from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.files import format_size
 from mhacli.models.folder import Checkpoint, StoredTensor, read_weights
 from mhacli.models.sizes import HeadCounts, head_counts
-from mhacli.settings import OUTPUT, setting, with_earlier_config
+from mhacli.settings import OUTPUT, setting
 from mhacli.text.escape import visible
 
 if TYPE_CHECKING:

@@ -58,3 +58,10 @@ def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
         raise MhaError(f"{source}: {fault}", code="bad-file", path=path or source) from None
+
+
+def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a file with a config. A file that says nothing of marks inside words is of a version that dropped
+    them."""
+    config = document.get("config")
+    return document | {"config": {"inner_marks": False} | config} if isinstance(config, dict) else document

@@ -183,3 +183,14 @@ def _listed(names: Iterable[str]) -> str:
 
 def _bad(path: str, message: str, hint: str | None = None) -> MhaError:
     return MhaError(message, hint=hint, code="bad-file", path=path)
+
+
+_HUB_ID = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether `path` can only be the id of a checkpoint on a hub: neither it nor its first folder exists here, and it is not
+    written as a path."""
+    first = path.partition("/")[0]
+    is_path = path.startswith((".", "/", "~")) or (first != path and os.path.isdir(first))
+    return not os.path.lexists(path) and not is_path and bool(re.fullmatch(_HUB_ID, path, re.ASCII))

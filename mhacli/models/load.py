@@ -27,8 +27,7 @@ from mhacli.models.device_map import (
     spread,
     where_weights_are,
 )
-from mhacli.models.folder import Checkpoint, read_checkpoint
-from mhacli.settings import is_hub_id
+from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
 from mhacli.text.tokenizer_file import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]

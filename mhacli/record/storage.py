@@ -14,14 +14,13 @@ from types import ModuleType
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
-from mhacli.io.data import decode, json_checksum
+from mhacli.io.data import decode, json_checksum, with_earlier_config
 from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
 from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
 from mhacli.record.record import SCHEMA, Record, layer_prefix
-from mhacli.settings import with_earlier_config
 from mhacli.sites import SITES
 
 MAX_FILE_BYTES = 64 << 30
