@@ -36,13 +36,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import attend, masks
+from mhacli.attention.devices import shared_out
 from mhacli.attention.tiled.reducer import choice, summarise_by
 from mhacli.attention.tiled.reduction import Launch
 from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import SoftmaxPattern, attend_lse, attention_of, pattern_of, tiled_attend
 from mhacli.attention.tiled.statistics import ColumnSums, Distance, Entropy, StatisticsRequest
 from mhacli.attention.tiled.tiles import reduce_tiles
-from mhacli.compute.base.devices import shared_out
 from mhacli.compute.base.head_statistics import block_of, make_baseline
 from mhacli.compute.heads import head_groups, prepare_heads
 from mhacli.run import Run

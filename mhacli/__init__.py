@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from mhacli.commands.effect.in_memory.effects import effects
     from mhacli.commands.effect.in_memory.removed import removed
     from mhacli.compute.checkpoint.inspecting import inspecting
-    from mhacli.compute.layer.run import inspect
     from mhacli.errors import MhaError
+    from mhacli.layer.run import inspect
     from mhacli.record.record import Record
     from mhacli.record.storage import load
     from mhacli.settings import Config
@@ -33,7 +33,7 @@ _MODULES = {
     "diff": "mhacli.commands.diff.compare",
     "doctor": "mhacli.commands.doctor.run",
     "effects": "mhacli.commands.effect.in_memory.effects",
-    "inspect": "mhacli.compute.layer.run",
+    "inspect": "mhacli.layer.run",
     "inspecting": "mhacli.compute.checkpoint.inspecting",
     "load": "mhacli.record.storage",
     "removed": "mhacli.commands.effect.in_memory.removed",

@@ -214,7 +214,7 @@ def save_files(record: Record, output: Output, run: Run | None = None) -> None:
     """Saves the record, and the weights of the `run` of a layer, if files are given. Raises `MhaError` if one cannot be
     written."""
     if output.save_weights is not None and run is not None:
-        from mhacli.compute.layer.run import weights_content
+        from mhacli.layer.run import weights_content
 
         write_whole(output.save_weights, weights_content(run), force=output.force)
     if output.save is not None:

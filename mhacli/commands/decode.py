@@ -63,7 +63,7 @@ def decode(
         causal, notes = _decodable(run, prompt_len), run.notes
         require_choices(run.config.n_heads, len(run.encoded.sequences), options)
         with loading_torch():
-            from mhacli.compute.layer import decode as study
+            from mhacli.layer import decode as study
         with show_activity("computing"):
             record = study.decode(causal, cache=cache, prompt_len=prompt_len, lengths=lengths)
     print_result(record, notes, options=options, output=output, run=run)

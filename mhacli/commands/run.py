@@ -75,6 +75,6 @@ def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
     require_memory(run)
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     with loading_torch():
-        from mhacli.compute.layer.run import inspect_layer
+        from mhacli.layer.run import inspect_layer
     with show_activity("computing"):
         return inspect_layer(run), run.notes

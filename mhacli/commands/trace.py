@@ -179,7 +179,7 @@ def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
         place.require_inside(run.config.n_heads, texts, run.encoded.context or texts)
     require_memory(run)
     with loading_torch():
-        from mhacli.compute.layer import trace as study
+        from mhacli.layer import trace as study
     with show_activity("computing"):
         return study.walk(run, route=walk.route, values=walk.values, place=place), run.notes
 
@@ -189,7 +189,7 @@ def _draw_mask(run: Run, output: Output) -> None:
     from mhacli.render.run.mask import mask_document, mask_view
 
     with loading_torch():
-        from mhacli.compute.layer.trace import summarise_mask
+        from mhacli.layer.trace import summarise_mask
     summary = summarise_mask(run)
     print_report(
         output, view=lambda on: mask_view(summary, on), json=lambda: [mask_document(summary, record_command())]

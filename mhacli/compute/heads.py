@@ -20,7 +20,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mhacli.attention.core import is_finite, visible_cells
+from mhacli.attention.devices import choose_device, free_bytes, one_thread, shared_out
 from mhacli.attention.memory import predict_heads_memory
+from mhacli.attention.taps import Capture, stage_timings, to_array
 from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
 from mhacli.attention.tiled.scores import Scores, VirtualPattern
 from mhacli.attention.tiled.softmax import TILES, AttentionResult, attention_of
@@ -34,7 +36,6 @@ from mhacli.attention.tiled.statistics import (
     with_sink,
 )
 from mhacli.attention.tiled.tiles import PatternTiles, indices, n_cells
-from mhacli.compute.base.devices import choose_device, free_bytes, one_thread, shared_out
 from mhacli.compute.base.head_statistics import (
     Axes,
     Baseline,
@@ -43,10 +44,9 @@ from mhacli.compute.base.head_statistics import (
     make_baseline,
     make_statistics_request,
 )
-from mhacli.compute.base.setup import Setup, make_setup
-from mhacli.compute.base.taps import Capture, stage_timings, to_array
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
+from mhacli.layer.setup import Setup, make_setup
 from mhacli.record.checks import (
     COLUMN_TOTALS,
     HEAD_OUTPUTS,

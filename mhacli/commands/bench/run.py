@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
+from mhacli.attention.devices import choose_device, driver, environment, free_bytes
 from mhacli.attention.fused import kernel_among
 from mhacli.commands.bench.backends import (
     Exact,
@@ -41,7 +42,6 @@ from mhacli.commands.bench.workload import (
     expected_moved_bytes,
     least_bytes,
 )
-from mhacli.compute.base.devices import choose_device, driver, environment, free_bytes
 from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus

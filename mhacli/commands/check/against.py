@@ -25,7 +25,6 @@ from mhacli.commands.check.inputs import (
     randomised,
 )
 from mhacli.commands.check.result import CheckRequest, Examination, Finding, FirstDifference, OutputComparison
-from mhacli.compute.base.user_module import arguments_of, load_user_attention
 from mhacli.compute.user_trace.dataflow import Dataflow, is_transpose
 from mhacli.compute.user_trace.trace import WatchedCall, watched
 from mhacli.errors import MhaError
@@ -39,6 +38,7 @@ from mhacli.usercode.process import SourceLine, Stage
 from mhacli.usercode.projections import ProjectionReading, Widths, parts_of, projection_readings
 from mhacli.usercode.target import Choice, TargetRequest, find_target
 from mhacli.usercode.types import Inputs, MaskForm, Operation
+from mhacli.usercode.user_module import arguments_of, load_user_attention
 
 _ARGUMENT_OPTION = re.compile(r"--(?=(call-)?arg\b)")
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_v")

@@ -33,13 +33,13 @@ from mhacli.commands.check.result import (
     ProbeResult,
 )
 from mhacli.commands.check.stepwise import examine_stepwise
-from mhacli.compute.base.user_module import arguments_of, load_user_modes
 from mhacli.io.data import decode, finite
 from mhacli.usercode.call.signature import documented_meaning
 from mhacli.usercode.call.user_attention import UserAttention
 from mhacli.usercode.process import Stage
 from mhacli.usercode.target import DEFAULT_TIME_LIMIT_S, Choice, Mode, TargetRequest, split_target, targets_beside
 from mhacli.usercode.types import Built, MaskForm
+from mhacli.usercode.user_module import arguments_of, load_user_modes
 
 _CAUSAL = ("causal", "autoregressive", "masked", "unidirectional")
 _DENIALS = ("non", "not", "anti", "or", "bi", "un", "optionally", "optional", "possibly", "no", "without")

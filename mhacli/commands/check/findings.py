@@ -24,7 +24,6 @@ from mhacli.commands.check.inputs import Examined, InputCase, core_cases, with_r
 from mhacli.commands.check.observed_properties import observed_properties
 from mhacli.commands.check.probes.catalogue import Probed
 from mhacli.commands.check.result import CheckRequest, Finding, OutputComparison
-from mhacli.compute.base.user_module import limited
 from mhacli.record.checks import error_text
 from mhacli.usercode.arguments import role_of, stated
 from mhacli.usercode.call.find_call import find_modes
@@ -33,6 +32,7 @@ from mhacli.usercode.names import function_around, in_user_names, mentions, name
 from mhacli.usercode.process import SourceLine, Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.types import Built
+from mhacli.usercode.user_module import limited
 
 
 def findings_of(

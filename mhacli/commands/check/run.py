@@ -74,8 +74,8 @@ def examine_in_child(request: CheckRequest, *, on_stage: Callable[[str], None] |
 
 
 def _examine_here(request: CheckRequest) -> Examination:
+    from mhacli.attention.devices import one_thread
     from mhacli.commands.check.examine import examined
-    from mhacli.compute.base.devices import one_thread
 
     with one_thread():
         return examined(request, _no_stage)

@@ -30,7 +30,6 @@ from mhacli.commands.check.hypotheses import stages_with
 from mhacli.commands.check.inputs import TOLERANCE, Examined, max_error
 from mhacli.commands.check.probes.catalogue import Probed
 from mhacli.commands.check.result import Finding, ProbeResult
-from mhacli.compute.base.user_module import limited
 from mhacli.usercode.call.signature import signature_of
 from mhacli.usercode.call.user_attention import UserAttention, drawer_of
 from mhacli.usercode.inputs import float64_copy
@@ -46,6 +45,7 @@ from mhacli.usercode.stepwise import (
 )
 from mhacli.usercode.target import Choice
 from mhacli.usercode.types import Inputs, MaskForm, Operation
+from mhacli.usercode.user_module import limited
 
 _MOST_TRIED, _ROOM, _FEWEST = 160, 4, 4
 """The most conventions to try, the free room of a cache beyond the text, and the shortest text."""

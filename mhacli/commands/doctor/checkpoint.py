@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mhacli.attention.devices import choose_device, environment, free_bytes
 from mhacli.commands.doctor.consistency_checks import (
     CEILING,
     ConsistencyChecks,
@@ -24,8 +25,6 @@ from mhacli.commands.doctor.consistency_checks import (
 )
 from mhacli.commands.doctor.installation import libraries
 from mhacli.commands.doctor.result import DoctorRequest, ExaminedModel, HealthCheck, Report
-from mhacli.compute.base.devices import choose_device, environment, free_bytes
-from mhacli.compute.base.rounding import TIMES_SHAKEN
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
@@ -36,6 +35,7 @@ from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
 from mhacli.models.layer_names import most_positions
 from mhacli.models.load import Loaded, find_checkpoint, guarded, load_config, load_model
+from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.tokenizer import ModelTokenizer, load_tokenizer, own_tokenizer, require_ids
 from mhacli.record.checks import ROW_SUMS, Check
 from mhacli.run import Run

@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.commands.doctor.result import HealthCheck
-from mhacli.compute.base.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.io.progress import Progress
@@ -25,6 +24,7 @@ from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.inputs import make_inputs, outputs_of
 from mhacli.models.load import Loaded
+from mhacli.models.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES
 from mhacli.settings import PaddingSide
 from mhacli.text.tokens import TokenSequence

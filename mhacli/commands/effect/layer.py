@@ -20,9 +20,9 @@ from mhacli.commands.effect.removal import Removal, StandIns, softmax_without
 from mhacli.commands.effect.run import floor_of, largest_and_others, row_of
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effect_of
-from mhacli.compute.base.setup import Setup
-from mhacli.compute.layer.run import Observed, prepare, record_run
 from mhacli.errors import UsageError, out_of_range
+from mhacli.layer.run import Observed, prepare, record_run
+from mhacli.layer.setup import Setup
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import EffectSummary

@@ -25,12 +25,12 @@ from mhacli.commands.effect.parts import ModelParts, find_parts
 from mhacli.commands.effect.prefix import Segment, later_segment, one_token_behind
 from mhacli.commands.effect.proof import removed_otherwise
 from mhacli.commands.effect.removal import Removal, Remover, StandIns
-from mhacli.compute.base.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.capture import captured
 from mhacli.models.layer_names import LayerKey
 from mhacli.models.load import Loaded
+from mhacli.models.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.effect import Judgement
 

@@ -10,13 +10,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
 from mhacli.commands.effect.parts import find_parts
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import Cost, EffectRun, Floor
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, inputs_of, make_texts, read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range

@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 
+from mhacli.attention.taps import to_array
 from mhacli.commands.scan.folded import worst_layers
 from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.units import (
@@ -30,7 +31,6 @@ from mhacli.commands.scan.units import (
     values,
     widened,
 )
-from mhacli.compute.base.taps import to_array
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.record.arrays import Array

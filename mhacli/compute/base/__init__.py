@@ -1,1 +1,1 @@
-"""Parts that several computations use: setup, devices, taps and head statistics."""
+"""Head statistics, which several computations use."""

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.compute.base.taps import largest_difference, timing, to_array
+from mhacli.attention.taps import largest_difference, timing, to_array
 from mhacli.compute.checkpoint.run import CheckpointRun
-from mhacli.compute.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
+from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
 from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices

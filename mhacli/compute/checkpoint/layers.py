@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhacli.attention.devices import environment, one_thread, shared_out
+from mhacli.attention.taps import stage_timings, to_array
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
-from mhacli.compute.base.devices import environment, one_thread, shared_out
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, make_statistics_request
-from mhacli.compute.base.taps import stage_timings, to_array
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.calls import DROPOUT, Call, ScoredCall

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mhacli.attention.devices import choose_device
 from mhacli.attention.tiled.reducer import choice
-from mhacli.compute.base.devices import choose_device
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.folder import Checkpoint

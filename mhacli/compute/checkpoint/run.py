@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import CheckpointFacts, predict_checkpoint_memory
 from mhacli.attention.tiled.softmax import AttentionResult
-from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.compute.checkpoint.layers import (
     KEPT,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.taps import step_of, summarise
 from mhacli.attention.tiled.scores import Scores
 from mhacli.attention.tiled.softmax import AttentionResult
-from mhacli.compute.base.taps import step_of, summarise
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhacli.compute.base.devices import environment
-from mhacli.compute.base.taps import step_of, summarise
-from mhacli.compute.base.user_module import arguments_of, load_user_attention
+from mhacli.attention.devices import environment
+from mhacli.attention.taps import step_of, summarise
 from mhacli.compute.user_trace.axes import (
     MeasuredRun,
     TraceSizes,
@@ -56,6 +55,7 @@ from mhacli.usercode.process import Stage
 from mhacli.usercode.projections import parts_of
 from mhacli.usercode.target import TargetRequest
 from mhacli.usercode.types import AttentionOutput, Built, Inputs, MaskForm, Operation
+from mhacli.usercode.user_module import arguments_of, load_user_attention
 
 _MAX_BUILDS = 6
 _TOLERANCE = 1e-4

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from mhacli.attention import masks
 from mhacli.attention.core import Tap, no_tap
+from mhacli.attention.devices import free_bytes
 from mhacli.attention.layer import CACHES, MultiHeadAttention, Past, TokenVectors
 from mhacli.attention.memory import require_layer_room
-from mhacli.compute.base.devices import free_bytes
-from mhacli.compute.base.setup import Setup
-from mhacli.compute.base.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
-from mhacli.compute.layer.run import Observed, make_record, prepare
+from mhacli.attention.taps import Stopwatch, largest_difference, require_finite, step_of, time_stages, timing
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
+from mhacli.layer.run import Observed, make_record, prepare
+from mhacli.layer.setup import Setup
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step, Timing
 from mhacli.run import Run

@@ -11,14 +11,14 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from mhacli.attention.core import per_query_head
+from mhacli.attention.devices import choose_device
 from mhacli.attention.masks import both
 from mhacli.attention.routes import ROUTES
-from mhacli.compute.base.devices import choose_device
-from mhacli.compute.base.setup import Setup, make_mask
-from mhacli.compute.base.taps import largest_difference
-from mhacli.compute.layer.run import Observed, prepare, record_run
+from mhacli.attention.taps import largest_difference
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
+from mhacli.layer.run import Observed, prepare, record_run
+from mhacli.layer.setup import Setup, make_mask
 from mhacli.record.checks import RouteCheck
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart

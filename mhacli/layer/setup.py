@@ -13,13 +13,13 @@ from torch import Tensor
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
+from mhacli.attention.devices import choose_device, environment
 from mhacli.attention.layer import KeyRows, Places, Projected, TokenVectors, added_positions, embed_tokens, place_rows
 from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights_file import LayerFile, read_bias_file
-from mhacli.compute.base.devices import choose_device, environment
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import MhaError
 from mhacli.record.record import Environment

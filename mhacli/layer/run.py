@@ -12,16 +12,16 @@ from torch import Tensor
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import per_query_head
+from mhacli.attention.devices import free_bytes
 from mhacli.attention.layer import merge_heads
+from mhacli.attention.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
 from mhacli.attention.weights_file import LayerFile
-from mhacli.compute.base.devices import free_bytes
 from mhacli.compute.base.head_statistics import head_statistics, make_baseline, make_statistics_request
-from mhacli.compute.base.setup import Setup, make_setup
-from mhacli.compute.base.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.errors import UsageError
+from mhacli.layer.setup import Setup, make_setup
 from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, Step, Timing

@@ -1,1 +1,0 @@
-"""One layer of mha: `mha run`, `mha trace` and `mha decode`."""
