@@ -19,8 +19,9 @@ import msgspec
 
 from mhacli.commands.bench.comparison import BaselineComparison, FailIfOutcome, TimeChange
 from mhacli.commands.bench.result import Benchmark
+from mhacli.commands.check import CheckStatus
 from mhacli.commands.check.result import Examination
-from mhacli.commands.doctor.result import CheckStatus, HealthVerdict, Report
+from mhacli.commands.doctor.result import HealthVerdict, Report
 from mhacli.record.heads import MATRICES, PER_QUERY
 from mhacli.record.mask import MaskSummary
 from mhacli.record.record import Record

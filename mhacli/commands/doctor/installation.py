@@ -8,14 +8,16 @@ from importlib import metadata
 from time import perf_counter
 
 import mhacli
-from mhacli.commands.doctor.result import Device, DoctorRequest, HealthCheck, Library, Report
+from mhacli.commands.check import HealthCheck
+from mhacli.commands.doctor.result import Device, Library, Report
 from mhacli.errors import installing, needed_ranges
 from mhacli.io import memory
 from mhacli.io.memory import cpu_name, n_cpus
-from mhacli.io.progress import Progress, no_progress
+from mhacli.io.progress import Progress
+from mhacli.settings import Dtype
 
 
-def examine_installation(request: DoctorRequest, report_progress: Progress = no_progress) -> Report:
+def examine_installation(device: str, dtype: Dtype | None, *, seed: int, report_progress: Progress) -> Report:
     """The report on every device or one, in every dtype or one. Raises `MhaError` for a missing device. Works without torch,
     and reports that it is missing."""
     began = perf_counter()
@@ -27,9 +29,9 @@ def examine_installation(request: DoctorRequest, report_progress: Progress = no_
     except (ImportError, OSError) as fault:  # a library that torch depends on may be missing too
         checks += [_not_loaded(fault), check_threads(None)]
     else:
-        devices = machine.devices(request.device, cpu())
+        devices = machine.devices(device, cpu())
         checks += [machine.check_devices(devices), check_threads(machine.n_threads())]
-        checks += machine.check_attention(devices, request.dtype, request.seed, report_progress)
+        checks += machine.check_attention(devices, dtype, seed, report_progress)
     return Report(
         checks=tuple(checks),
         libraries=installed,
@@ -37,11 +39,10 @@ def examine_installation(request: DoctorRequest, report_progress: Progress = no_
             "mha": mhacli.__version__,
             "python": platform.python_version(),
             "platform": f"{platform.system()} {platform.machine()}",
-            "device_asked": request.device,
+            "device_asked": device,
         },
         devices=devices,
-        command=request.command,
-        seed=request.seed,
+        seed=seed,
         time_s=perf_counter() - began,
     )
 

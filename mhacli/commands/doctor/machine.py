@@ -12,7 +12,8 @@ from torch import Tensor
 from mhacli.attention import masks
 from mhacli.attention.core import attend
 from mhacli.attention.fused import fused_attend
-from mhacli.commands.doctor.result import Device, HealthCheck
+from mhacli.commands.check import HealthCheck
+from mhacli.commands.doctor.result import Device
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.io.memory import nvidia_driver

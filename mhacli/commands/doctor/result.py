@@ -6,77 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mhacli.commands.check import CheckStatus, ExaminedModel, HealthCheck
 from mhacli.io.data import plain
 from mhacli.record.display import Shown
-from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 from mhacli.text.escape import visible
-from mhacli.text.reading import Decoding, argument_text
 
 HealthVerdict = Literal["healthy", "unhealthy"]
-CheckStatus = Literal["pass", "fail", "n/a", "care"]
-
-
-_TYPED = "Texts for the checkpoint to read, preferably of different lengths."
-_EVERY_DEVICE = "every device; with --model, the fastest"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorRequest:
-    """What to examine: a checkpoint by its path or id, or this installation (`path` None).
-
-    A checkpoint reads the typed texts, or without any default sentences. `tokenizer` and `dtype` None are the checkpoint's own;
-    `dtype` None of an installation is every one.
-    """
-
-    # fmt: off
-    typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences")
-    text: tuple[str, ...] = like(Source, "text", CHECKPOINT)
-    path: str | None = like(ModelSettings, "path", CHECKPOINT)
-    revision: str | None = like(ModelSettings, "revision", CHECKPOINT)
-    tokenizer: str | None = setting(
-        None, CHECKPOINT, "byte, or the path of a tokenizer.json.", metavar="NAME", default="its own", modes=("model",))
-    device: str = like(Config, "device", DEVICE, default=_EVERY_DEVICE)
-    dtype: Dtype | None = like(Config, "dtype", DEVICE, value=None, default="all four; with --model, its own")
-    seed: int = like(Config, "seed", DEVICE, modes=("layer", "model"))
-    # fmt: on
-    command: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The path or id of the checkpoint."""
-        return self.path or ""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All texts."""
-        return tuple(argument_text(word, Decoding()) for word in (*self.typed, *self.text))
-
-
-@dataclass(frozen=True)
-class HealthCheck:
-    """A check and its result. `ok` is None for a warning (`is_caution`), and if the check does not apply (see
-    `message`).
-
-    `value` is the measured number and `tolerance` the largest that passes. `layer` is the first attention with the
-    fault. `meaning` says how a failure affects results, and `advice` what to do.
-    """
-
-    name: str
-    ok: bool | None
-    message: str
-    value: float | None = None
-    tolerance: float | None = None
-    layer: str | None = None
-    is_caution: bool = False
-    meaning: str = ""
-    advice: str = ""
-
-    @property
-    def status(self) -> CheckStatus:
-        """The result in a word; `care` is a warning."""
-        if self.ok is None:
-            return "care" if self.is_caution else "n/a"
-        return "pass" if self.ok else "fail"
 
 
 @dataclass(frozen=True)
@@ -98,25 +33,6 @@ class Device:
     what: str
     total_bytes: int | None
     free_bytes: int | None
-
-
-@dataclass(frozen=True)
-class ExaminedModel:
-    """The examined checkpoint. `stored` are the dtypes of its tensors, the most frequent first; `lengths` are the
-    lengths of its texts."""
-
-    path: str
-    revision: str | None
-    family: str
-    architecture: str
-    n_parameters: int
-    dtype: str
-    stored: tuple[str, ...]
-    implementation: str
-    device: str
-    lengths: tuple[int, ...]
-    n_passes: int
-    tolerance: str
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mhacli.commands.doctor.result import DoctorRequest, Report
+from mhacli.commands.check import ExaminedModel, HealthCheck
+from mhacli.commands.doctor.installation import examine_installation, libraries
+from mhacli.commands.doctor.result import Report
 from mhacli.errors import UsageError
-from mhacli.settings import Dtype
+from mhacli.io.progress import Progress, no_progress
+from mhacli.settings import Dtype, ModelSettings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,18 +33,46 @@ def doctor(
     as much memory again, and examined on its own device in its own dtype; `tokenizer` is then a transformers tokenizer,
     and without one the model reads random ids. Raises `MhaError` if the model cannot be loaded or reads no text.
     """
-    if model is None:
-        if tokenizer is not None or texts:
-            raise UsageError("tokenizer and texts need a model", hint="doctor(model, tokenizer)")
-        from mhacli.commands.doctor.installation import examine_installation
-
-        return examine_installation(DoctorRequest(device=device, dtype=dtype, seed=seed))
-    from mhacli.commands.doctor.checkpoint import examine_checkpoint, examine_model
-
-    if isinstance(model, str):
-        return examine_checkpoint(
-            DoctorRequest(path=model, text=tuple(texts), tokenizer=tokenizer, device=device, dtype=dtype, seed=seed)
-        )
+    if model is None and (tokenizer is not None or texts):
+        raise UsageError("tokenizer and texts need a model", hint="doctor(model, tokenizer)")
+    if model is None or isinstance(model, str):
+        settings = ModelSettings(path=model, tokenizer=tokenizer, device=device, dtype=dtype)
+        return examine(settings, tuple(texts), seed=seed)
     if device != "auto" or dtype is not None:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
-    return examine_model(model, tokenizer, DoctorRequest(path=type(model).__name__, text=tuple(texts), seed=seed))
+    from mhacli.commands.check import examine_model
+
+    began = perf_counter()
+    return _report(*examine_model(model, tokenizer, texts, seed=seed), device, seed, began)
+
+
+def examine(
+    settings: ModelSettings, texts: Sequence[str] = (), *, seed: int, report_progress: Progress = no_progress
+) -> Report:
+    """The report on a checkpoint, or without a path on this installation."""
+    if settings.path is None:
+        return examine_installation(settings.device, settings.dtype, seed=seed, report_progress=report_progress)
+    from mhacli.commands.check import examine_checkpoint
+
+    began = perf_counter()
+    examined = examine_checkpoint(settings, texts, seed=seed, report_progress=report_progress)
+    return _report(*examined, settings.device, seed, began)
+
+
+def _report(
+    model: ExaminedModel, checks: tuple[HealthCheck, ...], notes: tuple[str, ...], device: str, seed: int, began: float
+) -> Report:
+    import torch
+
+    from mhacli.attention.devices import environment
+
+    where = environment(torch.device(model.device), device)
+    return Report(
+        checks=checks,
+        libraries=libraries(),
+        environment={name: str(value) for name, value in vars(where).items()},
+        model=model,
+        notes=notes,
+        seed=seed,
+        time_s=perf_counter() - began,
+    )

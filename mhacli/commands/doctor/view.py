@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mhacli.commands.doctor.result import ExaminedModel, HealthCheck, Library, Report
+from mhacli.commands.check import ExaminedModel, HealthCheck
+from mhacli.commands.doctor.result import Library, Report
 from mhacli.io.files import format_size
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import count_of, filled

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mhacli.commands.doctor.result import HealthCheck
+from mhacli.commands.check.result import HealthCheck
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.io.progress import Progress

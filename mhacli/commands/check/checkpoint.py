@@ -7,14 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
-from mhacli.attention.devices import choose_device, environment, free_bytes
-from mhacli.commands.doctor.consistency_checks import (
+from mhacli.attention.devices import choose_device, free_bytes
+from mhacli.commands.check.consistency_checks import (
     CEILING,
     ConsistencyChecks,
     ModelText,
@@ -23,8 +22,7 @@ from mhacli.commands.doctor.consistency_checks import (
     implementation_of,
     numbered,
 )
-from mhacli.commands.doctor.installation import libraries
-from mhacli.commands.doctor.result import DoctorRequest, ExaminedModel, HealthCheck, Report
+from mhacli.commands.check.result import ExaminedModel, HealthCheck
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
@@ -102,41 +100,46 @@ class _ModelToExamine:
     notes: tuple[str, ...]
 
 
+Examined = tuple[ExaminedModel, tuple[HealthCheck, ...], tuple[str, ...]]
+"""What was examined, its checks in the order of `ORDER`, and notes."""
+
+
 @torch.no_grad()
-def examine_checkpoint(request: DoctorRequest, report_progress: Progress = no_progress) -> Report:
-    """The report on a checkpoint. Raises `MhaError` if it cannot be loaded, or if the model reads no text."""
-    began = perf_counter()
+def examine_checkpoint(
+    settings: ModelSettings, texts: Sequence[str], *, seed: int, report_progress: Progress
+) -> Examined:
+    """The examination of a checkpoint. Raises `MhaError` if it cannot be loaded, or if the model reads no text."""
     report_progress(0.0, "loading")
-    return _report(_admit(request), request, report_progress, began)
+    return _examined(_admit(settings, texts, seed), settings, seed, report_progress)
 
 
 @torch.no_grad()
-def examine_model(model: nn.Module, tokenizer: Any, request: DoctorRequest) -> Report:
-    """The report on a copy of a transformers model in memory. Raises `MhaError` for other modules and models that read
-    no text."""
-    began = perf_counter()
+def examine_model(model: nn.Module, tokenizer: Any, texts: Sequence[str], *, seed: int) -> Examined:
+    """The examination of a copy of a transformers model in memory. Raises `MhaError` for other modules and models that
+    read no text."""
     config: Any = getattr(model, "config", None)
+    name = type(model).__name__
     if not hasattr(config, "get_text_config"):
-        raise UsageError(f"{request.source} is not a model of transformers", hint="mhacli.check examines other modules")
+        raise UsageError(f"{name} is not a model of transformers", hint="mhacli.check examines other modules")
     adapted_tokenizer = None if tokenizer is None else own_tokenizer(tokenizer)
     notes = () if adapted_tokenizer else (_NO_TOKENIZER.format("the model came without a"),)
-    rows, cut = _rows(request, adapted_tokenizer, config)
-    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(request.source), request.source, None)
+    rows, cut = _rows(name, texts, adapted_tokenizer, config, seed)
+    loaded = Loaded(copy.deepcopy(model).eval(), Checkpoint(name), name, None)
     admitted = _ModelToExamine(loaded, adapted_tokenizer, rows, _pad_id(loaded, adapted_tokenizer), (*notes, *cut))
-    return _report(admitted, request, no_progress, began)
+    return _examined(admitted, ModelSettings(path=name), seed, no_progress)
 
 
 _NO_TOKENIZER = "{} tokenizer: the texts are random token ids"
 
 
-def _report(admitted: _ModelToExamine, request: DoctorRequest, report_progress: Progress, began: float) -> Report:
-    loaded = admitted.loaded
+def _examined(admitted: _ModelToExamine, settings: ModelSettings, seed: int, report_progress: Progress) -> Examined:
+    loaded, path = admitted.loaded, settings.path or ""
     dtype, stored_dtypes = loaded.dtype, Counter(tensor.dtype for tensor in loaded.checkpoint.tensors.values())
     passes = Passes(loaded, admitted.pad_id)
-    checks = _run_checks(admitted, passes, request, report_progress)
+    checks = _run_checks(admitted, passes, settings, seed, report_progress)
     check_named = {check.name: check for check in checks}
     model = ExaminedModel(
-        path=request.source,
+        path=path,
         revision=loaded.revision,
         family=loaded.config.model_type,
         architecture=type(loaded.model).__name__,
@@ -149,17 +152,7 @@ def _report(admitted: _ModelToExamine, request: DoctorRequest, report_progress: 
         n_passes=passes.n_passes,
         tolerance=tolerance_rule(dtype, loaded.dtype),
     )
-    where = environment(loaded.model.device, request.device)
-    return Report(
-        checks=tuple(_with_meaning(check_named[name]) for name in ORDER),
-        libraries=libraries(),
-        environment={name: str(value) for name, value in vars(where).items()},
-        model=model,
-        notes=(*loaded.notes, *admitted.notes),
-        command=request.command,
-        seed=request.seed,
-        time_s=perf_counter() - began,
-    )
+    return model, tuple(_with_meaning(check_named[name]) for name in ORDER), (*loaded.notes, *admitted.notes)
 
 
 def tolerance_rule(dtype: str, judged: str) -> str:
@@ -174,22 +167,22 @@ def tolerance_rule(dtype: str, judged: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- loading
 
 
-def _admit(request: DoctorRequest) -> _ModelToExamine:
-    device = choose_device(request.device)
-    checkpoint, revision = find_checkpoint(request.source, request.revision)
+def _admit(settings: ModelSettings, texts: Sequence[str], seed: int) -> _ModelToExamine:
+    device, path = choose_device(settings.device), settings.path or ""
+    checkpoint, revision = find_checkpoint(path, settings.revision)
     config, notes = load_config(checkpoint), []
     tokenizer = None
     try:
-        tokenizer = load_tokenizer(checkpoint, request.tokenizer)
+        tokenizer = load_tokenizer(checkpoint, settings.tokenizer)
     except MhaError as fault:
-        if fault.code != "no-tokenizer" or request.texts:
+        if fault.code != "no-tokenizer" or texts:
             raise
         notes.append(_NO_TOKENIZER.format("the checkpoint has no"))
-    rows, cut = _rows(request, tokenizer, config)
+    rows, cut = _rows(path, texts, tokenizer, config, seed)
 
     def load(*, head: bool) -> Loaded:
         return load_model(
-            request.source, checkpoint, config, revision=revision, device=device, dtype=request.dtype,
+            path, checkpoint, config, revision=revision, device=device, dtype=settings.dtype,
             head="generate" if head else None, allow_nonfinite=True,
         )  # fmt: skip
 
@@ -212,7 +205,7 @@ def _pad_id(loaded: Loaded, tokenizer: ModelTokenizer | None) -> int:
 
 
 def _rows(
-    request: DoctorRequest, tokenizer: ModelTokenizer | None, config: Any
+    path: str, texts: Sequence[str], tokenizer: ModelTokenizer | None, config: Any, seed: int
 ) -> tuple[tuple[ModelText, ...], tuple[str, ...]]:
     """The input texts, and notes on texts that were truncated."""
     most, text = most_positions(config), config.get_text_config(decoder=True)
@@ -221,16 +214,16 @@ def _rows(
     if tokenizer is None:
         special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
         avoid = {i for i in special if isinstance(i, int)}
-        sequences: Sequence[TokenSequence] = random_sequences(n_vocabulary, most, avoid, request.seed)
+        sequences: Sequence[TokenSequence] = random_sequences(n_vocabulary, most, avoid, seed)
     else:
-        limit = min(MOST_TOKENS if request.texts else MOST_OF_OURS, most or MOST_TOKENS)
-        begun = [tokenizer.beginning(words, limit) for words in request.texts or TEXTS]
+        limit = min(MOST_TOKENS if texts else MOST_OF_OURS, most or MOST_TOKENS)
+        begun = [tokenizer.beginning(words, limit) for words in texts or TEXTS]
         sequences = [sequence for sequence, _ in begun]
         if any(not sequence.ids for sequence in sequences):
             raise MhaError("the text has no tokens", code="no-tokens")
-        if request.texts and any(n_more for _, n_more in begun):
+        if texts and any(n_more for _, n_more in begun):
             notes = (f"texts are cut to their first {limit} tokens",)
-        require_ids(list(sequences), n_vocabulary, request.source)
+        require_ids(list(sequences), n_vocabulary, path)
     if not config.is_encoder_decoder:
         return rows_of(sequences), notes
     return rows_of(sequences[::-1], sequences), notes
@@ -240,15 +233,15 @@ def _rows(
 
 
 def _run_checks(
-    admitted: _ModelToExamine, passes: Passes, request: DoctorRequest, report_progress: Progress
+    admitted: _ModelToExamine, passes: Passes, settings: ModelSettings, seed: int, report_progress: Progress
 ) -> list[HealthCheck]:
     """The results of every check in the model's dtype. Comparisons in 16 bits are repeated in float32 if memory allows."""
-    loaded, rows, path = admitted.loaded, admitted.rows, request.source
+    loaded, rows, path = admitted.loaded, admitted.rows, settings.path or ""
     reason = why_not_causal(loaded)
     side = admitted.tokenizer.side if admitted.tokenizer else "right"
 
     def make_checks() -> ConsistencyChecks:
-        return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=request.seed)
+        return ConsistencyChecks(passes, rows, why_not_causal=reason, side=side, seed=seed)
 
     dtype = loaded.dtype
     report_progress(0.1, "each text alone")
@@ -259,7 +252,7 @@ def _run_checks(
     padded: Any = "right" if loaded.config.is_encoder_decoder or reason is not None else "left"
     checks.append(guarded("the model", path, lambda: check_row_sums(loaded, rows, padded, admitted.pad_id)))
     checks.append(check_begin(admitted.tokenizer))
-    if dtype in ("float16", "bfloat16") and first.reference.alone.is_finite and _has_room(loaded, request.device):
+    if dtype in ("float16", "bfloat16") and first.reference.alone.is_finite and _has_room(loaded, settings.device):
         report_progress(0.6, "float32")
         loaded.model.float()
         in_float32 = {check.name: check for check in guarded("the model", path, make_checks).checks(
