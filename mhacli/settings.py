@@ -98,12 +98,12 @@ class Option:
 
     @property
     def range_text(self) -> str:
-        """The range as Typer writes it: `1<=x<=1024`, `x>0`."""
+        """The range as Typer writes it: `1<=x<=1024`, `0<x`."""
         if self.low == -math.inf:
             return "of finite numbers"
-        if self.above is not None:
-            return f"x>{self.above:g}"
-        return f"{self.low}<=x" + (f"<{self.below}" if self.below is not None else f"<={self.high}")
+        lower = f"{self.low}<=" if self.above is None else f"{self.above:g}<"
+        upper = "" if self.high is None else f"<={self.high}"
+        return f"{lower}x{upper}" if self.below is None else f"{lower}x<{self.below}"
 
     def contains(self, value: float) -> bool:
         """Whether a number is finite and in the range."""
@@ -315,21 +315,20 @@ class Config:
 
 
 def _require_ranges(config: Config) -> None:
-    """Raises `UsageError` for a field that is out of its range or not among its choices. None is "not set"."""
+    """Raises `UsageError` for a field of another type, out of its range, or not among its choices."""
+    import msgspec  # not for a help text
+
     hints = get_type_hints(Config)
     for name, option in options_of(Config):
         value, hint = getattr(config, name), hints[name]
-        if value is None:
-            continue
-        choices = get_args(hint) if get_origin(hint) is Literal else ()
-        if choices and value not in choices:
-            raise UsageError(f"{as_option(name, value)} is not one of {', '.join(choices)}")
-        if option.is_number:
-            is_real = float in (hint, *get_args(hint))
-            if isinstance(value, bool) or not isinstance(value, (int, float) if is_real else int):
-                raise UsageError(f"{as_option(name, value)} is not a {'' if is_real else 'whole '}number")
-            if not option.contains(value):
-                raise UsageError(f"{as_option(name, value)} is not in the range {option.range_text}")
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise UsageError(f"{as_option(name, value)} is not one of {', '.join(get_args(hint))}")
+        try:
+            msgspec.convert(float(value) if isinstance(value, float) else value, hint)  # a float64 of numpy is a float
+        except msgspec.ValidationError as fault:
+            raise UsageError(f"{as_option(name, value)}: {fault}") from None
+        if option.is_number and value is not None and not option.contains(value):
+            raise UsageError(f"{as_option(name, value)} is not in the range {option.range_text}")
 
 
 def _require_layer(full: Config) -> None:
@@ -353,7 +352,7 @@ def _require_layer(full: Config) -> None:
 
 
 def _require_mask(full: Config) -> None:
-    if full.window is not None and (len(full.window) != 2 or min(full.window) < 0):
+    if full.window is not None and min(full.window) < 0:
         counts = ",".join(map(str, full.window))
         raise UsageError(f"{as_option('window', counts)} is not two counts of keys, left and right, such as 4,0")
     if full.sink is not None and full.window is None:

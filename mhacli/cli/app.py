@@ -16,7 +16,7 @@ import typer.core
 
 import mhacli
 from mhacli.cli.console import discard_stdout, flush, require_stdout, write
-from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
+from mhacli.cli.help import HelpCommand, add_help_options, examples, help_text
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
@@ -42,13 +42,14 @@ COMMANDS: Mapping[str, str] = {
 folder of that name, in its `command`."""
 
 
-class LazyGroup(HelpGroup):
+class LazyGroup(typer.core.TyperGroup):
     """A group that imports only the module of the command that runs; listing commands needs only their names."""
 
     def __init__(self, **settings: Any) -> None:
         """The commands as stubs with their names and help."""
         super().__init__(**settings)
         self.commands = {name: typer.core.TyperCommand(name, help=text) for name, text in COMMANDS.items()}
+        add_help_options(self)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Loads the command that the arguments name; `help COMMAND` is `COMMAND --help`."""
@@ -70,10 +71,10 @@ def _load(name: str) -> Any:
     command = getattr(module, name)
     if isinstance(command, typer.Typer):
         command.info.name, command.info.help = name, COMMANDS[name]
-        return typer.main.get_command(command)
+        return add_help_options(typer.main.get_command(command))
     single = typer.Typer(add_completion=False)
     single.command(name, cls=HelpCommand, help=COMMANDS[name])(command)
-    return typer.main.get_command(single)
+    return add_help_options(typer.main.get_command(single))
 
 
 app = typer.Typer(

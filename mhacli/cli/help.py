@@ -44,26 +44,21 @@ _HELP_OPTIONS = (
 )
 
 
-def _with_help(command: Any, ctx: Any) -> list[Any]:
-    """The parameters of a command, then the two options of help."""
-    return [*command.params, *_HELP_OPTIONS]
+def add_help_options(command: Any) -> Any:
+    """The command or group, with the two options of help in it and in its subcommands."""
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.params += _HELP_OPTIONS
+        each.add_help_option = False
+    return command
 
 
 class HelpCommand(typer.core.TyperCommand):
     """A command with this help. The first long name of an option is in the help; others work as well."""
 
-    get_params = _with_help
-
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """The words that fit, without other names of options."""
         others = {name for p in self.params for name in (*p.opts[1:], *p.secondary_opts[1:]) if name.startswith("--")}
         return [word for word in super().shell_complete(ctx, incomplete) if word.value not in others]
-
-
-class HelpGroup(typer.core.TyperGroup):
-    """A group of commands with this help."""
-
-    get_params = _with_help
 
 
 def help_text(context: Any, *, everything: bool = False) -> str:
@@ -81,7 +76,7 @@ def help_text(context: Any, *, everything: bool = False) -> str:
         with page.section(bold.format(title)):
             page.write_dl(rows, col_max=_NAME_WIDTH)
     n_options = len(_options(command))
-    if isinstance(command, HelpGroup):
+    if isinstance(command, typer.core.TyperGroup):
         page.write(f"\n{context.command_path} COMMAND --help shows the examples and options of a command.\n")
     elif not everything and n_options > SHORT_LIST:
         page.write(f"\n{context.command_path} --help-all lists all {n_options} options.\n")
@@ -91,7 +86,7 @@ def help_text(context: Any, *, everything: bool = False) -> str:
 def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The sections of a help text: titles, and rows of names and what they do."""
     command = context.command
-    if isinstance(command, HelpGroup):
+    if isinstance(command, typer.core.TyperGroup):
         yield "Commands", [(name, stub.help or "") for name, stub in command.commands.items()]
     arguments = [parameter for parameter in command.params if isinstance(parameter, typer.core.TyperArgument)]
     if arguments:
@@ -105,7 +100,9 @@ def _sections(context: Any, *, everything: bool) -> Iterator[tuple[str, list[tup
 
 
 def _options(command: Any) -> list[typer.core.TyperOption]:
-    return [p for p in command.params if isinstance(p, typer.core.TyperOption) and not p.hidden]
+    """The options but those of help."""
+    options = [p for p in command.params if isinstance(p, typer.core.TyperOption)]
+    return [option for option in options if not option.hidden and option not in _HELP_OPTIONS]
 
 
 def _row(option: typer.core.TyperOption, context: Any) -> tuple[str, str]:

@@ -9,23 +9,24 @@ their fields into the signature that Typer reads, and fills the groups with what
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from typer._click.types import FloatRange, IntRange
 
 from mhacli.errors import UsageError
 from mhacli.settings import OUTPUT, PICTURES, VIEW, Mode, Option
 
 LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the groups."""
+_Parameter = tuple[Option, inspect.Parameter]
+_Filler = Callable[[Mapping[str, Any]], Any]
 Modes = Callable[[Mapping[str, Any]], Mode]
 """What a command inspects, from the options that are given."""
+_REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"
 
 
 def layer_or_model(given: Mapping[str, Any]) -> Mode:
@@ -33,21 +34,10 @@ def layer_or_model(given: Mapping[str, Any]) -> Mode:
     return "model" if given.get("path") is not None else "layer"
 
 
-class Offers(dict[str, str | None]):
-    """The settings of a group that a command has, by the names of their fields; those with a text have it as help."""
-
-
-def offers(*names: str, **texts: str) -> Offers:
-    """The part of a group that a command has: `Annotated[Group, offers("save", csv="Print …")]`."""
-    return Offers(dict.fromkeys(names) | texts)
-
-
-class _Group(NamedTuple):
-    """A class that declares settings, whether those that are given come as a mapping, and which the command has (None: all)."""
-
-    kind: Any
-    is_mapping: bool = False
-    offered: Offers | None = None
+def offers(*names: str, **texts: str) -> dict[str, str | None]:
+    """The part of a group that a command has, as names of its fields; those with a text have it as help:
+    `Annotated[Group, offers("save", csv="Print …")]`."""
+    return dict.fromkeys(names) | texts
 
 
 def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -56,17 +46,16 @@ def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Calla
     have."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
-        groups: dict[str, _Group] = {}
+        groups: dict[str, _Filler] = {}
         own: dict[str, Any] = {}
-        declared: list[tuple[Option, inspect.Parameter]] = []
+        declared: list[_Parameter] = []
         for name, parameter in inspect.signature(function).parameters.items():
             hint, default = _hints(function)[name], parameter.default
             if isinstance(default, Field):
                 own[name] = default.default
                 declared.append(_setting(name, default.metadata["option"], hint, default.default))
-            elif (group := _group(hint)) is not None:
-                groups[name] = group
-                declared += _settings(group)
+            else:
+                groups[name] = _spread(hint, declared)
         options = {parameter.name: option for option, parameter in declared}
 
         @wraps(function)
@@ -77,7 +66,7 @@ def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Calla
                 if source is not None and source.name == "COMMANDLINE":
                     given[name] = tuple(value) if isinstance(value, list) else value
             _require_fitting(given, options, None if modes is None else modes(given))
-            filled = {name: _filled(group, given) for name, group in groups.items()}
+            filled = {name: fill(given) for name, fill in groups.items()}
             function(**filled, **{name: given.get(name, default) for name, default in own.items()})
 
         declared.sort(key=lambda each: LAST_PANELS.index(each[0].panel) + 1 if each[0].panel in LAST_PANELS else 0)
@@ -99,46 +88,34 @@ def _hints(of: Any) -> dict[str, Any]:
     return get_type_hints(of, include_extras=True)
 
 
-def _group(hint: Any) -> _Group | None:
-    """The group of a parameter or a field; None for a setting."""
-    if is_dataclass(hint):
-        return _Group(hint)
-    if get_origin(hint) is not Annotated:
-        return None
-    kind, *extras = get_args(hint)
-    offered = next((extra for extra in extras if isinstance(extra, Offers)), None)
-    is_mapping = is_dataclass(extras[0])
-    return _Group(extras[0] if is_mapping else kind, is_mapping, offered)
+def _spread(hint: Any, declared: list[_Parameter]) -> _Filler:
+    """Adds the settings of a group, and of the groups in it, to `declared`. Returns what makes the group of the settings that
+    are given: others have their defaults, or are left out of a mapping."""
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    make = kind
+    if extras and is_dataclass(extras[0]):
+        kind, make = extras[0], dict
+    offered = next((extra for extra in extras if isinstance(extra, dict)), None)
+    own: list[str] = []
+    groups: dict[str, _Filler] = {}
+    for field in fields(kind):
+        option, hint = field.metadata.get("option"), _hints(kind)[field.name]
+        if option is None:
+            if is_dataclass(hint) or get_origin(hint) is Annotated:
+                groups[field.name] = _spread(hint, declared)
+        elif offered is None or field.name in offered:
+            text = offered and offered[field.name]
+            own.append(field.name)
+            changed = option if text is None else replace(option, help=text, default="")
+            declared.append(_setting(field.name, changed, hint, field.default))
 
+    def fill(given: Mapping[str, Any]) -> Any:
+        return make(
+            **{name: given[name] for name in own if name in given},
+            **{name: fill_group(given) for name, fill_group in groups.items()},
+        )
 
-def _settings(group: _Group) -> Iterator[tuple[Option, inspect.Parameter]]:
-    """The settings of a group and of the groups in it, in the order of their declaration."""
-    for field in fields(group.kind):
-        option, hint = field.metadata.get("option"), _hints(group.kind)[field.name]
-        inner = None if option is not None else _group(hint)
-        if inner is not None:
-            yield from _settings(inner)
-        elif option is not None and (group.offered is None or field.name in group.offered):
-            text = None if group.offered is None else group.offered[field.name]
-            yield _setting(
-                field.name, option if text is None else replace(option, help=text, default=""), hint, field.default
-            )
-
-
-def _filled(group: _Group, given: Mapping[str, Any]) -> Any:
-    """The group with its part of what is given. Other fields have their defaults, or are left out of a mapping."""
-    filled = {}
-    for field in fields(group.kind):
-        inner = None if "option" in field.metadata else _group(_hints(group.kind)[field.name])
-        if inner is not None:
-            filled[field.name] = _filled(inner, given)
-        elif (
-            "option" in field.metadata
-            and field.name in given
-            and (group.offered is None or field.name in group.offered)
-        ):
-            filled[field.name] = given[field.name]
-    return filled if group.is_mapping else group.kind(**filled)
+    return fill
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -181,7 +158,7 @@ def _not_in_mode(mode: Mode, option: Option, name: str) -> UsageError:
 # -------------------------------------------------------------------------------------------------- Typer's parameters
 
 
-def _setting(name: str, option: Option, hint: Any, default: Any) -> tuple[Option, inspect.Parameter]:
+def _setting(name: str, option: Option, hint: Any, default: Any) -> _Parameter:
     """A setting and its parameter; `default` is for the help. None is always possible: it is "not given"."""
     kinds = {hint, *get_args(hint)}
     shown = option.default
@@ -193,10 +170,10 @@ def _setting(name: str, option: Option, hint: Any, default: Any) -> tuple[Option
     annotation: Any = hint if type(None) in kinds else hint | None
     if option.many:
         annotation = list[str] | None
-    elif option.parse is not None:
+    elif option.parse is not None or option.is_number:
         annotation = str | None
     if option.is_number:
-        how["click_type"] = _number(option, FloatRange if float in kinds else IntRange)
+        how["parser"] = _number(option, is_real=float in kinds)
     elif option.parse is not None:
         how["parser"] = _parser(option.name(name), option.parse)
     if option.words:
@@ -221,32 +198,17 @@ def _parser(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return parsed
 
 
-def _number(option: Option, kind: type[FloatRange] | type[IntRange]) -> FloatRange | IntRange:
-    """Typer's type of the numbers in a range, for digits alone: `1_0`, digits of other scripts, NaN and infinity are none."""
-    low = option.low if option.above is None else option.above
-    number = kind(
-        None if low == -math.inf else low,
-        option.high if option.below is None else option.below,
-        min_open=option.above is not None,
-        max_open=option.below is not None,
-    )
-    number._number_class = _whole if kind is IntRange else _finite  # type: ignore[misc,assignment]
-    noun = "whole number" if kind is IntRange else "number"
-    is_bounded = number.min is not None or number.max is not None
-    number.name = f"{noun} in the range {number._describe_range()}" if is_bounded else "finite number"
-    return number
+def _number(option: Option, *, is_real: bool) -> Callable[[str], Any]:
+    """A parser of Typer for the numbers in a range, of digits alone: `1_0`, digits of other scripts and NaN are none."""
+    form = _REAL if is_real else r"[+-]?[0-9]{1,20}"
+    noun = "number" if is_real else "whole number"
 
+    def parsed(word: str) -> Any:
+        if not re.fullmatch(form, word):
+            raise typer.BadParameter(f"{word!r} is not a valid {noun} in the range {option.range_text}.")
+        value = float(word) if is_real else int(word)
+        if not option.contains(value):
+            raise typer.BadParameter(f"{word} is not in the range {option.range_text}.")
+        return value
 
-def _whole(value: object) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]{1,20}", str(value)):
-        raise ValueError
-    return int(str(value))
-
-
-def _finite(value: object) -> float:
-    if not re.fullmatch(r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?", str(value)):
-        raise ValueError
-    number = float(str(value))
-    if math.isinf(number):
-        raise ValueError
-    return number
+    return parsed

@@ -14,7 +14,7 @@ import typer
 
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
 from mhacli.cli.console import note, show_activity, write
-from mhacli.cli.help import HelpCommand, HelpGroup, examples, help_text
+from mhacli.cli.help import HelpCommand, examples, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
@@ -172,7 +172,7 @@ def _attentions(
 # -------------------------------------------------------------------------------------------------------- the commands
 
 
-weights = typer.Typer(cls=HelpGroup, add_completion=False, suggest_commands=False)
+weights = typer.Typer(add_completion=False, suggest_commands=False)
 """The group of the command."""
 
 
