@@ -338,6 +338,14 @@ class HeadsSummary:
     are the user's conditions. `kernel` computed z. `reducer` computed the statistics: torch,
     triton, or both for different heads; `torch_because` is the reason for torch. `peak_bytes` was predicted;
     `full_bytes` is the size of the matrices that were not built.
+
+    The record's arrays then are, per query `[batch, head, query]`: `entropy` (nats), `participation` (1/Σp²),
+    `distance` (tokens), `sink` (weight on the first token), `max_score`, `lse`; NaN without a visible key. Per key
+    `[batch, head, key]`: `received`. `map` `[batch, head, query block, key block]`: the mean weight from a block of
+    queries to a block of keys. `profile` `[batch, head, step]`: the fraction of all attention at distances up to each
+    of `steps`. On request: `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested
+    queries, and `z`. For a checkpoint also `span_mass`, the mean weight from the queries of a span to another span, and
+    the kept matrices, with `strongest_key` and the mask `allowed`. In `FOR_ALL_HEADS`, a head axis of 1 means all heads.
     """
 
     block: int
@@ -354,43 +362,6 @@ class HeadsSummary:
     torch_because: str | None = None
 
 
-def summary_shapes(
-    survey: HeadsSummary, *, batch: int, n_heads: int, q_len: int, k_len: int, d_v: int, n_spans: int = 0
-) -> Mapping[str, tuple[int, ...]]:
-    """The arrays of a record of head statistics with their shapes. In `visible` and `uniform_…` a head axis of 1 means
-    all heads.
-
-    Per query: `entropy` (nats), `participation` (1/Σp²), `distance` (tokens), `sink` (weight on the first token),
-    `max_score`, `lse`; NaN without a visible key. Per key: `received`. `map`: the mean weight from a block of queries
-    to a block of keys. `profile`: the fraction of all attention at distances up to each of `steps`. On request:
-    `corner` (NaN where masked), `top_keys` (−1 for none) and `top_shares` of the requested queries, and `z`. For a
-    checkpoint also `span_mass`, the mean weight from the queries of a span to another span, and the kept matrices, with
-    `strongest_key` and the mask `allowed`.
-    """
-    rows = (batch, n_heads, q_len)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PER_QUERY, rows)
-    shapes |= {
-        "received": (batch, n_heads, k_len),
-        "map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
-        "profile": (batch, n_heads, len(survey.steps)),
-        "visible": rows,
-        "uniform_map": (batch, n_heads, -(-q_len // survey.block), -(-k_len // survey.block)),
-        "uniform_received": (batch, n_heads, k_len),
-        "uniform_profile": (batch, n_heads, len(survey.steps)),
-        "z": (*rows, d_v),
-    }
-    shapes |= {name: (*rows, k_len) for name in MATRICES} | {"strongest_key": rows}
-    if n_spans:
-        shapes |= dict.fromkeys(("span_mass", "uniform_span_mass"), (batch, n_heads, n_spans, n_spans))
-    if survey.kept.corner is not None:
-        shapes["corner"] = (batch, n_heads, survey.kept.corner.n_queries, survey.kept.corner.n_keys)
-    if survey.kept.queries:
-        top_shape = (batch, n_heads, len(survey.kept.queries), min(survey.kept.top, k_len))
-        shapes |= {"top_keys": top_shape, "top_shares": top_shape}
-    return shapes
-
-
 PER_QUERY = ("entropy", "participation", "distance", "sink", "max_score", "lse")
 MATRICES = ("qk", "scores", "pattern", "allowed")
-OPTIONAL = ("z", *MATRICES, "strongest_key")
 FOR_ALL_HEADS = ("visible", "uniform_received", "uniform_profile", "uniform_map", "uniform_span_mass", "allowed")

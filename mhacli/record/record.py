@@ -37,7 +37,6 @@ else:  # msgspec reads no subclass of a tuple; Record makes the tables
     Heads, Effects = tuple[HeadStatistics, ...], tuple[Effect, ...]
 
 SCHEMA = "mha.record/1"
-MAX_FILE_BYTES = 64 << 30
 NOT_SEEN = ", not seen"
 """The suffix, in `Record.not_kept`, of requested arrays that could not be captured."""
 
@@ -46,10 +45,10 @@ NOT_SEEN = ", not seen"
 class Record(Shown):
     """The complete result of one run.
 
-    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has the names and shapes of
-    `mhacli.record.heads.summary_shapes`. Otherwise it is keyed by site, plus `allowed`
-    `[batch, head or 1, query, key]`, and per query `entropy` (nats) and `strongest_key` `[batch, head, query]`. Padding
-    is on the config's side; `first_query` and `first_key` are the indices of a sequence's first tokens.
+    `heads` are the inspected heads. With `survey` (statistics without matrices), `arrays` has what `HeadsSummary`
+    describes. Otherwise it is keyed by site, plus `allowed` `[batch, head or 1, query, key]`, and per query `entropy`
+    (nats) and `strongest_key` `[batch, head, query]`. Padding is on the config's side; `first_query` and `first_key`
+    are the indices of a sequence's first tokens.
 
     A record of a checkpoint has a `model` and `layers`, and each layer's arrays under `layers.INDEX.`; `of_layer` is
     the record of one layer. Its `heads` are those of all layers, in the order of `layers`, and `spans` are named parts

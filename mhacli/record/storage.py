@@ -1,16 +1,14 @@
 """Reads a record from its file. A changed or damaged file is refused: its JSON and every array have a checksum.
 
-Files of earlier versions have none. The shapes of their arrays must fit their tokens and heads, so that nothing is drawn
-under a wrong name.
+Files of earlier versions have none, and are read as they are.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
-from types import ModuleType
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -19,14 +17,9 @@ from mhacli.io.files import format_size
 from mhacli.io.safetensors import TensorFile, TensorInfo, read_tensor_file, read_tensor_header
 from mhacli.io.scan_folder import summary_of
 from mhacli.record.arrays import Array, StoredArrays, checksum
-from mhacli.record.heads import FOR_ALL_HEADS, OPTIONAL, summary_shapes
-from mhacli.record.record import SCHEMA, Record, layer_prefix
-from mhacli.sites import SITES
+from mhacli.record.record import SCHEMA, Record
 
 MAX_FILE_BYTES = 64 << 30
-_REQUIRED = ("entropy", "strongest_key", "allowed")
-_KINDS = {"ids": "int", "strongest_key": "int", "visible": "int", "top_keys": "int", "allowed": "bool"}
-"""The kinds of arrays that hold no floating point numbers."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
@@ -52,12 +45,7 @@ def _record(file: TensorFile) -> Record:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
         raise _bad(file.path, fault.message) from None
-    prefixes = [layer_prefix(i) for i in range(len(record.layers))] or [""]
-    views = zip(
-        prefixes, record.layer_records if record.module is None else (), strict=False
-    )  # user code has no arrays
-    names = [prefix + name for prefix, view in views for name in _fitting(view, file, prefix)]
-    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in names}
+    readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
     return replace(record, arrays=StoredArrays(readers))
 
 
@@ -85,23 +73,20 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
 
 def _array(file: TensorFile, name: str, expected: str | None) -> Array:
     """An array of the file. Raises `MhaError` if it is not what was written."""
-    np = _numpy()
+    import numpy as np
+
     info = file.tensors[name]
+    dtype = _DTYPES.get(info.dtype)
+    if dtype is None:
+        raise _bad(
+            file.path, f"its array {name} has the dtype {info.dtype}, and those of records are {', '.join(_DTYPES)}"
+        )
     data = bytearray(file.data[info.start : info.start + info.n_bytes]) if file.data else _read(file, info)
-    dtype = _DTYPES[info.dtype]
     array: Array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
     array = array.view(bool) if dtype == "bool" else array
     if expected not in (None, checksum(array)):
         raise _changed(file.path, f"its array {name}")
     return array
-
-
-@cache
-def _numpy() -> ModuleType:
-    """numpy, imported once: each `uncollected` counts the objects of the process, which takes 2 ms."""
-    with memory.uncollected():
-        import numpy
-    return numpy
 
 
 def _read(file: TensorFile, info: TensorInfo) -> bytearray:
@@ -120,43 +105,6 @@ def _read(file: TensorFile, info: TensorInfo) -> bytearray:
     if n_read < len(data) or size != file.n_bytes:
         raise _bad(file.path, "the file was replaced while it was in use")
     return data
-
-
-def _fitting(view: Record, file: TensorFile, prefix: str) -> Iterator[str]:
-    """The names of the arrays in a file that belong to a record or layer. Raises `MhaError` for one that is missing or
-    whose shape or dtype does not fit, because it would be drawn under wrong names."""
-    shapes = _shapes(view)
-    for name, allowed in shapes.items():
-        info = file.tensors.get(prefix + name)
-        if info is None:
-            continue
-        dtype = _DTYPES.get(info.dtype, "")
-        if info.shape not in allowed or not dtype.startswith(_KINDS.get(name, "float")):
-            raise _bad(
-                file.path,
-                f"{prefix}{name} has the shape {list(info.shape)} and the dtype {info.dtype}, but its tokens and heads need "
-                f"{list(allowed[0])} of {_KINDS.get(name, 'float')}",
-            )
-        yield name
-    for name in _REQUIRED if view.survey is None else (n for n in shapes if n not in OPTIONAL):
-        if prefix + name not in file.tensors:
-            raise _bad(file.path, f"it lacks the array {prefix}{name}")
-
-
-def _shapes(record: Record) -> Mapping[str, tuple[tuple[int, ...], ...]]:
-    """The arrays that a record may hold, with their allowed shapes, the usual one first: a mask may be the same for all
-    heads."""
-    facts = record.facts
-    if record.survey is not None:
-        shapes = summary_shapes(
-            record.survey, batch=facts.batch, n_heads=len(record.heads), q_len=facts.q_len, k_len=facts.k_len,
-            d_v=record.config.d_v or 0, n_spans=len(record.spans),
-        )  # fmt: skip
-    else:
-        whole = SITES["pattern"].shape_for(facts)
-        shapes = {name: site.shape_for(facts) for name, site in SITES.items()}
-        shapes |= {"entropy": whole[:3], "strongest_key": whole[:3], "allowed": whole}
-    return {n: ((s[0], 1, *s[2:]), s) if n in FOR_ALL_HEADS else (s,) for n, s in shapes.items()}
 
 
 def _changed(path: str, what: str) -> MhaError:
