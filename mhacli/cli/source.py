@@ -123,12 +123,12 @@ def _config(what: Computation) -> tuple[Config, LayerFile | None]:
 
 def require_heads(heads: Sequence[int] | None, run: Run, option: str = "--head") -> None:
     """Raises `UsageError` for a head that the layer, or according to its config no layer of a local checkpoint, has."""
-    from mhacli.models.sizes import head_counts
+    from mhacli.models.sizes import size_of
 
     count, hint = run.config.n_heads, "--heads N gives the layer N heads"
     if run.model.path is not None:
         config = {} if run.checkpoint is None else run.checkpoint.config
-        counts = [head_counts(config, stack).n_heads or 0 for stack in (None, "encoder", "decoder")]
+        counts = [size_of(config, "n_heads", stack) or 0 for stack in ("self", "encoder", "decoder")]
         count, hint = max(counts) or MAX_HEADS, ""
     for head in heads or ():
         if head >= count:
@@ -165,7 +165,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
     """The checkpoint in a folder, read and checked; None for the id of one on a hub. Raises `UsageError` for layers that its
     config does not have."""
     from mhacli.models.folder import is_hub_id, read_checkpoint
-    from mhacli.models.sizes import head_counts
+    from mhacli.models.sizes import size_of
 
     path = model.path or ""
     if is_hub_id(path):
@@ -181,7 +181,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
             fault.hint, fault.path = "the id of a checkpoint on a hub looks like org/name", path
         raise
     for kind, n in model.layers or ():
-        count = head_counts(checkpoint.config, kind if kind != "self" else None).n_layers
+        count = size_of(checkpoint.config, "n_layers", kind or "self")
         if count is not None and n >= count:
             hint = f"mha weights info {shlex.quote(checkpoint.path)} lists the layers"
             raise UsageError(out_of_range("--layer", n, count), hint=hint)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec.structs import replace
 
 from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
@@ -24,29 +25,13 @@ if TYPE_CHECKING:
 
 SCHEMA = "mha.explain/1"
 _TERM = "A column, sign, head type, site, mistake or concept, or a group such as sites. (default: list all terms)"
+_FIELDS = ("name", "group", "explanation", "formula", "source", "wrong", "right", "also")
 _MOST_EXPLAINED = 26
 """The size up to which a group is explained in full; a larger group is listed."""
 _MOST_SUGGESTED, _ALIKE = 3, 0.75
 """The most suggestions for a misspelt term, and the least fraction of letters in common."""
 _COUNTED: tuple[Group, ...] = ("site", "probe", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A term with its explanation. `also` are synonyms, JSON names and headings included.
-
-    A mistake has its expression (`wrong`) and the correct one (`right`).
-    """
-
-    name: str
-    group: Group
-    explanation: str
-    formula: str = ""
-    source: str = ""
-    wrong: str = ""
-    right: str = ""
-    also: tuple[str, ...] = ()
 
 
 @command()
@@ -66,7 +51,9 @@ def explain(
     is_list = not term or len(matching) > _MOST_EXPLAINED
     print_report(
         output,
-        json=lambda: json_document({"schema": SCHEMA, "terms": [asdict(each) for each in matching]}),
+        json=lambda: json_document(
+            {"schema": SCHEMA, "terms": [{name: getattr(each, name) for name in _FIELDS} for each in matching]}
+        ),
         view=lambda on: _list_view(matching, on.width) if is_list else _terms_view(matching),
     )
 
@@ -84,7 +71,7 @@ def _hint(words: Sequence[str]) -> str:
 
 
 @cache
-def terms() -> tuple[Term, ...]:
+def terms() -> tuple[Word, ...]:
     """Every term, group by group."""
     tables: list[tuple[Group, Literal["columns", "glossary", "mistakes"], str]] = [
         ("concept", "glossary", "concept"), ("sign", "glossary", "sign"), ("column", "columns", "statistic"),
@@ -94,13 +81,14 @@ def terms() -> tuple[Term, ...]:
     listed = [_term(group, key, word) for group, file, table in tables for key, word in words_of(file, table).items()]
     for site in SITES.values():
         explanation, formula = site.in_general()
-        listed.append(Term(name=site.name, group="site", explanation=explanation, formula=formula))
+        listed.append(Word(name=site.name, group="site", explanation=explanation, formula=formula))
     order = list(words_of("glossary", "group"))
     return tuple(sorted(filter(None, listed), key=lambda term: order.index(term.group)))
 
 
-def _term(group: Group, key: str, word: Word) -> Term | None:
-    """The term of a word; None for the further form of a mistake."""
+def _term(group: Group, key: str, word: Word) -> Word | None:
+    """The word with its name on the screens, and with synonyms, JSON names and headings in `also`; None for the further form of
+    a mistake."""
     names: tuple[str, ...] = (word.heading or key,)
     explanation = word.explanation
     if group == "column":
@@ -113,11 +101,10 @@ def _term(group: Group, key: str, word: Word) -> Term | None:
             return None
         explanation = " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in (explanation, word.effect))
     name, *also = dict.fromkeys(name for name in (*names, *word.also) if name)
-    same = {field: getattr(word, field) for field in ("formula", "source", "wrong", "right")}
-    return Term(name=name, group=group, explanation=explanation, also=tuple(also), **same)
+    return replace(word, name=name, group=group, explanation=explanation, also=tuple(also))
 
 
-def _named(word: str) -> tuple[Term, ...]:
+def _named(word: str) -> tuple[Word, ...]:
     """The terms that a word, a group or the sign of a head type names, ignoring case, spaces, hyphens and underscores."""
     plain, types = _plain(word), {sign: kind for kind, (sign, _) in KIND_SIGNS.items()}
     of_group = tuple(term for term in terms() if plain in (term.group, f"{term.group}s"))
@@ -131,7 +118,7 @@ def _plain(word: str) -> str:
     return " ".join(word.casefold().replace("−", "-").replace("-", " ").replace("_", " ").split()) or word
 
 
-def _terms_view(matching: Sequence[Term]) -> RenderableType:
+def _terms_view(matching: Sequence[Word]) -> RenderableType:
     """Each term with its explanation, formula and source."""
     from rich.console import Group as Lines
     from rich.padding import Padding
@@ -148,7 +135,7 @@ def _terms_view(matching: Sequence[Term]) -> RenderableType:
     return Lines(*parts[1:])
 
 
-def _list_view(matching: Sequence[Term], width: int) -> RenderableType:
+def _list_view(matching: Sequence[Word], width: int) -> RenderableType:
     """The names of terms by group. Among several groups, the long ones are only counted."""
     from rich.console import Group as Lines
     from rich.text import Text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from os.path import getsize
@@ -20,8 +20,9 @@ from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.files import format_size
-from mhacli.models.folder import Checkpoint, StoredTensor, read_weights
-from mhacli.models.sizes import HeadCounts, head_counts
+from mhacli.io.safetensors import TensorInfo
+from mhacli.models.folder import Checkpoint, read_weights
+from mhacli.models.sizes import size_of
 from mhacli.settings import OUTPUT, setting
 from mhacli.text.escape import visible
 
@@ -43,6 +44,13 @@ _PROJECTIONS = {
     "o": "o_proj|out_proj|out_lin|c_proj|dense|Wo|o",
 }
 """The usual names of an attention's projections, those of fused ones included."""
+_SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_head", "d_v", "d_model")
+_CACHED = ("self", "decoder", "text")
+"""The stacks that can have a KV cache."""
+_INTEGERS = ("I", "U", "BOOL")
+_BUFFERS = ("masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids")
+_MASKS = ("attn.bias", "attention.bias")
+"""Masks that older files store beside the weights. A mask is named like a bias, but has more than one axis."""
 _GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
 """The classes in `architectures` of a config whose models write text token by token, with a KV cache."""
 
@@ -59,7 +67,8 @@ class DtypeCount:
 
 @dataclass(frozen=True)
 class StackAttention:
-    """The attention of one stack. `biases` are the letters (of q, k, v and o) of the projections with a bias.
+    """The attention of one stack; None is a size that is not known. `biases` are the letters (of q, k, v and o) of the
+    projections with a bias.
 
     `cache_bytes` are the bytes of one token in the KV cache of all layers, in the dtype of the key projection; None
     if the stack has no cache, or if its size is not known.
@@ -94,7 +103,7 @@ class Contents:
     vocabulary: int | None
     positions: int | None
     notes: tuple[str, ...]
-    tensors: tuple[StoredTensor, ...]
+    tensors: tuple[TensorInfo, ...]
 
 
 def contents_of(checkpoint: Checkpoint) -> Contents:
@@ -106,67 +115,74 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
             hint=f"mha show {quote(checkpoint.path)} draws it",
             path=checkpoint.path,
         )
-    is_layer = metadata.get("format") == FORMAT
-    every = tuple(checkpoint.tensors.values())
-    groups = [[t for t in every if t.dtype == dtype] for dtype in sorted({t.dtype for t in every})]
-    stacks = {"self": _layer_counts(checkpoint)} if is_layer else _stacks(checkpoint.config)
-    counts = stacks["self"] if is_layer else head_counts(checkpoint.config)
-    has_cache = is_layer or checkpoint.config.get("is_decoder") is True
-    has_cache = has_cache or bool(_GENERATES.search(str(checkpoint.config.get("architectures"))))
-    notes = () if checkpoint.config or is_layer else ("no config.json is beside the file, so its heads are not known",)
+    is_layer, tensors = metadata.get("format") == FORMAT, tuple(checkpoint.tensors.values())
+    config = _config_of_layer(checkpoint) if is_layer else checkpoint.config
+    notes = () if config else ("no config.json is beside the file, so its heads are not known",)
+    by_dtype = {dtype: [t for t in tensors if t.dtype == dtype] for dtype in sorted({t.dtype for t in tensors})}
     return Contents(
-        path=checkpoint.path, kind="layer" if is_layer else "checkpoint", family=checkpoint.family,
-        layout="mha" if is_layer else None, n_tensors=len(every), n_parameters=sum(t.n_parameters for t in every),
-        n_bytes=sum(t.n_bytes for t in every),
-        dtypes=tuple(
-            DtypeCount(g[0].dtype, len(g), sum(t.n_parameters for t in g), sum(t.n_bytes for t in g)) for g in groups
-        ),
+        checkpoint.path,
+        "layer" if is_layer else "checkpoint",
+        checkpoint.family,
+        "mha" if is_layer else None,
+        *_totals(tensors),
+        dtypes=tuple(DtypeCount(dtype, *_totals(same)) for dtype, same in by_dtype.items()),
         files=tuple((name, getsize(path)) for name, path in checkpoint.files.items()),
-        attentions=_attentions(stacks, every, has_cache=has_cache),
-        vocabulary=counts.vocabulary, positions=counts.positions, notes=(*checkpoint.notes, *notes), tensors=every,
-    )  # fmt: skip
+        attentions=tuple(_attentions(config, tensors)),
+        vocabulary=size_of(config, "vocabulary"),
+        positions=size_of(config, "positions"),
+        notes=(*checkpoint.notes, *notes),
+        tensors=tensors,
+    )
 
 
-def _layer_counts(checkpoint: Checkpoint) -> HeadCounts:
-    """The sizes in a `mha.weights/1` file, which holds one layer."""
+def _config_of_layer(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The sizes in a `mha.weights/1` file, which holds one layer, under names that checkpoints have too."""
     config = decode(Metadata, with_earlier_config(checkpoint.metadata), checkpoint.path).config.resolved()
     embedding = checkpoint.tensors.get(EMBEDDING)
-    return HeadCounts(
-        1, config.n_heads, config.n_kv_heads, config.d_head, config.d_v, config.d_model,
-        vocabulary=embedding.shape[0] if embedding is not None and embedding.shape else None,
-        positions=config.max_positions if config.positions == "learned" else None,
-    )  # fmt: skip
+    return asdict(config) | {
+        "n_layers": 1,
+        "vocab_size": embedding.shape[0] if embedding is not None and embedding.shape else None,
+        "n_positions": config.max_positions if config.positions == "learned" else None,
+        "is_decoder": True,
+    }
 
 
-def _stacks(config: Mapping[str, Any]) -> dict[str, HeadCounts]:
-    """The sizes of each stack that the config describes."""
-    if config.get("is_encoder_decoder") is True:
-        return {stack: head_counts(config, stack) for stack in ("encoder", "decoder", "cross")}
-    if all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
-        return {stack: head_counts(config, stack) for stack in ("text", "vision")}
-    return {"self": head_counts(config)}
+def _totals(tensors: Sequence[TensorInfo]) -> tuple[int, int, int]:
+    """The numbers of tensors, of parameters as in `torch.nn.Module.parameters`, and of bytes.
+
+    Masks, positions and rotary angles, which follow from the config, are buffers and no parameters; so are integers.
+    """
+    n_parameters = 0
+    for tensor in tensors:
+        is_mask = len(tensor.shape) > 1 and tensor.name.endswith(_MASKS)
+        if not is_mask and not tensor.name.endswith(_BUFFERS) and not tensor.dtype.startswith(_INTEGERS):
+            n_parameters += prod(tensor.shape)
+    return len(tensors), n_parameters, sum(tensor.n_bytes for tensor in tensors)
 
 
-def _attentions(
-    stacks: Mapping[str, HeadCounts], tensors: Sequence[StoredTensor], *, has_cache: bool
-) -> tuple[StackAttention, ...]:
-    """The attention of each stack. The size of the KV cache is known if all layers have keys and values: others, such as those of
-    linear attention, keep another state."""
+def _attentions(config: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> Iterator[StackAttention]:
+    """The attention of each stack that the config describes. The size of the KV cache is known if all layers have keys and
+    values: others, such as those of linear attention, keep another state."""
 
-    def named(letter: str, part: str) -> list[StoredTensor]:
+    def named(letter: str, part: str) -> list[TensorInfo]:
         name = re.compile(rf"(?:.*(?i:att).*\.)?(?:{_PROJECTIONS[letter]})[._]{part}")
         return [tensor for tensor in tensors if name.fullmatch(tensor.name) and 0 not in tensor.shape]
 
+    stacks: tuple[str, ...] = ("self",)
+    if config.get("is_encoder_decoder") is True:
+        stacks = ("encoder", "decoder", "cross")
+    elif all(isinstance(config.get(f"{stack}_config"), Mapping) for stack in ("text", "vision")):
+        stacks = ("text", "vision")
     keys, biases = named("k", "weight"), "".join(letter for letter in _PROJECTIONS if named(letter, "bias"))
-    has_cache = has_cache and bool(keys) and len(keys) == sum(n.n_layers or 0 for n in stacks.values())
-    attentions = []
-    for stack, n in stacks.items():
+    generates = config.get("is_decoder") is True or _GENERATES.search(str(config.get("architectures")))
+    has_cache = generates and keys and len(keys) == sum(size_of(config, "n_layers", stack) or 0 for stack in stacks)
+    for stack in stacks:
+        n_layers, n_heads, n_kv_heads, d_head, d_v, d_model = (size_of(config, name, stack) for name in _SIZES)
         cache = None
-        if has_cache and stack in ("self", "decoder", "text") and n.n_layers and n.n_kv_heads and n.d_head and n.d_v:
-            cache = n.n_layers * n.n_kv_heads * (n.d_head + n.d_v) * keys[0].n_bytes // prod(keys[0].shape)
-        sizes = (n.n_layers, n.n_heads, n.n_kv_heads, n.d_head, n.d_v, n.d_model)
-        attentions += [StackAttention(stack, *sizes, biases, cache)] if n.n_heads is not None else []
-    return tuple(attentions)
+        if has_cache and stack in _CACHED and n_layers and n_kv_heads and d_head and d_v:
+            cache = n_layers * n_kv_heads * (d_head + d_v) * keys[0].n_bytes // prod(keys[0].shape)
+        if n_heads is not None:
+            yield StackAttention(stack, n_layers, n_heads, n_kv_heads, d_head, d_v, d_model, biases, cache)
 
 
 # -------------------------------------------------------------------------------------------------------- the commands
@@ -215,7 +231,7 @@ def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
     """The document of schema `mha.weights-info/1`."""
     document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
     document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
-    tensors = [{name: value for name, value in t.items() if name != "file"} for t in document.pop("tensors")]
+    tensors = [{name: value for name, value in t.items() if name != "start"} for t in document.pop("tensors")]
     return document | ({"tensors": tensors} if with_tensors else {})
 
 

@@ -29,6 +29,7 @@ _TEXT = frozenset((*b"\t\n\r", *range(32, 127)))
 class TensorInfo:
     """One tensor's entry in the header: its dtype as the format spells it, its shape, and its bytes in the file."""
 
+    name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -115,7 +116,7 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
     tensors = dict[str, TensorInfo]()
     for name, entry in entries.items():
         start, end = entry["data_offsets"]
-        tensors[name] = TensorInfo(entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
+        tensors[name] = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), 8 + length + start, end - start)
     metadata = None if text is None else load_json(text, f"{path}: metadata", path=path)
     return TensorFile(path, tensors, metadata, n_bytes)
 

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import msgspec
@@ -19,37 +18,13 @@ import msgspec
 from mhacli.errors import MhaError, first_names
 from mhacli.io.data import decode
 from mhacli.io.files import read_whole
-from mhacli.io.safetensors import PICKLE_ENDINGS, pickled, read_tensor_header, shown_name
+from mhacli.io.safetensors import PICKLE_ENDINGS, TensorInfo, pickled, read_tensor_header, shown_name
 from mhacli.models.sizes import check_sizes
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 _MAX_JSON_BYTES = {CONFIG: 1 << 20, INDEX: 64 << 20}
 _SHARD_NAME = re.compile(r"[\w.\-]+\.safetensors", re.ASCII)
-_INTEGERS = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"))
-_BUFFERS = "masked_bias", "rotary_emb.inv_freq", "position_ids", "token_type_ids"
-_MASKS = "attn.bias", "attention.bias"
-"""Masks that older files store beside the weights. A mask is named like a bias, but has more than one axis."""
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in the file of this name: its dtype as the format spells it, its shape and its size."""
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-
-    @property
-    def n_parameters(self) -> int:
-        """The number of weights, as in `torch.nn.Module.parameters`; 0 for a buffer.
-
-        Masks, positions and rotary angles, which follow from the config, are buffers; so are integers.
-        """
-        is_mask = len(self.shape) > 1 and self.name.endswith(_MASKS)
-        return 0 if self.dtype in _INTEGERS or is_mask or self.name.endswith(_BUFFERS) else prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -63,7 +38,7 @@ class Checkpoint:
 
     path: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     metadata: Any = None
     tokenizer: str | None = None
@@ -106,12 +81,11 @@ def read_weights(path: str) -> Checkpoint:
 
 def _of_files(path: str, folder: str, files: Mapping[str, str]) -> Checkpoint:
     """The checkpoint with tensors in these files, and with the config in the folder unless it is a weights file of mha."""
-    tensors, metadata = dict[str, StoredTensor](), None
-    for file, real in files.items():
+    tensors, metadata = dict[str, TensorInfo](), None
+    for real in files.values():
         header = read_tensor_header(real)
         metadata = header.metadata if len(files) == 1 else None
-        for name, info in header.tensors.items():
-            tensors[name] = StoredTensor(name, file, info.dtype, info.shape, info.n_bytes)
+        tensors |= header.tensors
     if isinstance(metadata, dict) and "format" in metadata:
         return Checkpoint(path, {}, tensors, files, metadata)
     config = _json(folder, CONFIG)
