@@ -10,12 +10,12 @@ from mhacli.record.checks import SelfCheck
 from mhacli.text.tokens import AttentionKind
 
 Replacement = Literal["zero", "mean", "resample", "renormalise"]
-"""The replacement of the removed part. The output of a head is replaced by zeros, by its mean over the positions of the text, or
-by its output for another text at the corresponding positions. For an edge, the other weights of its row are scaled so that the
-row keeps its sum."""
-EFFECT_NUMBERS = ("d_logit", "direct", "later", "first_order", "d_logprob", "kl", "rank", "d_output")
-"""The numbers of an effect: fields and properties of `Effect`."""
-REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean", "resample")
+"""The replacement of the removed part. The output of a head is replaced by zeros, or by its mean over the positions of the text;
+in records of earlier versions also by its output for another text (resample). For an edge, the other weights of its row are
+scaled so that the row keeps its sum."""
+EFFECT_NUMBERS = ("d_logit", "first_order", "d_logprob", "kl", "rank", "d_output")
+"""The numbers of an effect: fields of `Effect`."""
+REPLACEMENTS: tuple[Replacement, ...] = ("zero", "mean")
 """The replacements of the output of a head."""
 
 
@@ -33,9 +33,7 @@ class Effect:
     distribution, in nats. `rank` is that of the target token with the removal, 0 for the likeliest. All four are None for a model
     without a language head. `d_output` is ‖change‖ ÷ ‖output‖ of the last hidden state. Changes below the noise floor are 0.
 
-    `direct` is the part of `d_logit` that needs no later layer: minus the contribution of the heads' output to the logit.
-    `d_logit` − `direct` is the reaction of later layers. It is None for edges, spans, and models whose residual stream is not
-    known. `masked` says that the removed weights were masked already, so nothing changes. `first_order` is the estimate of
+    `masked` says that the removed weights were masked already, so nothing changes. `first_order` is the estimate of
     `d_logit` by the gradient, None without a screening.
     """
 
@@ -55,33 +53,9 @@ class Effect:
     heads: tuple[tuple[int, int], ...] = ()
     spans: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
-    direct: float | None = None
     masked: bool = False
     first_order: float | None = None
     kinds: tuple[AttentionKind, ...] = ()
-
-    @property
-    def later(self) -> float | None:
-        """The reaction of later layers: the change beyond the direct effect."""
-        return None if self.direct is None or self.d_logit is None else self.d_logit - self.direct
-
-
-@dataclass(frozen=True)
-class DirectSum:
-    """The logit, or difference of two, as a sum of direct contributions of the model's parts: the `embedding` with positions, all
-    `heads`, the MLPs and other parts of the blocks, and all `biases`. The final norm keeps the scale that it has for this text.
-
-    Each contribution is computed separately; `residue` is the logit minus their sum. If it is above `tolerance` (not `ok`), the
-    output of the model is not the sum of its parts.
-    """
-
-    embedding: float
-    heads: float
-    mlps: float
-    biases: float
-    residue: float
-    tolerance: float
-    ok: bool
 
 
 @dataclass(frozen=True)
@@ -98,23 +72,12 @@ class Screening:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """Spearman's correlation of a common picture of attention with the sizes of the effects of `n` heads or weights; None if the
-    picture is not defined for this model, or for heads."""
-
-    picture: str
-    correlation: float | None
-    n: int
-
-
-@dataclass(frozen=True)
 class EffectSummary:
     """The measured quantity, and the checks of the effects.
 
     `metric` is the field of `Effect` that ranks removals. `target` and `versus` are tokens, None without a language head;
     `logit`, `logprob` and `rank` are those without removals. `floor` is the largest change of the metric in batch rows without a
-    removal. `direct` verifies the direct effects, None if there are none. `screening` and `judgements` are None and empty unless
-    requested. `resampled_from` is the other text.
+    removal. `screening` is None unless requested.
     """
 
     metric: Literal["d_logit", "d_output"]
@@ -129,10 +92,7 @@ class EffectSummary:
     floor: float
     n_passes: int
     verified: SelfCheck
-    direct: DirectSum | None = None
     screening: Screening | None = None
-    judgements: tuple[Judgement, ...] = ()
-    resampled_from: str | None = None
 
     def change_of(self, effect: Effect) -> float | None:
         """The change by which removals are ranked."""

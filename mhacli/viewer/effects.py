@@ -253,8 +253,8 @@ class EffectsScreen(HeadsScreen):
         names = numbers_of(self.session.record.effects)
         parts: list[list[StyledText]] = [
             [
-                (f"{heading_of(name, self.shown.summary)} ", DIM),
-                (number_words(effect, name, self.shown.summary.floor), BOLD),
+                (f"{heading_of(name)} ", DIM),
+                (number_words(effect, name), BOLD),
             ]
             for name in names
         ]

@@ -42,7 +42,7 @@ def effect(
     """Computes the effects, saves the record and prints it."""
     from mhacli.cli.source import make_run
 
-    require_one_removal(effect, has_other=effect.other is not None)
+    require_one_removal(effect)
     if reading.span and effect.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output, figure="effects")

@@ -16,7 +16,7 @@ from mhacli.attention import masks
 from mhacli.attention.core import no_tap
 from mhacli.attention.layer import MultiHeadAttention
 from mhacli.commands.effect.metric import Changes, Reading, changes
-from mhacli.commands.effect.removal import Removal, StandIns, softmax_without
+from mhacli.commands.effect.removal import Removal, softmax_without, stand_in
 from mhacli.commands.effect.run import floor_of, largest_and_others, row_of
 from mhacli.commands.effect.settings import EffectSettings
 from mhacli.commands.effect.study import effect_of
@@ -123,7 +123,7 @@ class _LayerStudy:
                 if removal.keys is not None:
                     here[head] = self._z_of_rest(removal, head, observed)
                 elif removal.at in (None, self.position):
-                    here[head] = StandIns({self.key: z[None]}).of(removal, head)[self.position]
+                    here[head] = stand_in(removal, {self.key: z[None]}, head)[self.position]
         return here
 
     def _z_of_rest(self, removal: Removal, head: int, observed: Observed) -> Float[Tensor, " d_v"]:

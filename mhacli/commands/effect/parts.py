@@ -1,5 +1,4 @@
-"""The parts of a model, found in one pass: blocks at which a pass may begin, the parts of each attention, and the input and
-output of every module at one position."""
+"""The parts of a model, found in one pass: blocks at which a pass may begin, and the parts of each attention."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from mhacli.commands.effect.metric import language_head, read_position
 from mhacli.models.calls import Call, ScoredCall
 from mhacli.models.capture import captured
-from mhacli.models.device_map import device_of, fetched
+from mhacli.models.device_map import fetched
 from mhacli.models.layer_names import LayerKey, is_numbered
 
 
@@ -77,21 +76,12 @@ class AttentionParts:
 
 
 @dataclass
-class ModuleVectors:
-    """The input and output of modules at one position in their first run, by the names of the modules."""
-
-    entering: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
-    leaving: dict[str, Float[Tensor, " width"]] = field(default_factory=dict)
-
-
-@dataclass
 class ModelParts:
     """The result of `find_parts`. `hidden` is the output of the pass, in which every z was replaced by itself."""
 
     hidden: Float[Tensor, "1 d_model"]
     entries: Entries = field(default_factory=Entries)
     attention: AttentionParts = field(default_factory=AttentionParts)
-    vectors: ModuleVectors = field(default_factory=ModuleVectors)
 
 
 def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) -> ModelParts:
@@ -101,7 +91,6 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
         stack.enter_context(_finding_attention(model, model_parts))
         stack.enter_context(blocks_seen(model, model_parts.entries))
         stack.enter_context(_finding_between(model, model_parts.entries, position))
-        stack.enter_context(_finding_vectors(model, model_parts.vectors, position, device_of(model)))
         model_parts.hidden = read_position(model, keywords, position).hidden
     if len({id(block) for block in model_parts.entries.blocks}) < len(model_parts.entries.blocks):
         model_parts.entries.before.clear()
@@ -193,37 +182,6 @@ def _finding_between(model: Any, entries: Entries, position: int) -> Iterator[No
         yield
     once = {name: each for name, (each, *more) in runs.items() if each is not None and not more}
     entries.between += [each for name, each in once.items() if not any(name.startswith(f"{other}.") for other in once)]
-
-
-@contextmanager
-def _finding_vectors(model: nn.Module, vectors: ModuleVectors, position: int, device: torch.device) -> Iterator[None]:
-    def keep(kept: dict[str, Tensor], name: str, given: Any) -> None:
-        row = _row(given, position, device)
-        if row is not None:
-            kept.setdefault(name, row)
-
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            enter, leave = partial(keep, vectors.entering, name), partial(keep, vectors.leaving, name)
-            stack.callback(
-                module.register_forward_pre_hook(
-                    lambda _, args, kwargs, enter=enter: enter([*args, kwargs.get("hidden_states")]), with_kwargs=True
-                ).remove
-            )
-            stack.callback(module.register_forward_hook(lambda _, args, output, leave=leave: leave(output)).remove)
-        yield
-
-
-def _row(given: Any, position: int, device: torch.device) -> Tensor | None:
-    """A copy, on the device, of the row at one position of the first tensor with rows of numbers; of a single row, a copy of
-    that."""
-    parts = given if isinstance(given, (tuple, list)) else [given]
-    first = next((part for part in parts if isinstance(part, Tensor)), None)
-    if first is None or first.ndim < 2 or not first.is_floating_point():
-        return None
-    rows = first.reshape(-1, first.shape[-1])
-    place = 0 if len(rows) == 1 else position
-    return rows[place].to(device, torch.float64, copy=True) if place < len(rows) else None
 
 
 def _repeated(output: Any, n_rows: int, *_: Any, **__: Any) -> Any:

@@ -20,21 +20,17 @@ from mhacli.models.layer_names import LayerKey
 
 
 @contextmanager
-def removed_otherwise(
-    model: nn.Module, removals: Sequence[Removal], parts: AttentionParts, resampled: Mapping[LayerKey, Tensor]
-) -> Iterator[bool]:
+def removed_otherwise(model: nn.Module, removals: Sequence[Removal], parts: AttentionParts) -> Iterator[bool]:
     """A context in which the model runs with the removals; yields False if one of them has no second method."""
     with ExitStack() as stack:
-        contexts = [_other_way(model, removal, parts, resampled.get(removal.layer)) for removal in removals]
+        contexts = [_other_way(model, removal, parts) for removal in removals]
         for context in contexts:
             if context is not None:
                 stack.enter_context(context)
         yield None not in contexts
 
 
-def _other_way(
-    model: nn.Module, removal: Removal, parts: AttentionParts, resampled: Tensor | None
-) -> AbstractContextManager[None] | None:
+def _other_way(model: nn.Module, removal: Removal, parts: AttentionParts) -> AbstractContextManager[None] | None:
     if removal.keys is not None:
         module = model.get_submodule(parts.names[removal.layer])
         accepted = inspect.signature(module.forward).parameters
@@ -44,7 +40,6 @@ def _other_way(
     projection, z = parts.projections.get(removal.layer), parts.z.get(removal.layer)
     if projection is None or z is None:
         return None
-    z = z if resampled is None else resampled
     is_fetched = (
         isinstance(projection.weight, Tensor) and projection.weight.is_meta
     )  # the weights are fetched for each run, so edits are lost
@@ -68,14 +63,14 @@ def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None
     weight, width = projection.weight, z.shape[3]
     assert isinstance(weight, Tensor)
     saved = weight.detach().clone()
-    added = z.new_zeros(z.shape[2], by_input(projection).shape[1])
+    added = z.new_zeros(by_input(projection).shape[1])
     with torch.no_grad():
         for head in removal.heads:
             rows = by_input(projection)[head * width : (head + 1) * width]
-            if removal.replace != "zero":
-                added += (z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head]) @ rows
+            if removal.replace == "mean":
+                added += z[0, head].mean(dim=0) @ rows
             rows.zero_()
-    handle = projection.register_forward_hook(lambda module, args, output: output + added.reshape(output.shape))
+    handle = projection.register_forward_hook(lambda module, args, output: output + added)
     try:
         yield
     finally:
@@ -94,8 +89,8 @@ def _edited_input(projection: nn.Module, removal: Removal, z: Tensor, is_turn: C
             return None
         x = args[0].clone()
         for head in removal.heads:
-            value = z[0, head].mean(dim=0) if removal.replace == "mean" else z[0, head, places]
-            x[..., places, head * width : (head + 1) * width] = 0.0 if removal.replace == "zero" else value
+            value = z[0, head].mean(dim=0) if removal.replace == "mean" else 0.0
+            x[..., places, head * width : (head + 1) * width] = value
         return (x, *args[1:])
 
     handle = projection.register_forward_pre_hook(edit)

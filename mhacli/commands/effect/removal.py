@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,8 +19,8 @@ from mhacli.record.effect import Replacement
 class Removal:
     """A removal in the attention `layer`, for one row of a batch.
 
-    Without `keys`, whole `heads` are removed: their output becomes zero, its mean over the text, or that for another text,
-    only at position `at`, or at all positions for None. With `keys`, the weights of these heads from `queries` to `keys` are
+    Without `keys`, whole `heads` are removed: their output becomes zero, or its mean over the text, only at position `at`, or at
+    all positions for None. With `keys`, the weights of these heads from `queries` to `keys` are
     removed, and the rest of each row is scaled to keep its sum.
     """
 
@@ -38,15 +38,15 @@ class Removal:
 
 
 class Remover:
-    """Applies the removals `rows[i]` to row i in the attention calls of a batch. `stand_ins` cover the whole text; the rows
-    begin at position `start`, and the keys and values before it come from a cache.
+    """Applies the removals `rows[i]` to row i in the attention calls of a batch. `z` are the outputs of the heads of the whole
+    text; the rows begin at position `start`, and the keys and values before it come from a cache.
 
     `n_removed` counts the applied removals, to notice attentions that were never called. `emptied` are the rows with a query
     without any key left, whose head output is zeros; `seen` are the rows whose removed weights were not masked already.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Removal]], stand_ins: StandIns, *, start: int = 0) -> None:
-        self._stand_ins, self._start = stand_ins, start
+    def __init__(self, rows: Sequence[Sequence[Removal]], z: Mapping[LayerKey, Tensor], *, start: int = 0) -> None:
+        self._z, self._start = z, start
         self._here: dict[LayerKey, list[tuple[int, Removal]]] = {}
         self.n_removed, self.emptied, self.seen = 0, set[int](), set[int]()
         for row, removals in enumerate(rows):
@@ -71,7 +71,7 @@ class Remover:
         whole = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
         places = whole if removal.at is None else slice(removal.at - self._start, removal.at - self._start + 1)
         for head in removal.heads:
-            z[row, head, places] = self._stand_ins.of(removal, head)[whole]
+            z[row, head, places] = stand_in(removal, self._z, head)[whole]
 
     def _cut_edges(self, z: Tensor, call: Call, removal: Removal, row: int) -> None:
         assert removal.keys is not None
@@ -97,20 +97,12 @@ class Remover:
         z[place] = torch.where(was_seen, new, z[place])
 
 
-@dataclass(frozen=True)
-class StandIns:
-    """The replacements of removed heads, from the outputs z of all heads: `untouched` for the text, `resampled` for another text
-    at the corresponding positions."""
-
-    untouched: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]]
-    resampled: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]] = field(default_factory=dict)
-
-    def of(self, removal: Removal, head: int) -> Float[Tensor, "query d_v"]:
-        """The replacement of one head at all positions."""
-        z = self.untouched[removal.layer][0, head]
-        if removal.replace == "resample":
-            return self.resampled[removal.layer][0, head]
-        return z.mean(dim=0).expand_as(z) if removal.replace == "mean" else torch.zeros_like(z)
+def stand_in(
+    removal: Removal, z: Mapping[LayerKey, Float[Tensor, "1 head query d_v"]], head: int
+) -> Float[Tensor, "query d_v"]:
+    """The replacement of one head at all positions, from the outputs `z` of all heads for the text."""
+    of_head = z[removal.layer][0, head]
+    return of_head.mean(dim=0).expand_as(of_head) if removal.replace == "mean" else torch.zeros_like(of_head)
 
 
 def softmax_without(

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.memory import CheckpointFacts, rows_that_fit
-from mhacli.commands.effect.direct import DirectPaths, direct_paths
-from mhacli.commands.effect.estimates.first_order import first_order, z_gradients
-from mhacli.commands.effect.estimates.pictures import judgements
+from mhacli.commands.effect.first_order import first_order, z_gradients
 from mhacli.commands.effect.metric import Changes, Reading, Target, changes, read_position
 from mhacli.commands.effect.parts import ModelParts, find_parts
 from mhacli.commands.effect.prefix import Segment, later_segment, one_token_behind
 from mhacli.commands.effect.proof import removed_otherwise
-from mhacli.commands.effect.removal import Removal, Remover, StandIns
+from mhacli.commands.effect.removal import Removal, Remover
 from mhacli.errors import MhaError
 from mhacli.io.progress import Progress, no_progress
 from mhacli.models.capture import captured
@@ -32,7 +30,6 @@ from mhacli.models.layer_names import LayerKey
 from mhacli.models.load import Loaded
 from mhacli.models.rounding import TIMES_SHAKEN, shaken_parts
 from mhacli.record.checks import TOLERANCES, SelfCheck
-from mhacli.record.effect import Judgement
 
 TOKENS_AT_ONCE = 4096
 """The largest number of tokens in a batch, all rows together."""
@@ -65,8 +62,7 @@ class Cost(NamedTuple):
 @dataclass
 class EffectRun:
     """Removals from one text: each item of `plan` is a set of parts that are removed together. `run` computes `results`, the
-    changes by each item at `position`, and `direct`, the direct effects of heads. `masked` are items whose edges were masked
-    already. `resampled` are outputs z for another text that replace those of removed heads."""
+    changes by each item at `position`. `masked` are items whose edges were masked already."""
 
     loaded: Loaded
     keywords: Mapping[str, Tensor]
@@ -75,14 +71,9 @@ class EffectRun:
     target: Target | None = None
     n_verified: int = 4
     n_screened: int | None = None
-    is_judged: bool = False
-    resampled: Mapping[LayerKey, Tensor] = field(default_factory=dict)
     results: dict[int, Changes] = field(default_factory=dict)
-    direct: dict[int, float] = field(default_factory=dict)
-    direct_paths: DirectPaths | None = None
     masked: set[int] = field(default_factory=set)
     estimates: dict[int, float] = field(default_factory=dict)
-    judgements: tuple[Judgement, ...] = ()
     n_batches: int = 0
     verified: SelfCheck = _NOTHING_VERIFIED
     most_rows: int = TOKENS_AT_ONCE
@@ -137,19 +128,11 @@ class EffectRun:
         """Computes all removals and verifies some. Raises `MhaError` for an attention that removals cannot reach."""
         report_progress(0.0, "the untouched pass")
         parts = self.parts
-        stand_ins = StandIns(parts.attention.z, self.resampled)
-        self._follow_direct_paths(parts, stand_ins)
-        gradients = self._gradients(parts)
-        items = range(len(self.plan)) if self.n_screened is None else self._screened(stand_ins, gradients)
+        items = range(len(self.plan)) if self.n_screened is None else self._screened(parts, self.n_screened)
         for batch in self._batches(items):
-            self._run_batch(batch, stand_ins)
+            self._run_batch(batch, parts.attention.z)
             report_progress(min(1.0, len(self.results) / len(items)), "removing")
         self._verify(parts)
-        if self.is_judged:
-            alone = [
-                (self.plan[item][0], self.size(item)) for item in sorted(self.results) if len(self.plan[item]) == 1
-            ]
-            self.judgements = judgements(self.loaded.model, parts.attention, self.keywords, alone, gradients)
 
     def foresee(self, facts: CheckpointFacts, available: int) -> Cost:
         """Sets the number of rows of a batch and returns the cost. Raises `MhaError` if not even one row fits in memory."""
@@ -161,7 +144,7 @@ class EffectRun:
         batches = [*self._batches(range(n_removals))]
         rows = [len(batch) + N_UNTOUCHED for batch in batches]
         passes = sum(n * self._part_of_pass(batch) for n, batch in zip(rows, batches, strict=True))
-        passes += min(self.n_verified, n_removals) + self.is_judged + _PASSES_OF_GRADIENT * self._needs_gradient
+        passes += min(self.n_verified, n_removals) + _PASSES_OF_GRADIENT * (self.n_screened is not None)
         seconds = passes * self._pass_seconds + len(batches) * self.segment.seconds
         return Cost(n_removals, seconds, facts.removal_bytes(max(rows, default=0), self.segment.n_tokens))
 
@@ -178,19 +161,12 @@ class EffectRun:
         change = float(getattr(self.results[item], self.metric))
         return change if abs(change) > self.floor(self.metric) else 0.0
 
-    @property
-    def _needs_gradient(self) -> bool:
-        return self.is_judged or self.n_screened is not None
-
-    def _gradients(self, parts: ModelParts) -> dict[LayerKey, Tensor]:
-        if self.target is None or not self._needs_gradient:
-            return {}
-        return z_gradients(self.loaded.model, parts.attention, self.keywords, self.position, self.target)
-
-    def _screened(self, stand_ins: StandIns, gradients: Mapping[LayerKey, Tensor]) -> list[int]:
-        """The removals to compute, chosen by their estimates."""
-        assert self.n_screened is not None
-        estimates = {item: first_order(removals, gradients, stand_ins) for item, removals in enumerate(self.plan)}
+    def _screened(self, parts: ModelParts, n: int) -> list[int]:
+        """The removals to compute: `n` with the largest estimates, and `n` others."""
+        assert self.target is not None, "a screening needs a language head"
+        gradients = z_gradients(self.loaded.model, parts.attention, self.keywords, self.position, self.target)
+        z = parts.attention.z
+        estimates = {item: first_order(removals, gradients, z) for item, removals in enumerate(self.plan)}
         self.estimates = {item: estimate for item, estimate in estimates.items() if estimate is not None}
         if not self.estimates:
             raise MhaError(
@@ -198,15 +174,7 @@ class EffectRun:
                 hint="remove the heads without estimates",
                 code="no-attention",
             )
-        return sorted(largest_and_others(self.estimates, 2 * self.n_screened))
-
-    def _follow_direct_paths(self, parts: ModelParts, stand_ins: StandIns) -> None:
-        if self.target is None:
-            return
-        paths = direct_paths(self.loaded, parts, self.untouched, self.target, self.position)
-        changes = {item: paths.change(removals, stand_ins, self.position) for item, removals in enumerate(self.plan)}
-        self.direct = {item: change for item, change in changes.items() if change is not None}
-        self.direct_paths = paths if self.direct else None
+        return sorted(largest_and_others(self.estimates, 2 * n))
 
     def _batches(self, items: Sequence[int]) -> Iterator[list[int]]:
         """The batches of items: those that begin at the same layer. With few tokens, reading the weights costs more than
@@ -216,10 +184,10 @@ class EffectRun:
             while batch := list(islice(alike, n_items)):
                 yield batch
 
-    def _run_batch(self, items: Sequence[int], stand_ins: StandIns) -> None:
+    def _run_batch(self, items: Sequence[int], z: Mapping[LayerKey, Tensor]) -> None:
         segment = self.segment
         rows = [(), *(self.plan[item] for item in items), ()]
-        remover = Remover(rows, stand_ins, start=segment.start)
+        remover = Remover(rows, z, start=segment.start)
         model, attentions = self.loaded.model, [*segment.entries.before]
         layers = {removal.layer for row in rows for removal in row}
         first_layer = next((layer for layer in attentions if layer in layers), rows[1][0].layer)
@@ -257,7 +225,7 @@ class EffectRun:
         errors, moved = [], [0.0]
         is_same = torch.equal(parts.hidden, self.untouched.hidden)
         for item in largest_and_others(self._sizes(), self.n_verified):
-            with removed_otherwise(model, self.plan[item], parts.attention, self.resampled) as is_done:
+            with removed_otherwise(model, self.plan[item], parts.attention) as is_done:
                 if is_done:
                     again = read_position(model, self.keywords, self.position).hidden[0]
                     errors.append(float((again - self._hidden[item]).abs().max()))

@@ -16,7 +16,7 @@ HeadChoice = tuple[AttentionKind | None, int | None, int]
 is None in a layer of mha."""
 
 _OF_HEADS = ("at", "replace", "screen")
-_OF_ALL = ("edges", "heads", "judge", *_OF_HEADS)
+_OF_ALL = ("edges", "heads", *_OF_HEADS)
 """What is said of removed heads, and of any removal but a cut."""
 _LIST = "LIST"
 REMOVAL, MEASUREMENT = "Removal", "Measurement"
@@ -26,19 +26,15 @@ _HEAD = (
 )
 _EDGES = "Remove single attention weights instead: those of the query at --position, one key at a time, in each --head or layer."
 _CUT = "Hide span A from span B: no token of B sees a token of A, in all chosen layers at once. --span names the spans."
-_REPLACE = (
-    "Replace the output of a removed head by zeros, its mean over the text, or its output for --with. (default: zero)"
-)
+_REPLACE = "Replace the output of a removed head by zeros, or by its mean over the text. (default: zero)"
 _SCREEN = (
     "Estimate all heads by one backward pass, then remove only the K with the largest estimates and K random others. "
     "(default: remove all)"
 )
-_WITH = "Text for --replace resample; its tokens must correspond to those of TEXT."
 _AT = "Remove heads only at this position. (default: at all positions)"
 _TARGET = "Measure the logit of this token. (default: the one that the model predicts)"
 _VERSUS = "Measure the logit of the target minus that of this token."
 _POSITION = "Measure at this token. (default: the first [MASK], else the last token)"
-_JUDGE = "Measure how well attention weights and other common scores rank the effects."
 _VERIFY = "Number of removals to verify by a second, different computation."
 
 
@@ -71,26 +67,23 @@ class EffectSettings:
     `heads` None means all heads of the inspected layers. With `edges`, each attention weight of the query at the position is
     removed instead: in each of `heads`, or in all heads of a layer at once. With `cut`, the queries of the second span cannot
     see the keys of the first, in all of these layers together. `at` is the only position at which a head is replaced; None
-    means all positions. With `replace` resample, a head's output comes from `other`, a text whose tokens correspond. `position`
-    None is the last token, or the masked one. `target` None is the model's prediction; a number is an id; `target_first` takes
-    the first token of a target of several tokens. `verify` removals are computed a second time. With `screen`, that many heads
-    with the largest estimates are removed, and as many others. With `judge`, common visualisations of attention are compared
-    with the effects. `from_python`: the caller is `mhacli.effects`, not the command.
+    means all positions. `position` None is the last token, or the masked one. `target` None is the model's prediction; a number
+    is an id; `target_first` takes the first token of a target of several tokens. `verify` removals are computed a second time.
+    With `screen`, that many heads with the largest estimates are removed, and as many others. `from_python`: the caller is
+    `mhacli.effects`, not the command.
     """
 
     # fmt: off
     heads: tuple[HeadChoice, ...] | None = setting(None, REMOVAL, _HEAD, "--head", parse=head_choices, metavar=_LIST, common=True)
     edges: bool = setting(False, REMOVAL, _EDGES, common=True, excludes=_OF_HEADS)
     cut: tuple[str, str] | None = setting(None, REMOVAL, _CUT, parse=_spans, metavar="A:B", modes=("model",), excludes=_OF_ALL)
-    replace: Literal["zero", "mean", "resample"] | None = setting(None, REMOVAL, _REPLACE, common=True)
+    replace: Literal["zero", "mean"] | None = setting(None, REMOVAL, _REPLACE, common=True)
     screen: int | None = setting(None, REMOVAL, _SCREEN, low=1, high=100_000, metavar="K", modes=("model",), excludes=("heads",))
-    other: str | None = setting(None, REMOVAL, _WITH, "--with", metavar="TEXT", modes=("model",))
     at: int | None = setting(None, REMOVAL, _AT, low=0, high=MAX_LENGTH)
     target: str | int | None = setting(None, MEASUREMENT, _TARGET, parse=str, metavar="TOKEN", common=True, modes=("model",))
     versus: str | int | None = setting(None, MEASUREMENT, _VERSUS, parse=str, metavar="TOKEN", modes=("model",))
     position: int | None = setting(None, MEASUREMENT, _POSITION, low=-MAX_LENGTH, high=MAX_LENGTH, common=True)
     target_first: bool = setting(False, MEASUREMENT, "If the target has several tokens, take the first.", modes=("model",))
-    judge: bool = setting(False, MEASUREMENT, _JUDGE, modes=("model",))
     verify: int = setting(4, MEASUREMENT, _VERIFY, low=1, high=10_000)
     # fmt: on
     from_python: bool = False
@@ -102,8 +95,8 @@ class EffectSettings:
         return "--layer" if parameter == "layers" else dict(options_of(EffectSettings))[parameter].name(parameter)
 
 
-def require_one_removal(settings: EffectSettings, *, has_other: bool) -> None:
-    """Raises `UsageError` for settings that exclude each other. `has_other` says whether `other` is given."""
+def require_one_removal(settings: EffectSettings) -> None:
+    """Raises `UsageError` for settings that exclude each other."""
     named: Callable[[str], str] = settings.name_of
     chosen = {
         name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
@@ -113,8 +106,3 @@ def require_one_removal(settings: EffectSettings, *, has_other: bool) -> None:
             if other in chosen:
                 message = f"{named(name)} and {named(other)} exclude each other"
                 raise UsageError(message, hint=f"leave {named(other)} out")
-    if (settings.replace == "resample") != has_other:
-        needed = [f"{named('replace')} resample", named("other")]
-        if has_other:
-            needed.reverse()
-        raise UsageError(f"{needed[0]} needs {needed[1]}", hint=f"{named('other')} is another text")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -13,22 +12,18 @@ from torch import Tensor
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.metric import Changes, Target, compared, makes_single_logits, rank_correlation, rank_of
-from mhacli.commands.effect.parts import find_parts
 from mhacli.commands.effect.removal import Removal
 from mhacli.commands.effect.run import Cost, EffectRun, Floor
 from mhacli.commands.effect.settings import EffectSettings
-from mhacli.compute.checkpoint.prepare import ReadCheckpoint, inputs_of, make_texts, read
+from mhacli.compute.checkpoint.prepare import ReadCheckpoint, read
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import UsageError, out_of_range
 from mhacli.io.progress import Progress, no_progress
-from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Effect, EffectSummary, Screening
 from mhacli.record.record import InspectedLayer, Record
 from mhacli.record.tables import EffectTable
 from mhacli.run import Run
-from mhacli.text.align import align, pairs
-from mhacli.text.tokens import TokenSequence
 
 _MASKS = ("[MASK]", "<mask>")
 
@@ -48,22 +43,12 @@ def prepare_effect(request: Run, settings: EffectSettings) -> tuple[EffectStudy,
     run = CheckpointRun(base, checkpoint.inputs, of_all_layers(request), texts.spans)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began
-    other = _other_inputs(request, settings, checkpoint)
-    return EffectStudy(request, settings, checkpoint, run, other), (*loaded.notes, *texts.notes)
+    return EffectStudy(request, settings, checkpoint, run), (*loaded.notes, *texts.notes)
 
 
 def of_all_layers(request: Run) -> Run:
     """The run that inspects the heads of all layers and keeps no matrix, in which removals are chosen."""
     return replace(request, model=replace(request.model, layers=None), keep=())
-
-
-def _other_inputs(request: Run, settings: EffectSettings, checkpoint: ReadCheckpoint) -> ModelInputs | None:
-    """The inputs of the text that heads are resampled from."""
-    if settings.other is None:
-        return None
-    model = replace(request, texts=(settings.other,), spans=())
-    texts = make_texts(model, checkpoint.tokenizer, checkpoint.loaded.config)
-    return inputs_of(checkpoint.loaded, texts, checkpoint.tokenizer, model)
 
 
 @dataclass
@@ -74,7 +59,6 @@ class EffectStudy:
     settings: EffectSettings
     checkpoint: ReadCheckpoint
     inspected: CheckpointRun
-    other: ModelInputs | None
     effects: EffectRun = field(init=False)
 
     def inspect(self) -> Cost:
@@ -89,8 +73,6 @@ class EffectStudy:
             position,
             n_verified=self.settings.verify,
             n_screened=self.settings.screen,
-            is_judged=self.settings.judge,
-            resampled={} if self.other is None else self._resampled(self.other),
         )
         cost = self.effects.foresee(self._facts(), free_bytes(self.request.model.device))
         self.effects.target = self._target()
@@ -107,29 +89,6 @@ class EffectStudy:
         return replace(facts, n_vocabulary=n_vocabulary, n_logits=n_logits)
 
     # ------------------------------------------------------------------------------------------------ what is removed
-
-    def _resampled(self, other: ModelInputs) -> dict[LayerKey, Tensor]:
-        """The outputs z of all heads for the other text, at the corresponding positions."""
-        mine = self.checkpoint.inputs
-        places = {"decoder": self._places(mine.sequences[0], other.sequences[0])}
-        if mine.context and other.context:
-            places["encoder"] = self._places(mine.context[0], other.context[0])
-        z = find_parts(self.checkpoint.loaded.model, other.keywords, 0).attention.z
-        return {key: rows[:, :, places["encoder" if key[0] == "encoder" else "decoder"]] for key, rows in z.items()}
-
-    def _places(self, mine: TokenSequence, other: TokenSequence) -> list[int]:
-        """The position of the corresponding token for each token. Raises `UsageError` if a needed one is missing."""
-        places = corresponding(mine.tokens, other.tokens)
-        wanted = places if self.settings.at is None else places[self.settings.at : self.settings.at + 1]
-        if -1 in wanted:
-            at = places.index(-1) if self.settings.at is None else self.settings.at
-            raise UsageError(
-                f"{self._named('other')} cannot be aligned: none of its tokens corresponds to {mine.tokens[at]!r} at "
-                f"position {at}",
-                hint="a text with the same number of tokens is aligned by position; or remove at one aligned position only, with "
-                + self._named("at"),
-            )
-        return places
 
     def _plan(self, position: int) -> list[tuple[Removal, ...]]:
         layers = self._layers()
@@ -279,7 +238,6 @@ class EffectStudy:
                 done.plan[item],
                 changes,
                 done.floor,
-                direct=done.direct.get(item),
                 first_order=done.estimates.get(item),
                 spans=self.settings.cut or (),
                 is_masked=item in done.masked,
@@ -313,10 +271,7 @@ class EffectStudy:
             floor=done.floor(done.metric),
             n_passes=done.n_batches,
             verified=done.verified,
-            direct=None if done.direct_paths is None else done.direct_paths.sum,
-            resampled_from=self.settings.other,
             screening=self._screening(),
-            judgements=done.judgements,
         )
 
     def _screening(self) -> Screening | None:
@@ -337,23 +292,6 @@ class EffectStudy:
         return self.checkpoint.tokenizer.continued(empty, [token]).tokens[0]
 
 
-def corresponding(tokens: Sequence[str], others: Sequence[str]) -> list[int]:
-    """The position of the corresponding token among `others` for each token, −1 if there is none. In a text of equal length
-    this is the same position; otherwise the same token, or one in an equally long part between two matching tokens.
-
-    >>> corresponding("John and Mary".split(), "Mary and John".split())
-    [0, 1, 2]
-    >>> corresponding("a cat sat here".split(), "a dog sat right here".split())
-    [0, 1, 2, 4]
-    >>> corresponding("a cat sat".split(), "a big dog sat".split())
-    [0, -1, 3]
-    """
-    if len(tokens) == len(others):
-        return [*range(len(tokens))]
-    places = dict(pairs(align(tokens, others)[0]))
-    return [places.get(token, -1) for token in range(len(tokens))]
-
-
 def _listed(layers: dict[LayerKey, InspectedLayer]) -> str:
     kinds = {kind for kind, _ in layers}
     return ", ".join(str(n) if len(kinds) == 1 else f"{kind}.{n}" for kind, n in layers)
@@ -364,7 +302,6 @@ def effect_of(
     found: Changes,
     floor: Floor,
     *,
-    direct: float | None = None,
     first_order: float | None = None,
     spans: tuple[str, ...] = (),
     is_masked: bool = False,
@@ -394,7 +331,6 @@ def effect_of(
         heads=() if is_alone or is_edge else tuple((r.layer[1], r.heads[0]) for r in removals),
         spans=spans,
         layers=tuple(r.layer[1] for r in removals) if spans else (),
-        direct=above("d_logit", direct),
         first_order=above("d_logit", first_order),
         masked=is_masked,
         kinds=kinds if len(set(kinds)) > 1 else (),

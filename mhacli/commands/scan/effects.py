@@ -23,7 +23,7 @@ def effects_of_heads(
     The size of batches does not depend on the free memory, because it decides the rounding of sums. Raises `MhaError` if a batch
     does not fit, and if repeated removals give different effects.
     """
-    study = EffectStudy(request, EffectSettings(verify=n_verified), checkpoint, run, None)
+    study = EffectStudy(request, EffectSettings(verify=n_verified), checkpoint, run)
     study.inspect()
     if study.effects.most_rows < rows_at_once(checkpoint.inputs.keywords):
         raise MhaError(

@@ -70,8 +70,9 @@ class Folded:
         if not self.heads:
             self.heads, self.statistics = facts.heads, facts.statistics
             self.sinks, self.cells = [{} for _ in keys], [[] for _ in keys]
-        if [(head.layer, head.attention, head.head) for head in self.heads] != keys:
-            raise MhaError(f"unit {facts.number} has other heads than those before it", code="bad-file")
+        are_alike = [(head.layer, head.attention, head.head) for head in self.heads] == keys
+        if not are_alike or facts.statistics != self.statistics:
+            raise MhaError(f"unit {facts.number} has other heads or statistics than those before it", code="bad-file")
         for number, head in enumerate(facts.heads):
             sinks = self.sinks[number]
             for sink in head.sinks:

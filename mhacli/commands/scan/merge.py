@@ -12,7 +12,15 @@ import numpy as np
 from mhacli.commands.scan.folded import Folded
 from mhacli.commands.scan.folder import ScanFolder
 from mhacli.commands.scan.spread import spreads
-from mhacli.commands.scan.units import EFFECTS, PATTERN, UNIFORM_AT_OFFSET, WITHOUT_MEAN, read_sums, uniform_names
+from mhacli.commands.scan.units import (
+    EARLIER_EFFECTS,
+    EFFECTS,
+    PATTERN,
+    UNIFORM_AT_OFFSET,
+    WITHOUT_MEAN,
+    read_sums,
+    uniform_names,
+)
 from mhacli.errors import MhaError
 from mhacli.io.safetensors import read_tensor_header
 from mhacli.record import storage
@@ -92,7 +100,7 @@ def _over_documents(
             values = np.concatenate([unit.read(index)[:, start : start + step] for unit in units])
             if name in _KEPT:
                 kept[name] = values
-            if name not in WITHOUT_MEAN:
+            if name not in (*WITHOUT_MEAN, *EARLIER_EFFECTS):
                 for head, spread in enumerate(spreads(name, values), start):
                     head_spreads[head] += [] if spread is None else [spread]
         for spreads_of_head, scores, *at_offset in zip(

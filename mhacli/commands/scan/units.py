@@ -172,7 +172,9 @@ PATTERN, UNIFORM_AT_OFFSET = "pattern_", "uniform_at_offset"
 WITHOUT_MEAN = ("offset", "at_offset", UNIFORM_AT_OFFSET)
 """Statistics without a mean over documents: they belong to a distance that may differ between documents."""
 EFFECTS = tuple(name for name in EFFECT_NUMBERS if name != "first_order")
-"""The numbers of a removal: fields and properties of `Effect`."""
+"""The numbers of a removal: fields of `Effect`."""
+EARLIER_EFFECTS = ("direct", "later")
+"""Numbers of removals in the units of earlier versions, which are not merged."""
 
 
 def statistic_names(n_conditions: int) -> tuple[str, ...]:

@@ -26,23 +26,23 @@ from mhacli.render.base.format import (
 )
 from mhacli.render.base.options import Screen, ViewOptions
 from mhacli.render.checkpoint.effect_map import EffectMap, ReadText, layer_of, removal_name
-from mhacli.text.escape import token_label, visible
+from mhacli.text.escape import token_label
 
-_MAX_ROWS, NUMBER, MARK, _QUOTED = 7, 6, 2, 40
-"""The largest number of table rows, the widths of map cells with and without a number, and that of a quoted text."""
+_MAX_ROWS, NUMBER, MARK = 7, 6, 2
+"""The largest number of table rows, and the widths of map cells with and without a number."""
 _RELIABLE = 0.8
 """A screening whose rank correlation is lower has missed heads that matter."""
 _SMALL = 0.01
 """The relative change of the output vector below which a removal hardly matters."""
 WORDS = ("removed", "from → to", "type")
 """The columns that hold words, not numbers."""
-_SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order", "later", "direct")
+_SPARE = ("Δoutput", "rank", "type", "Δlogprob", "KL", "1st order")
 """Columns left out on a narrow screen, in this order."""
 _GAP = 2
 """The blanks between columns of the table."""
 _SIGNS = "= most negative, - negative, . about 0, + positive, # most positive"
 _SUPPORTS = "negative: what was removed supports the target"
-_SIGNED = ("d_logit", "direct", "later", "first_order", "d_logprob")
+_SIGNED = ("d_logit", "first_order", "d_logprob")
 """The numbers that can be below 0."""
 
 
@@ -63,17 +63,16 @@ def effect_view(record: Record, options: ViewOptions, screen: Screen) -> Iterato
     yield from _table(record, summary, options, screen)
     yield from _interaction(record, summary)
     yield from _masked_words(record, screen)
-    yield from _direct_words(summary, screen)
     yield from _rank_words(summary, screen)
     yield _proof(summary, screen)
     yield _answer(record, summary, screen)
 
 
 def effect_words(record: Record, screen: Screen) -> tuple[Text, ...]:
-    """The lines about what was measured and removed, the direct effects, and the verification."""
+    """The lines about what was measured and removed, and the verification."""
     summary = record.effect
     assert summary is not None
-    more = (*_direct_words(summary, screen), *_rank_words(summary, screen)) if summary.verified.ok else ()
+    more = (*_rank_words(summary, screen),) if summary.verified.ok else ()
     answer = (_answer(record, summary, screen),) if summary.verified.ok else ()
     return _question(record, summary, screen), *more, _proof(summary, screen), *answer
 
@@ -104,19 +103,17 @@ def _measured(summary: EffectSummary) -> str:
 
 
 def _what_is_removed(record: Record) -> list[Text]:
-    other = record.effect.resampled_from if record.effect else None
-    return [Text(words) for words in dict.fromkeys(_removed(effect, other) for effect in record.effects)]
+    return [Text(words) for words in dict.fromkeys(map(_removed, record.effects))]
 
 
-def _removed(effect: Effect, other: str | None) -> str:
-    """The description of a removal; `other` is the text that heads are resampled from."""
+def _removed(effect: Effect) -> str:
+    """The description of a removal."""
     if effect.removed == "edge":
         return "removed: one attention weight at a time; the rest of its row is renormalised"
     if effect.removed == "spans":
         first, second = map(token_label, effect.spans)
         return f"removed: the attention from “{second}” to “{first}” in {count_of(len(effect.layers), 'layer')}"
-    by = "zeros" if effect.replace == "zero" else "its mean over the text"
-    by = by if effect.replace != "resample" else f"that in “{fitted(visible(other or ''), _QUOTED)}”"
+    by = {"zero": "zeros", "mean": "its mean over the text"}.get(effect.replace, "that for another text")
     where = "at all positions" if effect.at is None else f"at position {effect.at}"
     return f"removed: the output of a head, replaced by {by} {where}"
 
@@ -193,7 +190,7 @@ def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen:
     """A row per removal, the largest change first. Columns that do not fit are left out, the least important first."""
     headings, rows = effect_rows(record, summary)
     listed = rows if options.everything else rows[:_MAX_ROWS]
-    lines = _narrowed([headings, *listed], heading_of(summary.metric, summary), screen.width)
+    lines = _narrowed([headings, *listed], heading_of(summary.metric), screen.width)
     table = plain_table(*((name, name not in WORDS) for name in lines[0]))
     for row in lines[1:]:
         table.add_row(*row)
@@ -209,7 +206,7 @@ def _table(record: Record, summary: EffectSummary, options: ViewOptions, screen:
 def _narrowed(lines: list[tuple[str, ...]], kept: str, width: int) -> list[tuple[str, ...]]:
     """The lines of a table narrowed to `width`: without some columns, but never `kept`, then with shortened words."""
     for name in _SPARE:
-        matching = [column for column, heading in enumerate(lines[0]) if heading.rstrip("?") == name != kept]
+        matching = [column for column, heading in enumerate(lines[0]) if heading == name != kept]
         for column in matching if sum(_widths(lines)) > width else ():
             lines = [(*line[:column], *line[column + 1 :]) for line in lines]
     excess = sum(widths := _widths(lines)) - width
@@ -235,22 +232,19 @@ def effect_rows(record: Record, summary: EffectSummary) -> tuple[tuple[str, ...]
         row = [removal_name(effect, record)]
         row += [_edge_text(record, effect)] if has_edges else []
         row += [_type(record, effect)] if has_heads else []
-        rows.append((*row, *(number_words(effect, name, summary.floor) for name in numbers)))
+        rows.append((*row, *(number_words(effect, name) for name in numbers)))
     headings = ["removed", *["edge"] * has_edges, *["type"] * has_heads, *numbers]
-    return tuple(heading_of(name, summary) for name in headings), rows
+    return tuple(map(heading_of, headings)), rows
 
 
-def heading_of(name: str, summary: EffectSummary) -> str:
-    """The heading of a column, with a question mark if its numbers are not verified."""
-    is_unproven = name in ("direct", "later") and summary.direct is not None and not summary.direct.ok
-    return words_of("columns", "effect")[name].heading + "?" * is_unproven
+def heading_of(name: str) -> str:
+    """The heading of a column."""
+    return words_of("columns", "effect")[name].heading
 
 
-def number_words(effect: Effect, name: str, floor: float = 0.0) -> str:
-    """A number of an effect, or a dash. `later`, a difference of two numbers, is 0 up to the noise `floor`, as they are."""
+def number_words(effect: Effect, name: str) -> str:
+    """A number of an effect, or a dash."""
     number = getattr(effect, name)
-    if name == "later" and number is not None and abs(number) <= floor:
-        number = 0.0
     return or_dash(number, str if isinstance(number, int) else signed_text if name in _SIGNED else _size_text)
 
 
@@ -263,7 +257,7 @@ def removal_words(effect: Effect, record: Record) -> str:
 def change_words(shown: EffectMap, effect: Effect) -> str:
     """What was removed, with all numbers of its effect: `5.1 · mixed: Δlogit -0.2500, KL 0.01`."""
     names = numbers_of(shown.record.effects)
-    numbers = (f"{heading_of(name, shown.summary)} {number_words(effect, name, shown.summary.floor)}" for name in names)
+    numbers = (f"{heading_of(name)} {number_words(effect, name)}" for name in names)
     return f"{removal_words(effect, shown.record)}: {', '.join(numbers)}"
 
 
@@ -314,30 +308,8 @@ def _masked_words(record: Record, screen: Screen) -> Iterator[Text]:
         yield flowing([Text(words, style="dim")], screen.width)
 
 
-def _direct_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
-    """The meaning of the direct effects, and the logit as the sum of all direct contributions."""
-    direct = summary.direct
-    if direct is None:
-        return
-    meaning = (
-        "direct: the effect if no later layer reacted",
-        "later = Δlogit − direct: how later layers react",
-    )
-    yield flowing([Text(part, style="dim") for part in meaning], screen.width)
-    terms = {"embedding": direct.embedding, "heads": direct.heads, "MLPs": direct.mlps, "biases": direct.biases}
-    total = " + ".join(f"{name} {number_text(value)}" for name, value in terms.items())
-    logit, residue = or_dash(summary.logit, number_text), number_text(direct.residue)
-    if direct.ok:
-        parts = [f"logit {logit} = {total}", f"residue {residue} (tolerance {number_text(direct.tolerance)})"]
-        yield flowing([Text(part, style="green") for part in parts], screen.width)
-    else:
-        parts = ["direct and later NOT verified: the logit of this model is not the sum of its parts"]
-        parts += [f"{total} leaves {residue} of the logit {logit}"]
-        yield flowing([Text(part, style="yellow") for part in parts], screen.width)
-
-
 def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
-    """The rank correlations of estimates and pictures with the effects."""
+    """The rank correlation of estimates with the effects."""
     screening = summary.screening
     if screening is not None:
         words = [
@@ -349,12 +321,6 @@ def _rank_words(summary: EffectSummary, screen: Screen) -> Iterator[Text]:
         is_weak = has_others and (screening.correlation is None or screening.correlation < _RELIABLE)
         words += ["1st order misses heads that matter here: run without --screen"] if is_weak else []
         yield flowing([Text(part, style="yellow" if is_weak else "") for part in words], screen.width)
-    if summary.judgements:
-        width = max(len(judged.picture) for judged in summary.judgements)
-        lines = [
-            f"{judged.picture:{width}}  {or_dash(judged.correlation, _correlation)}" for judged in summary.judgements
-        ]
-        yield Text("\n").join(map(Text, ("rank correlation with the size of the effect:", *lines)))
 
 
 def _correlation(number: float) -> str:

@@ -37,10 +37,14 @@ def stored(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return document, {name: (a.float() if a.dtype.itemsize == 2 else a).numpy() for name, a in arrays.items()}
 
 
+GONE = {"direct", "judgements", "resampled_from"}
+"""Fields of effects that records had, and that are read over now."""
+
+
 def missing(stored: Any, shown: Any, place: str = "") -> list[str]:
     """Where a value lacks or changes something of a stored one. It may have more fields."""
     if isinstance(stored, dict) and isinstance(shown, dict):
-        pairs = {f"{place}.{key}": (value, shown.get(key)) for key, value in stored.items()}
+        pairs = {f"{place}.{key}": (value, shown.get(key)) for key, value in stored.items() if key not in GONE}
     elif isinstance(stored, list) and isinstance(shown, list) and len(stored) == len(shown):
         pairs = {f"{place}[{i}]": pair for i, pair in enumerate(zip(stored, shown, strict=True))}
     else:

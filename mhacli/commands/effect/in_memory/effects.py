@@ -39,8 +39,7 @@ def effects(
     heads: Sequence[tuple[Any, ...]] | None = None,
     edges: bool = False,
     layers: Sequence[int | LayerChoice] | None = None,
-    replace: Literal["zero", "mean", "resample"] = "zero",
-    other: Any = None,
+    replace: Literal["zero", "mean"] = "zero",
     at: int | None = None,
     position: int | None = None,
     target: str | int | None = None,
@@ -48,14 +47,13 @@ def effects(
     target_first: bool = False,
     n_verified: int = 4,
     screen: int | None = None,
-    judge: bool = False,
 ) -> Record:
     """The record of what changes when heads or attention weights are removed for one text; `record.effects` is a table.
 
     It measures as `mha effect` does; docs/EFFECT.md explains the options. `model` is a transformers model in evaluation mode.
     `inputs` is the output of its tokenizer for one text, or ids, or a text if `tokenizer` is given; without a tokenizer, tokens
     are named by their ids. `heads` are `(layer, head)` or `("cross", 2, 1)`; None removes each head in turn. With `edges`, single
-    attention weights of the query at `position` are removed. `replace` resample uses the heads' outputs for the inputs `other`.
+    attention weights of the query at `position` are removed.
     `target` and `versus` are tokens or their ids. For verification, weights are changed for a moment and restored. Raises
     `MhaError` for options that do not fit together, and if the verification fails.
     """
@@ -70,16 +68,15 @@ def effects(
         target_first=target_first,
         verify=_whole("n_verified", n_verified, 0) or 0,
         screen=_whole("screen", screen, 1),
-        judge=judge,
         from_python=True,
     )
     try:
         require_open(model, _NAME)
         _require_transformers(model)
         _require_replacement(replace)
-        require_one_removal(settings, has_other=other is not None)
+        require_one_removal(settings)
         run = _run(model, _layers(layers))
-        return _record(model, inputs, tokenizer, run, settings=settings, other=other)
+        return _record(model, inputs, tokenizer, run, settings=settings)
     except MhaError as fault:
         if fault.code == "out-of-memory":  # the hint of the command names an option
             fault.hint = "a smaller model or a shorter text needs less"
@@ -92,17 +89,16 @@ def _run(model: Any, layers: tuple[LayerChoice, ...] | None) -> Run:
     return Run(model=ModelSettings(path=type(model).__name__, layers=layers, device=device), allow_nonfinite=True)
 
 
-def _record(model: Any, inputs: Any, tokenizer: Any, run: Run, *, settings: EffectSettings, other: Any) -> Record:
+def _record(model: Any, inputs: Any, tokenizer: Any, run: Run, *, settings: EffectSettings) -> Record:
     """The record of effects in a model whose parts can be followed."""
     names = _IdNames() if tokenizer is None else own_tokenizer(tokenizer)
     text_inputs = _inputs(model, inputs, names)
-    other_inputs = None if other is None else _inputs(model, other, names)
     source = getattr(model, "name_or_path", "") or type(model).__name__
     loaded = Loaded(model, Checkpoint(source), source, None)
     base = Loaded(model.base_model, loaded.checkpoint, source, None)
     inspected = CheckpointRun(base, text_inputs, of_all_layers(run))
     texts = Texts(text_inputs.sequences, text_inputs.context, (), ())
-    study = EffectStudy(run, settings, ReadCheckpoint(loaded, text_inputs, texts, names), inspected, other_inputs)
+    study = EffectStudy(run, settings, ReadCheckpoint(loaded, text_inputs, texts, names), inspected)
     with torch.no_grad():
         study.inspect()
         study.run()

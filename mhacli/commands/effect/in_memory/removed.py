@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from mhacli.commands.effect.removal import Removal, Remover, StandIns
+from mhacli.commands.effect.removal import Removal, Remover
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.calls import Call
 from mhacli.models.layer_names import LayerKey
@@ -28,31 +28,25 @@ def removed(
     heads: Sequence[tuple[Any, ...]] = (),
     edges: Sequence[tuple[Any, ...]] = (),
     *,
-    replace: Literal["zero", "mean", "resample"] = "zero",
-    other: Any = None,
+    replace: Literal["zero", "mean"] = "zero",
 ) -> Iterator[None]:
     """A context in which `model` runs without some heads and edges: `with removed(model, heads=[(5, 1)]): model(**inputs)`.
 
     A head is `(layer, head)`: zeros replace its output before the output projection, at all positions of all sequences. With
-    `replace` mean, its mean over the positions of each sequence, padding excluded, replaces it. With resample, its output at
-    the same positions of the inputs `other` replaces it; the whole model runs on `other` first (the keywords of a call, or its
-    first argument). An edge is `(layer, head, query, key)`: this attention weight is masked, and the rest of its row is
-    renormalised; the head None means all heads. In an encoder-decoder, `(layer, head)` is a head of the decoder's
-    self-attention, and `("cross", 2, 1)` one of another kind. Positions count the columns of the batch, cached tokens included.
-    Gradients flow through the remaining model.
+    `replace` mean, its mean over the positions of each sequence, padding excluded, replaces it. An edge is
+    `(layer, head, query, key)`: this attention weight is masked, and the rest of its row is renormalised; the head None means
+    all heads. In an encoder-decoder, `(layer, head)` is a head of the decoder's self-attention, and `("cross", 2, 1)` one of
+    another kind. Positions count the columns of the batch, cached tokens included. Gradients flow through the remaining model.
 
     Removals of nested contexts of one model add up; if two remove the same head, the inner one decides its replacement. Leaving
     the context restores the model. Raises `MhaError` if not everything could be removed: for a model that hides its parts
     (compiled, scripted, distributed) or is called in another thread, for heads that do not exist, for a mean in a call without
-    all positions, for positions that `other` lacks, and on leaving a context in which the model was not called or never
-    computed the named heads or edges.
+    all positions, and on leaving a context in which the model was not called or never computed the named heads or edges.
     """
     require_open(model, _NAME)
     request = _Request(tuple(map(head_place, heads)), tuple(map(_edge, edges)), replace)
-    request.require_possible(has_other=other is not None)
+    request.require_possible()
     with _opened(model) as shared:
-        if other is not None:
-            request.resampled = shared.outputs_in(other)
         shared.requests.append(request)
         try:
             yield
@@ -83,11 +77,10 @@ class _Request:
     heads: tuple[_Place, ...]
     edges: tuple[_Place, ...]
     replace: Replacement
-    resampled: dict[LayerKey, Tensor] = field(default_factory=dict)
     n_passes: int = 0
     done: set[_Place] = field(default_factory=set)
 
-    def require_possible(self, *, has_other: bool) -> None:
+    def require_possible(self) -> None:
         """Raises `UsageError` for removals that are empty or contradictory."""
         if not self.heads + self.edges:
             raise noted(UsageError(f"{_NAME} is given nothing to remove", hint="heads=[(5, 1)] is head 1 of layer 5"))
@@ -95,10 +88,6 @@ class _Request:
             raise noted(UsageError(f"replace {self.replace!r} is not known", hint=", ".join(REPLACEMENTS)))
         if not self.heads and self.replace != "zero":
             raise noted(UsageError("replace applies to heads only: an edge is masked", hint="leave replace out"))
-        if (self.replace == "resample") != has_other:
-            raise noted(
-                UsageError("replace='resample' and other go together", hint="other is another input of the model")
-            )
 
     def require_done(self, name: str, layers: Sequence[LayerKey]) -> None:
         """Raises `MhaError` for heads and edges that were not removed."""
@@ -173,22 +162,11 @@ class _Removing:
         self.requests: list[_Request] = []
         self.layers: list[LayerKey] = []
         self._pass = ModelPass(1)
-        self._kept: dict[LayerKey, Tensor] | None = None
-
-    @torch.no_grad()
-    def outputs_in(self, other: Any) -> dict[LayerKey, Tensor]:
-        """The outputs z of all heads for another input, without removals."""
-        self._kept = {}
-        try:
-            self.model(**other) if isinstance(other, Mapping) else self.model(other)
-            return self._kept
-        finally:
-            self._kept = None
 
     def begin(self, began: ModelPass) -> None:
         """A pass begins."""
         self._pass = began
-        for request in self.requests if self._kept is None else ():
+        for request in self.requests:
             request.n_passes += 1
 
     def end(self, *, is_whole: bool) -> None:
@@ -209,9 +187,6 @@ class _Removing:
         if call.part != 0:
             return None
         key: LayerKey = (call.kind, call.layer)
-        if self._kept is not None:
-            self._kept |= {} if call.z is None else {key: call.z.clone()}
-            return None
         self.layers += [] if key in self.layers else [key]
         heads, rows = dict[int, _Request](), dict[tuple[int, int], set[int]]()
         for request in self.requests:
@@ -231,27 +206,12 @@ class _Removing:
             Removal(key, (head,), (query,), tuple(sorted(of)), "renormalise") for (head, query), of in rows.items()
         ]
         with torch.autocast(call.device.type, enabled=False):
-            z = Remover([edges] * call.shape[0], StandIns({}), start=self._pass.n_past)(call) if edges else None
+            z = Remover([edges] * call.shape[0], {}, start=self._pass.n_past)(call) if edges else None
             z = call.z.clone() if z is None else z
             for head, request in heads.items():  # last: an edge of a whole head is gone with it
-                z[:, head] = self._stand_in(head, request, call, call.z[:, head]).to(z.dtype)
+                of_head = call.z[:, head]
+                z[:, head] = self._mean(call, of_head).to(z.dtype) if request.replace == "mean" else 0.0
         return z
-
-    def _stand_in(self, head: int, request: _Request, call: Call, z: Tensor) -> Tensor:
-        """The replacement of z [batch, query, d_v] of a head."""
-        if request.replace == "mean":
-            return self._mean(call, z).expand_as(z)
-        if request.replace == "zero":
-            return torch.zeros_like(z)
-        first, (batch, n_queries) = self._pass.n_past, z.shape[:2]
-        given = request.resampled.get((call.kind, call.layer))
-        shape = (0, 0) if given is None else (given.shape[0], given.shape[2])
-        if given is None or shape[0] not in (1, batch) or shape[1] < first + n_queries:
-            raise _refused(
-                f"{call.name} runs {batch} × {first + n_queries} positions, and other has {shape[0]} × {shape[1]}",
-                "give other as many tokens, and one sequence or as many",
-            )
-        return given[:, head, first : first + n_queries].expand_as(z)
 
     def _mean(self, call: Call, z: Tensor) -> Tensor:
         """The mean over the positions of each sequence. Raises `MhaError` if the call does not have all of them, or if it does

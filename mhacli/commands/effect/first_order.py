@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mhacli.commands.effect.metric import Target, compared, read_position
 from mhacli.commands.effect.parts import AttentionParts
-from mhacli.commands.effect.removal import Removal, StandIns
+from mhacli.commands.effect.removal import Removal, stand_in
 from mhacli.models.layer_names import LayerKey
 
 
@@ -55,15 +55,16 @@ def _by_head(gradient: Tensor, z: Float[Tensor, "batch head query d_v"]) -> Floa
     return gradient.reshape(z.shape[2], z.shape[1], z.shape[3]).transpose(0, 1).double()
 
 
-def first_order(removals: Sequence[Removal], gradients: Mapping[LayerKey, Tensor], stand_ins: StandIns) -> float | None:
-    """The estimated change of the metric by removing heads, None if the gradient is not known."""
+def first_order(
+    removals: Sequence[Removal], gradients: Mapping[LayerKey, Tensor], z: Mapping[LayerKey, Tensor]
+) -> float | None:
+    """The estimated change of the metric by removing heads with the outputs `z`, None if the gradient is not known."""
     total = 0.0
     for removal in removals:
         if removal.layer not in gradients:
             return None
         places = slice(None) if removal.at is None else slice(removal.at, removal.at + 1)
         for head in removal.heads:
-            z = stand_ins.untouched[removal.layer][0, head].double()
-            change = (stand_ins.of(removal, head).double() - z)[places]
+            change = (stand_in(removal, z, head).double() - z[removal.layer][0, head].double())[places]
             total += float((change * gradients[removal.layer][head, places]).sum())
     return total
