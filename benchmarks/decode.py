@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mhacli.attention import masks
-from mhacli.attention.layer import CACHES, MultiHeadAttention, merge_heads, split_heads
+from mhacli.attention.layer import KvCache, MultiHeadAttention, merge_heads, split_heads
 
 LENGTHS, ROUNDS, D_MODEL, N_HEADS = (64, 256, 1024, 2048), 15, 512, 8
 
@@ -34,8 +34,8 @@ def ways(layer: MultiHeadAttention, length: int) -> dict[str, Callable[[], torch
         "again": lambda: layer(x, allowed=masks.causal())[0][:, -1:],
         "fused": lambda: fused(layer, x),
     }
-    for name, empty in CACHES.items():
-        _, _, past = layer.decode(x[:, :-1], empty(layer, 1, length), allowed=masks.causal())
+    for name, room in {"concat": 0, "preallocated": length}.items():
+        _, _, past = layer.decode(x[:, :-1], KvCache.empty(layer, 1, room=room), allowed=masks.causal())
         found[name] = lambda past=past: layer.decode(x[:, -1:], past)[0]
     return found
 

@@ -382,11 +382,6 @@ def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: C
     return batch * tokens[cache] * token_bytes(config)
 
 
-def total_moved_bytes(config: Config, *, batch: int, length: int, cache: CacheKind) -> int:
-    """The sum of `moved_bytes` over steps of one token, from 1 to `length`."""
-    return sum(moved_bytes(config, batch=batch, n_new=1, length=n, cache=cache) for n in range(1, length + 1))
-
-
 def _projections(config: Config) -> list[tuple[int, int]]:
     d_input, d_head, d_v = config.d_input or config.d_model, config.d_head or 0, config.d_v or 0
     n_kv_heads = config.n_kv_heads or config.n_heads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -22,7 +21,7 @@ Places = Int[Tensor, "*#batch length"]
 
 @runtime_checkable
 class Past(Protocol):
-    """Keys and values of the tokens before, as `mhacli.attention.layer` keeps them: state in, state out."""
+    """What a layer needs of a cache, such as `KvCache` or another that a user writes: state in, state out."""
 
     @property
     def length(self) -> int:
@@ -30,7 +29,7 @@ class Past(Protocol):
 
     @property
     def k(self) -> Float[Tensor, "batch kv_head length d_head"]:
-        """The keys, turned already where positions are rotary."""
+        """The keys, rotated already where positions are rotary."""
 
     @property
     def v(self) -> Float[Tensor, "batch kv_head length d_v"]:
@@ -380,76 +379,41 @@ def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator | 
 # --------------------------------------------------------------------------------------------------------- the KV cache
 
 
-CachedKeys = Float[Tensor, "batch kv_head length d_head"]
-CachedValues = Float[Tensor, "batch kv_head length d_v"]
+class KvCache(NamedTuple):
+    """The keys and values of the tokens so far, at the beginning of two buffers.
 
-
-class ConcatCache(NamedTuple):
-    """The past as tensors of just its length. A step makes new ones: over T tokens, T²/2 of them are copied."""
-
-    k: CachedKeys
-    v: CachedValues
-
-    @staticmethod
-    def empty(layer: MultiHeadAttention, batch: int, capacity: int = 0) -> ConcatCache:
-        """No tokens yet, on the layer's device and in its dtype. The capacity is whatever it will be."""
-        return ConcatCache(*_room(layer, batch, 0))
-
-    @property
-    def length(self) -> int:
-        """How many tokens are kept."""
-        return self.k.shape[2]
-
-    def extended(self, k: CachedKeys, v: CachedValues) -> ConcatCache:
-        """A copy with new tokens behind it."""
-        return ConcatCache(torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2))
-
-
-class PreallocatedCache(NamedTuple):
-    """The past as the filled part of a buffer. A step writes its own tokens; nothing else moves.
-
-    States share the buffer: extending the same state twice overwrites what the first extension wrote, and gradients do not
-    flow back through several steps. For inference; train with `ConcatCache`.
+    A step writes its tokens into the buffers. Where they do not fit, they are copied, with all before them, into new buffers
+    without further room. States share their buffers: extending the same state twice overwrites what the first extension
+    wrote, and gradients do not flow back through several steps. So a layer is trained with a cache without room.
     """
 
-    k_buffer: Float[Tensor, "batch kv_head capacity d_head"]
-    v_buffer: Float[Tensor, "batch kv_head capacity d_v"]
+    k_buffer: Float[Tensor, "batch kv_head room d_head"]
+    v_buffer: Float[Tensor, "batch kv_head room d_v"]
     length: int
 
     @staticmethod
-    def empty(layer: MultiHeadAttention, batch: int, capacity: int) -> PreallocatedCache:
-        """Room for `capacity` tokens, on the layer's device and in its dtype."""
-        return PreallocatedCache(*_room(layer, batch, capacity), length=0)
+    def empty(layer: MultiHeadAttention, batch: int, *, room: int = 0) -> KvCache:
+        """No tokens, and room for some, on the layer's device and in its dtype."""
+        shape, like = (batch, layer.n_kv_heads, room), layer.k_proj.weight
+        return KvCache(like.new_zeros(*shape, layer.d_head), like.new_zeros(*shape, layer.d_v), 0)
 
     @property
-    def k(self) -> CachedKeys:
-        """The keys so far: a view of the buffer."""
+    def k(self) -> Float[Tensor, "batch kv_head length d_head"]:
+        """The keys so far: a view."""
         return self.k_buffer[:, :, : self.length]
 
     @property
-    def v(self) -> CachedValues:
-        """The values so far: a view of the buffer."""
+    def v(self) -> Float[Tensor, "batch kv_head length d_v"]:
+        """The values so far: a view."""
         return self.v_buffer[:, :, : self.length]
 
-    def extended(self, k: CachedKeys, v: CachedValues) -> PreallocatedCache:
-        """The state with new tokens behind it. Raises `ValueError` where they do not fit."""
-        end, capacity = self.length + k.shape[2], self.k_buffer.shape[2]
-        if end > capacity:
-            raise ValueError(f"the cache has room for {capacity} tokens, not {end}")
+    def extended(
+        self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]
+    ) -> KvCache:
+        """The state with new tokens behind it."""
+        end = self.length + k.shape[2]
+        if end > self.k_buffer.shape[2]:
+            return KvCache(torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2), end)
         self.k_buffer[:, :, self.length : end] = k
         self.v_buffer[:, :, self.length : end] = v
         return self._replace(length=end)
-
-
-CACHES: Mapping[str, Callable[[MultiHeadAttention, int, int], Past]] = {
-    "concat": ConcatCache.empty,
-    "preallocated": PreallocatedCache.empty,
-}
-"""An empty cache by the name that the command line uses: `(layer, batch, capacity)`."""
-
-
-def _room(layer: MultiHeadAttention, batch: int, length: int) -> tuple[Tensor, Tensor]:
-    like = layer.k_proj.weight
-    shapes = [(batch, layer.n_kv_heads, length, width) for width in (layer.d_head, layer.d_v)]
-    k, v = (torch.zeros(shape, dtype=like.dtype, device=like.device) for shape in shapes)
-    return k, v

@@ -11,7 +11,7 @@ from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_resul
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.settings import MAX_LENGTH, Computation, Config, Reading, counts, setting
+from mhacli.settings import MAX_LENGTH, Computation, Config, Reading, setting
 from mhacli.sites import CacheKind
 
 if TYPE_CHECKING:
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 _DECODING = "Decoding"
 _PROMPT_LEN = "Read the first N tokens in one pass (prefill), then decode."
-_CACHE = "KV-cache strategy to use; all three are timed for comparison."
-_LENGTHS = "Numbers of tokens at which the caches are compared, such as 64,256,1k. (default: that of the text)"
+_CACHE = (
+    "How a step keeps keys and values: not at all, copied into new tensors, or in memory allocated at the beginning."
+)
 
 
 @examples(
     'mha decode "the cat sat on the mat"',
     'mha decode "the cat sat on the mat" --prompt-len 3 --kv-heads 2',
-    'mha decode "the cat sat on the mat" --lengths 64,256,1k',
+    'mha decode "the cat sat on the mat" --cache none',
 )
 @command(layer_or_model)
 def decode(
@@ -38,9 +39,6 @@ def decode(
     *,
     prompt_len: int = setting(0, _DECODING, _PROMPT_LEN, low=0, high=MAX_LENGTH, common=True),
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
-    lengths: tuple[int, ...] = setting(
-        (), _DECODING, _LENGTHS, parse=counts, metavar="LIST", common=True, modes=("layer",)
-    ),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
     from mhacli.cli.source import load_checkpoint, make_run, require_heads, require_one_layer
@@ -65,7 +63,7 @@ def decode(
         with loading_torch():
             from mhacli.layer import decode as study
         with show_activity("computing"):
-            record = study.decode(causal, cache=cache, prompt_len=prompt_len, lengths=lengths)
+            record = study.decode(causal, cache=cache, prompt_len=prompt_len)
     print_result(record, notes, options=options, output=output, run=run)
 
 

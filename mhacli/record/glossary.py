@@ -20,7 +20,7 @@ Group = Literal[
 """The groups of words. The columns of a command's tables are the group of its name."""
 TABLES: Mapping[Group, tuple[str, ...]] = {
     "bench": ("bench",),
-    "decode": ("step", "decode"),
+    "decode": ("step",),
     "effect": ("effect",),
     "diff": ("diff",),
     "doctor": ("doctor",),

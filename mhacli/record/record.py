@@ -399,26 +399,8 @@ class CacheStep:
 
 
 @dataclass(frozen=True)
-class CacheTiming:
-    """One kind of cache at one length: time and bytes of the last step and of the whole sequence.
-
-    `total_s` is the sum over all steps, of which `n_timed` were timed and the others interpolated.
-    """
-
-    cache: str
-    length: int
-    step: Timing
-    total_s: float
-    n_timed: int
-    step_bytes: int
-    total_bytes: int
-    step_flops: int
-    cache_bytes: int
-
-
-@dataclass(frozen=True)
 class DecodeSummary:
-    """A decoded sequence: its kind of cache, its prompt length, and a comparison of all kinds (`ways`).
+    """A decoded sequence: its kind of cache, its prompt length, and the sizes that its steps read.
 
     `weight_bytes` are read at every step; `token_bytes` per cached token and sequence. Both are equal at `crossing_len`
     tokens. `full_token_bytes` would be a token's size with a kv head for every query head.
@@ -426,11 +408,12 @@ class DecodeSummary:
 
     cache: str
     prompt_len: int
-    ways: tuple[CacheTiming, ...]
     weight_bytes: int
     token_bytes: int
     full_token_bytes: int
     crossing_len: float
+    ways: tuple[dict[str, Any], ...] = ()
+    """The times of each kind of cache, in files of version 0.1.0."""
 
 
 @dataclass(frozen=True)

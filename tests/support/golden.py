@@ -188,7 +188,6 @@ def _shown(command: Command, title: str, content: str) -> list[str]:
 TIME = r"\d[\d,.]*(?:e[-+]\d+)?\s?(?:ns|µs|ms|s|min|h)\b"
 VERSIONED = "mha|torch|python|numpy|safetensors|typer|rich|jaxtyping|transformers|tokenizers|textual|matplotlib|regex|accelerate"
 MASKS = (
-    (r"(?s:three cache strategies, timed.*?)\n\n", "TIMES OF CACHES\n\n"),
     (r"mha: \d+ (?:of \d+ documents|removals: about).*(?:\n|$)", ""),
     (rf"{TIME} \(median\s+of\s+\d+[^)]*\)", "TIME"),
     (r"\S+ tokens/s over \d+ runs after the first", "TOKENS/S"),
@@ -229,7 +228,7 @@ def _without_varying(text: str) -> str:
 def _masked_json(value: Any, key: str = "") -> Any:
     if key == "environment":
         return dict.fromkeys(value, "…")
-    if key.endswith("_s") or key in ("threads", "max_abs_error", "timings", "ways"):
+    if key.endswith("_s") or key in ("threads", "max_abs_error", "timings"):
         return "…" if value else value
     if isinstance(value, dict):
         return {name: _masked_json(one, name) for name, one in value.items()}

@@ -209,9 +209,7 @@ class _Decoder:
         item = next(model.parameters()).element_size()
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         token, full = (self.n_layers * n * (layer.d_head + layer.d_v) * item for n in (layer.n_kv_heads, layer.n_heads))
-        return DecodeSummary(
-            type(self.cache).__name__, self.prompt_len, (), weights, token, full, weights / max(1, token)
-        )
+        return DecodeSummary(type(self.cache).__name__, self.prompt_len, weights, token, full, weights / max(1, token))
 
 
 def _last(outputs: Mapping[str, Any]) -> Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
-from mhacli.record.record import CacheStep, CacheTiming, Record, Step, TensorSummary
+from mhacli.record.record import CacheStep, Record, Step, TensorSummary
 from mhacli.render.base.format import (
     bytes_text,
-    count_of,
     count_text,
     is_masked,
     memory_text,
@@ -34,7 +32,7 @@ def walkthrough(record: Record) -> Html:
     if not record.trace:
         return Html("")
     if record.decoding is not None:
-        body = [_decoding(record), *_cache_table(record.decoding.ways)]
+        body = [_decoding(record)]
     else:
         body = [_steps(record), *_closing(record)]
     return tag("section", tag("h2", text("shapes, step by step")), *body, id="walk")
@@ -154,22 +152,3 @@ def _new_tokens(cache: CacheStep) -> Html:
         shown = [tag("bdi", text(label), class_="token") for label in labels]
         families.append(joined([*shown, *([text(rest)] if rest else [])], " "))
     return joined(families, " | ")
-
-
-def _cache_table(timings: tuple[CacheTiming, ...]) -> Iterator[Html]:
-    """The cost of each kind of cache."""
-    headings = ("length and cache", "a step", "moved by it", "all steps", "moved by them", "holds")
-    rows = []
-    for timing in timings:
-        last, every = (
-            (seconds_text(timing.step.median_s), bytes_text(timing.step_bytes)),
-            (seconds_text(timing.total_s), bytes_text(timing.total_bytes)),
-        )
-        rows.append(
-            [
-                text(f"{count_of(timing.length, 'token')}, {visible(timing.cache)}"),
-                *map(_unbroken, chain(last, every, [bytes_text(timing.cache_bytes)])),
-            ]
-        )
-    if rows:
-        yield table("the cache strategies", headings, rows)

@@ -1,4 +1,4 @@
-"""Decoding step by step: what each new token reads from the cache and adds to it, and the cost of each kind of cache."""
+"""Decoding step by step: what each new token reads from the cache and adds to it, and what that costs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from rich.text import Text
 
 from mhacli.record.checks import error_text
 from mhacli.record.glossary import words_of
-from mhacli.record.intervals import MIN_ROUNDS, paired_ratio, ratio_text
-from mhacli.record.record import CacheStep, CacheTiming, DecodeSummary, Record, Step
+from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.render.base.format import (
     bytes_text,
     configuration,
@@ -22,7 +21,6 @@ from mhacli.render.base.format import (
     new_tokens_text,
     number_text,
     plain_table,
-    rough_note,
     seconds_text,
     title_rule,
     token_text,
@@ -41,9 +39,7 @@ _OF_STEPS = Comparison(
     "the steps equal a full pass", "the outputs of the steps, or of the full pass, have NaN or infinite numbers"
 )
 _OF_STEPS_AND_PATTERN = _OF_STEPS._replace(agrees="the steps equal a full pass and the pattern gives the output")
-_INDENT, _KEYS_SHOWN, _WIDE = 3, 8, 96
-_LEAST_WIDTHS = {"flops": _WIDE, "step_bytes": _WIDE, "total": 64, "total_bytes": 72, "holds": 64}
-"""The least screen width for some columns of the cache table. The others are always shown."""
+_INDENT, _KEYS_SHOWN = 3, 8
 _STEP_WIDTHS = {"phase": 64, "appends": 64, "difference": 64}
 """The least screen width for some columns of the step table."""
 _KEPT = {
@@ -95,11 +91,7 @@ def decode_view(record: Record, options: ViewOptions, screen: Screen) -> Rendera
             sections.append(_step(record, *steps[number], sequences, heads, options, screen))
     else:
         sections.append(_step_table([cache for _, cache in steps], shown, sequences, screen))
-    sections += [
-        costs_of(record, decoding),
-        *([_cache_table(decoding.ways, screen)] if decoding.ways else []),
-        self_check_line(check, compared),
-    ]
+    sections += [costs_of(record, decoding), self_check_line(check, compared)]
     return Group(sections[0], *(part for section in sections[1:] for part in (Text(""), section)))
 
 
@@ -249,70 +241,6 @@ def _row_words(head: HeadPattern, query: int, options: ViewOptions) -> list[str]
         rest = float(sum(weights[key] for key in strongest[_KEYS_SHOWN:]))
         words.append(f"{count_of(len(keys) - len(listed), 'key')} more {weight_text(rest, options.precision)}")
     return words or ["no visible key"]
-
-
-def _cache_table(timings: tuple[CacheTiming, ...], screen: Screen) -> RenderableType:
-    """Each length and kind of cache: time and bytes of a step and of the whole sequence, with the speed-up against no
-    cache."""
-    names = [name for name in words_of("columns", "decode") if screen.width >= _LEAST_WIDTHS.get(name, 0)]
-    columns = ((words_of("columns", "decode")[name].heading, name != "cache") for name in names)
-    table = plain_table(*columns, gap=2 if screen.width >= _WIDE else 1)
-    again = {timing.length: timing.step.median_s for timing in timings if timing.cache == "none"}
-    previous = None
-    for timing in timings:
-        row = _cache_row(timing, again.get(timing.length)) | ({"length": ""} if timing.length == previous else {})
-        table.add_row(*(row[name] for name in names))
-        previous = timing.length
-    caption = ["a step: the last one of the length", "speed-up: time of a step without a cache ÷ with this one"]
-    partly_timed = [timing.n_timed for timing in timings if timing.n_timed < timing.length]
-    if "total" in names:
-        caption.append("all steps: from 1 token to the length")
-        caption += [f"≈ {max(partly_timed)} steps timed, those between estimated"] if partly_timed else []
-    caption += ["moved: keys and values read and written"] if "total_bytes" in names else []
-    rough = rough_note(timing.step for timing in timings)
-    caption += [f"the times are {rough}"] if rough else []
-    title = Text("three cache strategies, timed in turns over random rows", style="bold")
-    return Group(title, table, Text("\n".join(filled(caption, screen.width)), style="dim"), *_gain(timings))
-
-
-def _gain(timings: tuple[CacheTiming, ...]) -> Iterator[Text]:
-    """The speed-up of the fastest cache at the longest length; empty if it cannot be computed."""
-    length = max(timing.length for timing in timings)
-    steps = {timing.cache: timing.step for timing in timings if timing.length == length}
-    none = steps.pop("none", None)
-    if none is None or not steps:
-        return
-    cache, step = min(steps.items(), key=lambda item: item[1].median_s)
-    n_rounds = len(step.samples_s)
-    if n_rounds != len(none.samples_s) or min(step.samples_s, default=0.0) <= 0:
-        return
-    ratio = paired_ratio(none.samples_s, step.samples_s)
-    bounds = f"95 % interval {ratio_text(ratio.low)} to {ratio_text(ratio.high)} ×"
-    times = f"{seconds_text(step.median_s)} with {visible(cache)}, {seconds_text(none.median_s)} with none"
-    text = f"a step at {length:,} tokens: {times}"
-    if n_rounds < MIN_ROUNDS:
-        text += f"; {count_of(n_rounds, 'round')} cannot tell them apart"
-    elif ratio.low <= 1 <= ratio.high:
-        text += f"; no certain difference: {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"
-    else:
-        text += f"; {visible(cache)} is {ratio_text(ratio.median)} × as fast, {bounds}"
-    yield Text(text, style="bold")
-
-
-def _cache_row(timing: CacheTiming, again_s: float | None) -> dict[str, str]:
-    """The row of a cache by column."""
-    faster = again_s / timing.step.median_s if again_s and timing.step.median_s and timing.cache != "none" else None
-    return {
-        "length": f"{timing.length:,}",
-        "cache": visible(timing.cache),
-        "step": seconds_text(timing.step.median_s),
-        "faster": "" if faster is None else f"{ratio_text(faster)} ×",
-        "flops": count_text(timing.step_flops),
-        "step_bytes": bytes_text(timing.step_bytes),
-        "total": ("≈ " if timing.n_timed < timing.length else "") + seconds_text(timing.total_s),
-        "total_bytes": bytes_text(timing.total_bytes),
-        "holds": bytes_text(timing.cache_bytes),
-    }
 
 
 def _formulas(record: Record, decoding: DecodeSummary) -> RenderableType:
