@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mhacli.commands.check import ExaminedModel, HealthCheck
 from mhacli.commands.doctor.installation import examine_installation, libraries
 from mhacli.commands.doctor.result import Report
 from mhacli.errors import UsageError
@@ -15,6 +15,8 @@ from mhacli.settings import Dtype, ModelSettings
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from mhacli.commands.check import Examined
 
 
 def doctor(
@@ -37,13 +39,12 @@ def doctor(
         raise UsageError("tokenizer and texts need a model", hint="doctor(model, tokenizer)")
     if model is None or isinstance(model, str):
         settings = ModelSettings(path=model, tokenizer=tokenizer, device=device, dtype=dtype)
-        return examine(settings, tuple(texts), seed=seed)
+        return examine(settings, texts, seed=seed)
     if device != "auto" or dtype is not None:
         raise UsageError("a model in memory is examined on its own device and in its own dtype")
     from mhacli.commands.check import examine_model
 
-    began = perf_counter()
-    return _report(*examine_model(model, tokenizer, texts, seed=seed), device, seed, began)
+    return _report(partial(examine_model, model, tokenizer, texts, seed=seed), device, seed)
 
 
 def examine(
@@ -54,25 +55,17 @@ def examine(
         return examine_installation(settings.device, settings.dtype, seed=seed, report_progress=report_progress)
     from mhacli.commands.check import examine_checkpoint
 
-    began = perf_counter()
-    examined = examine_checkpoint(settings, texts, seed=seed, report_progress=report_progress)
-    return _report(*examined, settings.device, seed, began)
+    examination = partial(examine_checkpoint, settings, texts, seed=seed, report_progress=report_progress)
+    return _report(examination, settings.device, seed)
 
 
-def _report(
-    model: ExaminedModel, checks: tuple[HealthCheck, ...], notes: tuple[str, ...], device: str, seed: int, began: float
-) -> Report:
+def _report(examination: Callable[[], Examined], requested: str, seed: int) -> Report:
+    """The report on an examined model."""
     import torch
 
     from mhacli.attention.devices import environment
 
-    where = environment(torch.device(model.device), device)
-    return Report(
-        checks=checks,
-        libraries=libraries(),
-        environment={name: str(value) for name, value in vars(where).items()},
-        model=model,
-        notes=notes,
-        seed=seed,
-        time_s=perf_counter() - began,
-    )
+    began = perf_counter()
+    model, checks, notes = examination()
+    where = {name: str(value) for name, value in vars(environment(torch.device(model.device), requested)).items()}
+    return Report(checks, libraries(), where, model=model, notes=notes, seed=seed, time_s=perf_counter() - began)

@@ -126,6 +126,21 @@ def test_settings_of_the_environment_are_judged(tmp_path: Path) -> None:
     assert threads["value"] > threads["tolerance"]
 
 
+def test_settings_of_torch_that_change_numbers_are_named() -> None:
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("high")
+        document = mhacli.doctor(device="cpu", dtype="float32").to_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision(precision)
+    assert failing(document) == ["attention cpu float32"]
+    assert "TF32" in check_of(document, "attention cpu float32")["message"]
+    assert check_of(document, "default dtype")["status"] == "care"
+    assert "float64" in check_of(document, "default dtype")["message"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "mentions"),
     [
