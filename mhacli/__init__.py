@@ -49,13 +49,6 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_MODULES[name]), name)
 
 
-def renderers() -> Any:
-    """The module that renders results for notebooks and terminals; results may not import it directly."""
-    from importlib import import_module
-
-    return import_module("mhacli.render.display.show")
-
-
 def __dir__() -> list[str]:
     """The public names, also those not imported yet, for completion."""
     return __all__

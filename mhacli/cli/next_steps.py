@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Collection
@@ -30,19 +31,12 @@ def suggest(words: list[str], about: str = "") -> None:
     text = " ".join(map(_quoted, words))
     if not words or visible(text) != text or len(text) > _MOST:
         return
-    parts: list[str] = []
-    for word in words:
-        is_value = bool(parts) and parts[-1].startswith("--") and not word.startswith("--")
-        quoted = _quoted(word).replace(" ", _BLANK)
-        parts[-1:] = [f"{parts[-1]}{_BLANK}{quoted}"] if is_value else [*parts[-1:], quoted]
+    text = " ".join(_quoted(word).replace(" ", _BLANK) for word in words)
+    text = re.sub("(--[^ ]*) (?!--)", rf"\1{_BLANK}", text)  # an option and its value stay on a line
     indent = " " * len(_LABEL)
+    width = stdout_width() - 2
     lines = wrap(
-        " ".join(parts),
-        stdout_width() - 2,
-        initial_indent=_LABEL,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=_LABEL, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     write(_GOES_ON.join(lines).replace(_BLANK, " ") + "\n" + (f"{indent}{about}\n" if about else ""))
 

@@ -127,10 +127,12 @@ def require_output(
 
 
 def require_writable(files: Iterable[tuple[str, str]], *, force: bool, read: str | None = None) -> None:
-    """Raises `UsageError` for two options that name the same file, also by different paths, or the file that is read. Raises
-    `MhaError` for a file that cannot be written."""
+    """Raises `UsageError` for stdout, for two options that name the same file, also by different paths, and for the file that
+    is read. Raises `MhaError` for a file that cannot be written."""
     options_by_path = {} if read is None else {_resolved(read): "record"}
     for name, path in files:
+        if path == "-":
+            raise UsageError(f"--{name} writes a file, and - names none", hint=f"try --{name} ./-, or a name")
         other = options_by_path.setdefault(_resolved(path), name)
         if other != name:
             raise UsageError(f"--{other} and --{name} name the same file, {path}")

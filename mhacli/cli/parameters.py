@@ -122,9 +122,11 @@ def _spread(hint: Any, declared: list[_Parameter]) -> _Filler:
 
 
 def _require_fitting(given: Mapping[str, Any], options: Mapping[str, Option], mode: Mode | None) -> None:
-    """Raises `UsageError` for an option that the mode does not have, that excludes another, or that needs another."""
+    """Raises `UsageError` for an option that is empty, that the mode does not have, that excludes another, or that needs one."""
     for field_name, value in given.items():
         option, name = options[field_name], options[field_name].name(field_name, value)
+        if value == "" and not option.argument:
+            raise UsageError(f"{name} is empty", hint=f"leave out {name}, or give it a value")
         if mode is not None and mode not in option.modes:
             raise _not_in_mode(mode, option, name)
         for other in option.excludes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
-from mhacli.cli.console import loading_torch, note, show_activity
+from mhacli.cli.console import loading_torch, show_activity
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import uncollected
@@ -96,8 +95,6 @@ def _of_layer(run: Run, what: Computation) -> Run:
     notes = encoded.notes
     if what.given.get("dropout") and not config.train:
         notes += ("--dropout acts only with --train",)
-    if what.lines and not (what.file or "-" in what.typed):
-        notes += ("--lines splits files; a text argument is one sequence",)
     made = replace(run, config=config, weights=weights, encoded=encoded, notes=notes)
     if config.score_bias is not None:
         read_bias_file(config.score_bias, made.facts)
@@ -205,11 +202,6 @@ def require_one_layer(model: ModelSettings, command: str) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- texts
 
-_FILE_NAME = re.compile(
-    r"\S+\.(txt|md|rst|text|log|csv|tsv|json|jsonl|html|py|safetensors|pt|pth|bin|npz)", re.IGNORECASE
-)
-"""A word that is most likely the name of a file and not a text."""
-
 
 def are_literal() -> bool:
     """Whether `--` is on the command line, so that words are always texts and never paths."""
@@ -217,15 +209,14 @@ def are_literal() -> bool:
 
 
 def require_words(word: str, *, option: str = "") -> None:
-    """Raises `UsageError` for a text, of an option if one is named, that is an existing path or looks like the name of a file,
-    unless `are_literal`."""
-    is_path = os.path.lexists(word)
-    if are_literal() or not (is_path or (not option and _FILE_NAME.fullmatch(word))):
-        return
-    message = f"{word!r} is a path, not a text" if is_path else f"{word} does not exist"
-    if option:
-        raise UsageError(f"{option}: {message}", hint="with -- behind it texts are taken as they are", path=word)
-    raise UsageError(message, hint="--file FILE reads a text; --text takes a word", path=word)
+    """Raises `UsageError` for a text, of an option if one is named, that is an existing path, unless `are_literal`."""
+    if os.path.lexists(word) and not are_literal():
+        hint = (
+            "with -- behind it texts are taken as they are"
+            if option
+            else "--file FILE reads a text; --text takes a word"
+        )
+        raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
 
 
 def decoding_of(source: Source, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
@@ -253,9 +244,6 @@ def typed_texts(source: Source, decoding: Decoding) -> list[str]:
     words = [word for word in source.typed if word != "-"]
     for word in words:
         require_words(word)
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if len(words) > 1 and all(len(word.split()) == 1 for word in words) and is_terminal:
-        note(f'{len(words)} texts of one word each; for one text quote it: "{" ".join(words)}"')
     return [argument_text(word, decoding) for word in (*words, *source.text)]
 
 
@@ -264,8 +252,6 @@ def read_texts(source: Source) -> list[str]:
     paths, decoding = source_paths(source), decoding_of(source)
     texts = typed_texts(source, decoding)
     for path in paths:
-        if path == "-" and sys.stdin is not None and sys.stdin.isatty():
-            note("reading text from the terminal; end it with Ctrl-D")
         with show_activity(f"reading {describe(path)}"):
             text = read_text(path, decoding)
         texts.extend((source.lines and lines_of(text)) or [text])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 
@@ -33,10 +34,8 @@ def html_of(result: object) -> str:
 
 
 def renderers() -> Any:
-    """The module that draws results, which is imported on first use."""
-    import mhacli
-
-    return mhacli.renderers()
+    """The module that draws results, which is imported on first use: records know nothing of views."""
+    return import_module("mhacli.render.display.show")
 
 
 @dataclass(frozen=True, repr=False)

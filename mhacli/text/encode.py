@@ -82,7 +82,7 @@ def encode(
     used = own or vocabulary or vocabularies.build(token for sequence in cut for token in sequence.tokens)
     cut = [replace(each, ids=each.ids or used.ids(each.tokens, vocabulary_source)) for each in cut]
     sequences, keys = cut[: len(texts)], cut[len(texts) :]
-    keys = keys * len(texts) if len(keys) == 1 else keys
+    keys = context_of_each(keys, len(texts))
     _require_positions([*sequences, *keys], config, f"--max-tokens {config.max_positions}")
     for i, sides in enumerate(zip(sequences, keys, strict=False)):
         n_queries, n_keys = (max(side.documents, default=0) + 1 for side in sides)
@@ -97,13 +97,16 @@ def encode(
     return Encoded(tuple(sequences), tuple(keys) or None, used, tuple(notes))
 
 
+def context_of_each(context: Sequence[TokenSequence], n_texts: int) -> list[TokenSequence]:
+    """The context of each text; one context serves all texts. Raises `UsageError` for any other number."""
+    if len(context) not in (0, 1, n_texts):
+        raise UsageError(f"--context is given {len(context)} times for {n_texts} texts: give it once, or once for each")
+    return [*context] * n_texts if len(context) == 1 else [*context]
+
+
 def _require_texts(texts: Sequence[str], context: Sequence[str], config: Config) -> None:
     if not texts:
         raise UsageError("no text is given", hint='try "the cat sat on the mat"')
-    if len(context) not in (0, 1, len(texts)):
-        raise UsageError(
-            f"--context is given {len(context)} times for {len(texts)} texts: give it once, or once for each"
-        )
     if config.needs_order and context:
         raise UsageError(
             f"--{config.needs_order} does not work with --context: a context has no order relative to the text",

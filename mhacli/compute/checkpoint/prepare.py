@@ -21,6 +21,7 @@ from mhacli.models.tokenizer import ModelTokenizer, joined, load_tokenizer, requ
 from mhacli.record.record import Generated, SpanTokens
 from mhacli.run import Run
 from mhacli.settings import DEFAULT_MAX_TOKENS
+from mhacli.text.encode import context_of_each
 from mhacli.text.spans import Ranges, find_spans, tokens_of
 from mhacli.text.tokens import TokenSequence
 
@@ -153,11 +154,7 @@ def make_texts(request: Run, tokenizer: ModelTokenizer, config: Any) -> Texts:
     notes += _start_notes(config) if is_pair else []
     if is_pair and not context:  # the encoder reads the text; the decoder has only its start token
         context, sequences = sequences, [_started(tokenizer, config)] * len(sequences)
-    if len(context) not in (0, 1, len(sequences)):
-        raise UsageError(
-            f"--context is given {len(context)} times for {len(sequences)} texts: give it once, or once for each"
-        )
-    context = context * len(sequences) if len(context) == 1 else context
+    context = context_of_each(context, len(sequences))
     require_ids([*sequences, *context], n_vocabulary, path)
     _require_lengths([*sequences, *context], limit)
     return Texts(tuple(sequences), tuple(context) or None, _spans(request, sequences, context, chat), tuple(notes))
