@@ -58,7 +58,6 @@ from mhacli.record.checks import (
     SelfCheck,
     worst_check,
 )
-from mhacli.record.consistency import MOST_OF_SUMS
 from mhacli.record.heads import HeadsSummary, HeadStatistics, Kept
 from mhacli.record.record import Record, Step
 from mhacli.record.tables import HeadTable
@@ -68,6 +67,8 @@ _CELLS_AT_ONCE = 1 << 31
 """Of the heads that one thread inspects together: some seconds. Masks and matches are evaluated once for all of them."""
 SMALL_CELLS = 1 << 18
 """Queries × keys up to which one thread is as quick as several."""
+_MOST_OF_SUMS = 1e-2
+"""The largest tolerance of row sums, however large the scores."""
 _SAMPLE_LEN, _SAMPLE_HEADS, _SAMPLING_S, _MIN_SAMPLES = 1024, 4, 0.2, 4
 
 
@@ -511,7 +512,7 @@ def check_statistics(
 def _rounding(dtype: torch.dtype, largest: float, *, of_scores: torch.dtype) -> float:
     """How far weights in a dtype may be off whose scores, the largest of this size, are rounded in one of their own."""
     of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output
-    return min(MOST_OF_SUMS, of_weights + 16 * torch.finfo(of_scores).eps * largest)
+    return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(of_scores).eps * largest)
 
 
 def _check_z(attention: AttentionResult, v: Tensor, axes: Axes, rounding: float) -> Check:

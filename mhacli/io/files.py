@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 READ_CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
-"""The ending of files that have no name of their own yet; their names begin with a dot."""
+"""The ending of files that are not whole yet; their names begin with a dot."""
 _temporary: list[TemporaryDirectory[str]] = []
 """The temporary folders of the process. They are global so that `remove_temporary_folders` finds them from another thread."""
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -134,27 +134,21 @@ def _exists(path: str) -> MhaError:
 def write_whole(path: str, data: bytes, *, force: bool) -> None:
     """Writes a file atomically: after any failure the path holds either its old content or all of `data`.
 
-    The bytes go to a file without a name in the same folder, so that nothing is left of it if the process is killed, or where
-    the file system has no such files, to one of another name; they are synced, and take the name in one step. A symbolic link
+    The bytes go to a file of another name in the same folder, are synced, and take the name in one step. A symbolic link
     stays a link, an existing file keeps its mode, and without `force` an existing file is never replaced. Raises `MhaError`; a
-    failure leaves no temporary file.
+    failure leaves no temporary file, but a process that is killed leaves it.
     """
     target = check_target(path, force=force)
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
     try:
-        with open(temporary, "wb", buffering=0, opener=_unnamed_if_possible) as file:
+        with open(temporary, "xb", buffering=0) as file:
             _fill(file.fileno(), data, like=target)
-            if not os.path.lexists(temporary):  # a directory descriptor makes the call follow the link in /proc
-                with _opened(folder) as place:
-                    os.link(f"/proc/self/fd/{file.fileno()}", temporary if force else target, src_dir_fd=place)
-            # unlike a rename, a link never replaces a file that was created meanwhile
-            if force:
-                os.replace(temporary, target)
-            elif os.path.lexists(temporary):
-                os.link(temporary, target)
-        with _opened(folder) as place:
-            os.fsync(place)
+        if force:
+            os.replace(temporary, target)
+        else:  # unlike a rename, a link never replaces a file that was created meanwhile
+            os.link(temporary, target)
+        _sync_folder(folder)
     except FileExistsError as fault:
         raise _exists(path) from fault
     except OSError as fault:
@@ -164,22 +158,12 @@ def write_whole(path: str, data: bytes, *, force: bool) -> None:
             os.unlink(temporary)
 
 
-@contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    """The descriptor of a folder."""
+def _sync_folder(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield fd
+        os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _unnamed_if_possible(path: str, flags: int) -> int:
-    """Opens a new file without a name in the folder of `path`, or where that is impossible one of this name."""
-    if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
-        with suppress(OSError):
-            return os.open(os.path.dirname(path), os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
-    return os.open(path, flags | os.O_EXCL, 0o666)
 
 
 def _fill(fd: int, data: bytes, *, like: str) -> None:

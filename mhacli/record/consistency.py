@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.record.arrays import read_arrays
@@ -12,8 +12,6 @@ from mhacli.record.checks import TOLERANCES
 if TYPE_CHECKING:
     from mhacli.record.record import Record
 
-MOST_OF_SUMS = 1e-2
-"""The largest tolerance of row sums in head statistics, however large the scores."""
 _MOST_LISTED = 6
 
 
@@ -43,34 +41,22 @@ def require_agreement(*records: Record, names: tuple[str, ...] = ()) -> None:
 
 
 def _of_rows(view: Record) -> Iterator[str]:
-    """A sink logit takes a part of every row, so that the keys get less than 1."""
+    """A sink logit takes a part of every row, so that the keys get less than 1. NaN is no contradiction."""
     import numpy as np
 
     arrays = read_arrays(view.arrays)
+    if "pattern" not in arrays:
+        return
+    pattern, allowed = arrays["pattern"], np.broadcast_to(view.arrays["allowed"], arrays["pattern"].shape)
+    n_masked = int((~allowed & (np.abs(pattern) > 0)).sum())
+    if n_masked:
+        yield f"{n_masked} keys that are masked get attention"
     slack = TOLERANCES[view.config.dtype].stored_row_sum
     if view.survey is not None:
-        slack = max(slack, min(MOST_OF_SUMS, view.survey.checks[0].tolerance))
+        slack = max(slack, view.survey.checks[0].tolerance)
     least = 0.0 if any(head.learned_sink is not None for head in view.heads) else 1.0
-    if "pattern" in arrays:
-        pattern, allowed = arrays["pattern"], np.broadcast_to(view.arrays["allowed"], arrays["pattern"].shape)
-        n_masked = int((~allowed & (np.abs(pattern) > 0)).sum())
-        if n_masked:
-            yield f"{n_masked} keys that are masked get attention"
-        yield from _off("rows of pattern", pattern, allowed.any(axis=-1), least, slack)
-    if "map" in arrays and view.survey is not None:
-        seen = view.arrays["visible"] > 0
-        blocks = np.arange(0, seen.shape[-1], view.survey.block)
-        yield from _off("rows of map", arrays["map"], np.logical_or.reduceat(seen, blocks, axis=-1), least, slack)
-
-
-def _off(what: str, weights: Any, is_open: Any, least: float, slack: float) -> Iterator[str]:
-    """Rows that do not sum to 1 where a key is visible, or not to 0 elsewhere. NaN is no contradiction."""
-    import numpy as np
-
-    sums = weights.sum(axis=-1, dtype=np.float64)
-    low, high = np.where(is_open, least, 0.0) - slack, np.where(is_open, 1.0, 0.0) + slack
-    wrong = (sums < low) | (sums > high)
+    sums, sees_a_key = pattern.sum(axis=-1, dtype=np.float64), allowed.any(axis=-1)
+    wrong = (sums < sees_a_key * least - slack) | (sums > sees_a_key + slack)
     if wrong.any():
-        distance = np.where(wrong, np.maximum(low - sums, sums - high), 0.0)
-        worst = float(sums.flat[int(distance.argmax())])
-        yield f"{int(wrong.sum())} of {wrong.size} {what} do not sum to 1, the worst to {worst:.6g}"
+        worst = max(sums[wrong].tolist(), key=lambda total: abs(total - 1))
+        yield f"{int(wrong.sum())} of {wrong.size} rows of pattern do not sum to 1, the worst to {worst:.6g}"

@@ -308,16 +308,6 @@ class InspectedLayer:
     extras: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
-    def departures(self) -> Mapping[str, str]:
-        """The differences from plain attention in the scores, each in words."""
-        standard = {
-            "softcap": "" if self.softcap is None else f"softcap {self.softcap:g}",
-            "bias": "a bias on the scores" if self.bias else "",
-            "sinks": "sink logits (s_aux), which entropy counts as one more key" if self.sinks else "",
-        }
-        return standard | dict(self.extras)
-
-    @property
     def label(self) -> str:
         """`layer 5`, with the kind in encoder-decoder models (`decoder layer 5`), and with the call if not the first."""
         text = f"layer {self.layer}" if self.kind == "self" else f"{self.kind} layer {self.layer}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from rich.console import Group, RenderableType
@@ -112,7 +112,7 @@ def _capture_lines(record: Record, model: Model) -> Iterator[str]:
         layers, lambda layer: "no mask" if layer.mask == "all keys" else f"mask: {visible(layer.mask)}"
     )
     yield from by_layers(layers, _has_custom_scale)
-    for name in dict.fromkeys(name for layer in layers for name in layer.departures):
+    for name in dict.fromkeys(name for layer in layers for name in _departures(layer)):
         yield from by_layers(layers, partial(_departure, name))
     types = dict.fromkeys(without.type for without in model.without)
     for kind in types:
@@ -131,7 +131,17 @@ def _capture_lines(record: Record, model: Model) -> Iterator[str]:
 
 
 def _departure(name: str, layer: InspectedLayer) -> str:
-    return visible(layer.departures.get(name, ""))
+    return visible(_departures(layer).get(name, ""))
+
+
+def _departures(layer: InspectedLayer) -> Mapping[str, str]:
+    """The differences of the scores from those of plain attention, each in words."""
+    standard = {
+        "softcap": "" if layer.softcap is None else f"softcap {layer.softcap:g}",
+        "bias": "a bias on the scores" if layer.bias else "",
+        "sinks": "sink logits (s_aux), which entropy counts as one more key" if layer.sinks else "",
+    }
+    return standard | dict(layer.extras)
 
 
 def _has_custom_scale(layer: InspectedLayer) -> str:
