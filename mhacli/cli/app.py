@@ -16,7 +16,7 @@ import typer.core
 
 import mhacli
 from mhacli.cli.console import discard_stdout, flush, require_stdout, write
-from mhacli.cli.help import HelpCommand, add_help_options, examples, help_text
+from mhacli.cli.help import HelpCommand, add_help_options, help_text
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.memory import uncollected
 from mhacli.text.escape import message_text, without_surrogates
@@ -73,7 +73,7 @@ def _load(name: str) -> Any:
         command.info.name, command.info.help = name, COMMANDS[name]
         return add_help_options(typer.main.get_command(command))
     single = typer.Typer(add_completion=False)
-    single.command(name, cls=HelpCommand, help=COMMANDS[name])(command)
+    single.command(name, cls=HelpCommand, help=COMMANDS[name], epilog=command.examples)(command)
     return add_help_options(typer.main.get_command(single))
 
 
@@ -96,10 +96,10 @@ _HALF = 300
 """Half of the characters of the longest message of Typer that is printed whole."""
 
 
-@app.callback(invoke_without_command=True)
-@examples(
-    'mha run "the cat sat on the mat" --heads 4',
-    'mha run "the cat sat on the mat" --model MiniLM --layer 5',
+@app.callback(
+    invoke_without_command=True,
+    epilog='mha run "the cat sat on the mat" --heads 4\n'
+    'mha run "the cat sat on the mat" --model MiniLM --layer 5\n'
     "mha check my_attention.py:MultiHeadAttention",
 )
 def _root(

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 import typer.core
 
 from mhacli.cli.console import stdout_width, wants_colour, write
 
-F = TypeVar("F", bound=Callable[..., None])
 SHORT_LIST = 15
 """The number of options up to which the short help lists all options of a command."""
 _MIN_WIDTH, _MAX_WIDTH, _NAME_WIDTH = 40, 100, 26
-
-
-def examples(*lines: str) -> Callable[[F], F]:
-    """A decorator that attaches the example lines of a command's help to its function. Each line can be typed as it is."""
-
-    def with_examples(function: F) -> F:
-        function.examples = lines  # type: ignore[attr-defined]
-        return function
-
-    return with_examples
 
 
 def _help_option(*names: str, text: str, everything: bool = False) -> typer.core.TyperOption:
@@ -71,7 +60,7 @@ def help_text(context: Any, *, everything: bool = False) -> str:
     page.write_paragraph()
     page.write_text(command.help)
     with page.section(bold.format("Examples")):
-        page.write("".join(f"  {line}\n" for line in getattr(command.callback, "examples", ())))
+        page.write("".join(f"  {line}\n" for line in command.epilog.split("\n")))
     for title, rows in _sections(context, everything=everything):
         with page.section(bold.format(title)):
             page.write_dl(rows, col_max=_NAME_WIDTH)

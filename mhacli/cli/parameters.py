@@ -40,10 +40,10 @@ def offers(*names: str, **texts: str) -> dict[str, str | None]:
     return dict.fromkeys(names) | texts
 
 
-def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(*examples: str, modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that makes the settings of a function, and the fields of its groups, its options. Options that the command
     line gives and that do not fit each other are refused; with `modes`, also those that the mode of the command line does not
-    have."""
+    have. `examples` are the lines of its help that can be typed as they are."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
         groups: dict[str, _Filler] = {}
@@ -74,6 +74,7 @@ def command(modes: Modes | None = None) -> Callable[[Callable[..., None]], Calla
         parameters = [context, *(parameter for _, parameter in declared)]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.examples = "\n".join(examples)  # type: ignore[attr-defined]
         run.common_options = [name for name, option in options.items() if option.common]  # type: ignore[attr-defined]
         return run
 

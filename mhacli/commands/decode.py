@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError
@@ -25,12 +24,12 @@ _CACHE = (
 )
 
 
-@examples(
+@command(
     'mha decode "the cat sat on the mat"',
     'mha decode "the cat sat on the mat" --prompt-len 3 --kv-heads 2',
     'mha decode "the cat sat on the mat" --cache none',
+    modes=layer_or_model,
 )
-@command(layer_or_model)
 def decode(
     what: Computation,
     reading: Annotated[Reading, offers("generate")],

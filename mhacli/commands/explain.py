@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec.structs import replace
 
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
@@ -34,8 +33,12 @@ _COUNTED: tuple[Group, ...] = ("site", "probe", "mistake")
 """Groups that the list of all terms only counts, because they would fill the screen."""
 
 
-@command()
-@examples("mha explain", "mha explain induction", "mha explain effective keys", "mha explain mistakes")
+@command(
+    "mha explain",
+    "mha explain induction",
+    "mha explain effective keys",
+    "mha explain mistakes",
+)
 def explain(
     *,
     term: tuple[str, ...] = setting((), "", _TERM, argument=True, metavar="[TERM]"),

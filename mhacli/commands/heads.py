@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, note, progress, show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
@@ -72,12 +71,12 @@ class Cells:
         return Kept(queries, self.top if queries else 0, block, z)
 
 
-@examples(
+@command(
     "mha heads --file poem.txt --heads 8 --map 0-3",
     "mha heads --file poem.txt --model MiniLM",
     "mha heads --random 1,4096 --causal --sort entropy",
+    modes=layer_or_model,
 )
-@command(layer_or_model)
 def heads(
     what: Computation,
     cells: Cells,

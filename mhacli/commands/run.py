@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.next_steps import after_run
 from mhacli.cli.output import (
     COLOUR,
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from mhacli.run import Run
 
 
-@examples(
+@command(
     'mha run "the cat sat on the mat" --heads 4',
     "mha run --file poem.txt --view heatmap",
     'mha run "the cat sat on the mat" --causal --save cat.safetensors',
     'mha run "the cat sat on the mat" --model MiniLM --layer 5',
+    modes=layer_or_model,
 )
-@command(layer_or_model)
 def run(
     what: Computation,
     reading: Reading,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, PATTERNS, TABLES, Output, print_result, require_output
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import UsageError
@@ -14,12 +13,11 @@ from mhacli.render.base.selection import chosen_layers, query_texts, require_gen
 from mhacli.settings import setting
 
 
-@examples(
+@command(
     "mha show cat.safetensors",
     "mha show cat.safetensors --view heatmap --head 0",
     "mha show cat.safetensors --html cat.html",
 )
-@command()
 def show(
     options: Annotated[ViewOptions, offers(*PATTERNS, *TABLES, "maps", "sort", "layers", "words", "rows", *DRAWING)],
     output: Annotated[Output, offers("json", "csv", "force", *DRAWN, *COLOUR)],

@@ -12,7 +12,6 @@ from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mhacli.cli.console import draw, loading_torch, note, read_key, show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, SAVED, Output, print_report, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
@@ -115,13 +114,13 @@ def _mode(given: Mapping[str, Any]) -> Mode:
     return "code" if is_code else layer_or_model(given)
 
 
-@examples(
+@command(
     'mha trace "the cat sat on the mat"',
     'mha trace "the cat sat on the mat" --cell 0,5,2',
     'mha trace "the cat sat on the mat" --model MiniLM --layer 5',
     "mha trace my_attention.py:MultiHeadAttention --arg n_heads=4",
+    modes=_mode,
 )
-@command(_mode)
 def trace(
     what: Computation,
     walk: Walk,

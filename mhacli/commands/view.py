@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import Annotated, Any
 
 from mhacli.cli.console import colour_system, wants_colour
-from mhacli.cli.help import examples
 from mhacli.cli.output import (
     COLOUR,
     SAVED,
@@ -58,12 +57,12 @@ def _mode(given: Mapping[str, Any]) -> Mode:
     return "record" if _record_path(given.get("typed", ())) is not None else layer_or_model(given)
 
 
-@examples(
+@command(
     'mha view "the cat sat on the mat"',
     "mha view cat.safetensors",
     'mha view "the cat sat on the mat" --model MiniLM',
+    modes=_mode,
 )
-@command(_mode)
 def view(
     what: Computation,
     reading: Reading,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
@@ -26,11 +25,10 @@ _TOP = "Show only the K most frequent tokens, most frequent first."
 _SAVE = "Save the whole vocabulary in this file, for --vocab."
 
 
-@examples(
+@command(
     "mha vocab --file poem.txt --top 20",
     "mha vocab --file poem.txt --save vocabulary.json",
 )
-@command()
 def vocab(
     source: Source,
     config: Annotated[Config, offers("keep_case", "punctuation", tokenizer=f"{TOKENIZER} (default: word)")],

@@ -14,7 +14,7 @@ import typer
 
 from mhacli.attention.weights_file import EMBEDDING, FORMAT, Metadata
 from mhacli.cli.console import note, show_activity, write
-from mhacli.cli.help import HelpCommand, examples, help_text
+from mhacli.cli.help import HelpCommand, help_text
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCHEMA = "mha.weights-info/1"
 _MOST_FILES = 8
 _COLUMNS = ("layers", "heads", "kv heads", "d_head", "d_model", "biases", "KV cache per token")
+_EXAMPLE = "mha weights info MiniLM\n"
 _HELP = "List the tensors, dtypes, heads and sizes of a checkpoint or a weights file. Reads headers only."
 _PATH = "A folder with config.json and safetensors, or a .safetensors file."
 _FUSED = "c_attn|query_key_value|qkv_proj|Wqkv|in_proj"
@@ -192,15 +193,13 @@ weights = typer.Typer(add_completion=False, suggest_commands=False)
 """The group of the command."""
 
 
-@weights.callback(invoke_without_command=True)
-@examples("mha weights info MiniLM", "mha weights info layer.safetensors --tensors")
+@weights.callback(invoke_without_command=True, epilog=f"{_EXAMPLE}mha weights info layer.safetensors --tensors")
 def _group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         write(help_text(context))
 
 
-@weights.command("info", cls=HelpCommand, help=_HELP)
-@examples("mha weights info MiniLM", "mha weights info MiniLM --tensors")
+@weights.command("info", cls=HelpCommand, help=_HELP, epilog=f"{_EXAMPLE}mha weights info MiniLM --tensors")
 @command()
 def info(
     *,

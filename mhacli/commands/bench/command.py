@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from mhacli.cli.console import loading_torch, note, progress
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import leave_deleted_folder, record_command
@@ -56,13 +55,12 @@ GivenSizes = Annotated[Mapping[str, Any], Sweep]
 BenchOutput = Annotated[Output, offers("json", "force", *COLOUR, csv=_CSV, svg=_SVG, html=_HTML)]
 
 
-@examples(
+@command(
     "mha bench --lengths 512,1k,2k",
     "mha bench --decode --lengths 1k..8k --heads 32 --kv-heads 8",
     "mha bench --lengths 1k --save-baseline before.json",
     "mha bench --compare before.json --fail-if slower:1.10",
 )
-@command()
 def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
     Config(d_model=1, n_heads=1, device=options.device).resolved()

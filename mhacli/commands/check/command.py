@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import progress
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import leave_deleted_folder, record_command
@@ -20,12 +19,11 @@ from mhacli.usercode.target import require_readable
 _USUAL_STAGES = 12
 
 
-@examples(
+@command(
     "mha check my_attention.py:MultiHeadAttention",
     "mha check my_attention.py:MultiHeadAttention --arg d_model=64 --arg n_heads=4",
     "mha check my.py:MultiHeadAttention --against torch.nn:MultiheadAttention",
 )
-@command()
 def check(request: CheckRequest, output: Annotated[Output, offers("json", *COLOUR)]) -> None:
     """Examines a target and prints the report; the exit code is the verdict."""
     if not request.target:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from mhacli.cli.console import show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import record_command
@@ -38,11 +37,10 @@ class Comparison:
     # fmt: on
 
 
-@examples(
+@command(
     "mha diff before.safetensors after.safetensors",
     "mha diff before.safetensors after.safetensors --tolerance 1e-3",
 )
-@command()
 def diff(
     pair: Comparison,
     options: Annotated[

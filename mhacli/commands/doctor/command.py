@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mhacli.cli.console import loading_torch, progress
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import leave_deleted_folder, local_checkpoint, record_command, require_words
@@ -20,11 +19,11 @@ _TYPED = "Texts for the checkpoint to read, preferably of different lengths."
 _TOKENIZER = "byte, or the path of a tokenizer.json."
 
 
-@examples(
+@command(
     "mha doctor",
     "mha doctor --model MiniLM",
+    modes=layer_or_model,
 )
-@command(layer_or_model)
 def doctor(
     output: Annotated[Output, offers("json", *COLOUR)],
     typed: tuple[str, ...] = setting((), "", _TYPED, argument=True, metavar="[TEXT]...", default="three sentences"),

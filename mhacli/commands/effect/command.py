@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import loading_torch, note, progress, show_activity
-from mhacli.cli.help import examples
 from mhacli.cli.next_steps import after_effect
 from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
@@ -25,13 +24,13 @@ _ANNOUNCED_S = 2.0
 """The predicted time from which it is printed."""
 
 
-@examples(
+@command(
     'mha effect "the cat sat on the mat" --model MiniLM',
     'mha effect "the cat sat on the mat" --model MiniLM --edges --head 5.1',
     'mha effect "the cat sat on the mat" --heads 4 --edges',
     'mha effect "cat on mat" --model MiniLM --span a=/cat/ --span b=/mat/ --cut a:b',
+    modes=layer_or_model,
 )
-@command(layer_or_model)
 def effect(
     effect: EffectSettings,
     what: Computation,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import flush, loading_torch, note
-from mhacli.cli.help import examples
 from mhacli.cli.output import COLOUR, Output, print_record, require_self_check
 from mhacli.cli.parameters import command, offers
 from mhacli.cli.source import local_checkpoint, record_command
@@ -23,12 +22,11 @@ if TYPE_CHECKING:
     from mhacli.record.record import Record
 
 
-@examples(
+@command(
     "mha scan --model MiniLM poem.txt --lines --out heads.mha",
     "mha scan --model MiniLM 'texts/*.jsonl' --max-tokens 512 --out heads.mha",
     "mha show heads.mha",
 )
-@command()
 def scan(
     output: Annotated[Output, offers("json", *COLOUR)],
     request: ScanRequest,
