@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from mhacli.errors import UsageError
 from mhacli.io.device_map import DeviceMap, read_device_map
-from mhacli.io.files import parse_size
 from mhacli.text.conditions import INDUCTION, Condition, parse_condition
 from mhacli.text.tokens import AttentionKind, LayerChoice
 
@@ -424,12 +423,16 @@ _REDUCER = "Compute the statistics with torch, with one Triton kernel on a GPU, 
 _model = partial(setting, modes=("model",))
 
 
+_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
 def parse_bytes(word: str) -> int:
-    """A size such as `65536`, `64M` or `1.5G`."""
-    try:
-        return parse_size(word, "")
-    except UsageError as fault:
-        raise ValueError(fault.message.strip()) from None
+    """The number of bytes in a size such as `65536`, `64M` or `1.5GiB`, with powers of 1024. Raises `ValueError`."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", word.strip(), re.IGNORECASE | re.ASCII)
+    size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
+    if size < 1:
+        raise ValueError(f"{shlex.quote(word[:40])} is not a size above 0 such as 65536, 64M or 1.5G")
+    return size
 
 
 def word_list(word: str) -> tuple[str, ...]:

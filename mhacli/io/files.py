@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -21,16 +19,6 @@ TEMPORARY = ".tmp"
 """The ending of files that are not whole yet; their names begin with a dot."""
 _temporary: list[TemporaryDirectory[str]] = []
 """The temporary folders of the process. They are global so that `remove_temporary_folders` finds them from another thread."""
-_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def parse_size(text: str, name: str) -> int:
-    """The number of bytes in `512`, `64M` or `1.5GiB` (powers of 1024). Raises `UsageError` with the accepted forms."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if match else 0
-    if size < 1:
-        raise UsageError(f"{name} {shlex.quote(text[:40])} is not a size above 0 such as 65536, 64M or 1.5G")
-    return size
 
 
 def format_size(n_bytes: float) -> str:

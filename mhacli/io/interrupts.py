@@ -68,10 +68,7 @@ def graceful_interrupt(on_interrupt: Callable[[], None]) -> Iterator[Callable[[]
 @contextmanager
 def uninterrupted(seconds: float) -> Iterator[None]:
     """Delays Ctrl-C and SIGTERM to the end of the block, which would leave processes behind if it were interrupted, but by at
-    most `seconds`. Outside the main thread, which alone is interrupted, it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    most `seconds`. For the main thread only."""
     received = list[int]()
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}

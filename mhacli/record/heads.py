@@ -300,8 +300,7 @@ def in_order(heads: Sequence[HeadStatistics], sort: str) -> tuple[HeadStatistics
     """
     name, rises = require_order(sort)
     if name == "head":  # heads are in the order of execution already
-        layers = list(dict.fromkeys((head.layer, head.attention) for head in heads))
-        return tuple(sorted(heads, key=lambda h: (layers.index((h.layer, h.attention)), h.head), reverse=not rises))
+        return tuple(heads if rises else reversed(heads))
     with_value = [head for head in heads if getattr(head, name) is not None]
     ordered = sorted(with_value, key=lambda head: (getattr(head, name),), reverse=not rises)
     return (*ordered, *(head for head in heads if getattr(head, name) is None))
