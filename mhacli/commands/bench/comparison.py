@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from mhacli.commands.bench.intervals import Interval
 from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.commands.bench.workload import Workload
 from mhacli.errors import UsageError
-from mhacli.record.intervals import Interval
 
 FailIfOutcome = Literal["slower", "inconclusive", "passed"]
 _SAME = ("device_name", "cpu_name", "n_cpus", "threads", "driver", "torch", "python", "platform", "mha")

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from mhacli.commands.bench.intervals import Interval, ratio_text
 from mhacli.commands.bench.workload import Sweep, Workload
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.record.display import Shown
-from mhacli.record.intervals import Interval, ratio_text
 
 MAX_FILE_BYTES = 256 << 20
 Seconds = Annotated[float, msgspec.Meta(ge=1e-12, le=1e12)]

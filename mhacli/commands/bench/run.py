@@ -30,6 +30,7 @@ from mhacli.commands.bench.backends import (
     outcome_of,
     prepare,
 )
+from mhacli.commands.bench.intervals import MIN_ROUNDS, median_interval, paired_ratio
 from mhacli.commands.bench.result import BackendStatus, Benchmark, BenchRow
 from mhacli.commands.bench.timing import Clock, Timed, clock_for, product_rate, time_in_turns
 from mhacli.commands.bench.workload import (
@@ -46,7 +47,6 @@ from mhacli.io import memory
 from mhacli.io.files import format_size, temporary_folder
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
-from mhacli.record.intervals import MIN_ROUNDS, median_interval, paired_ratio
 from mhacli.settings import ITEM_BYTES, Dtype
 
 

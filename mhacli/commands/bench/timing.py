@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mhacli.record.intervals import MIN_ROUNDS, median_interval
+from mhacli.commands.bench.intervals import MIN_ROUNDS, median_interval
 from mhacli.settings import ITEM_BYTES, Dtype
 
 CLOSE_ENOUGH = 0.01

@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
+from mhacli.commands.bench.intervals import MIN_ROUNDS, ratio_text
 from mhacli.commands.bench.result import Benchmark, BenchRow, families
 from mhacli.commands.bench.workload import BACKENDS, LAYERS, RETURNS_PATTERN, Workload
 from mhacli.errors import MhaError, installing
 from mhacli.record.glossary import words_of
-from mhacli.record.intervals import MIN_ROUNDS, ratio_text
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
 from mhacli.render.csv import cell_text
