@@ -303,5 +303,3 @@ def _checks(record: Record) -> Iterator[tuple[Check, str, str | None]]:
         yield record.effect.verified, message, rounding if is_short else None
     also = "" if record.decoding is None else ", or is not that of a full recomputation"
     yield record.self_check, f"the output does not follow from the pattern shown{also}", None
-    for route in record.routes:
-        yield route, f"the route {route.name} disagrees with the separate one", None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _WALK, _CODE = "Walkthrough", "Your own attention"
 _OURS: tuple[Mode, ...] = ("layer", "model")
 _JOB = "mhacli.compute.user_trace.trace:trace_request"
-_ROUTE = "Implementation to trace; all three are compared."
+_ROUTE = "Formulation to trace; all three give the same output."
 _VALUES = "Show the range and distribution of each tensor, and small ones whole."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _MASK = "Draw only the mask, with its density."

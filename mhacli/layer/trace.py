@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Int, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import choose_device
 from mhacli.attention.masks import both
-from mhacli.attention.routes import ROUTES
-from mhacli.attention.taps import largest_difference
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.layer.run import Observed, prepare, record_run
 from mhacli.layer.setup import Setup, make_mask
-from mhacli.record.checks import RouteCheck
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart
 from mhacli.run import CellIndex, Run
@@ -27,35 +24,13 @@ from mhacli.settings import ROPE
 from mhacli.sites import alibi_slopes, mask_rules
 
 
-def walk(request: Run, *, route: str = "separate", values: bool = False, place: CellIndex | None = None) -> Record:
-    """A record whose trace follows `route`, checked against the other routes; with `values`, includes each tensor's
-    numbers.
-
-    `place` adds all numbers of one cell. Raises `MhaError` as `inspect` does.
-    """
+def walk(request: Run, *, route: str, values: bool, place: CellIndex | None) -> Record:
+    """A record whose trace follows `route`; with `values`, with a summary of each tensor's numbers, and with a `place`, with
+    all numbers of one cell. Raises `MhaError` as `inspect` does."""
     setup = prepare(request)
     with torch.no_grad():
         record, observed = record_run(setup, request, route=route, values=values, also=NEEDED if place else ())
-        return replace(
-            record,
-            routes=compare_routes(setup, tolerance=2 * record.self_check.tolerance),
-            cell=None if place is None else follow(setup, observed, place),
-        )
-
-
-def compare_routes(setup: Setup, *, tolerance: float) -> tuple[RouteCheck, ...]:
-    """The difference of every route's output from that of the separate projections, with the route's sites.
-
-    `tolerance` is twice that of one output, since both may err.
-    """
-    reference = setup.run()
-    checks = []
-    for name in ROUTES:
-        sites: list[str] = []
-        out = setup.run(lambda site, tensor, passed=sites, **_: passed.append(site), name)
-        difference = largest_difference(out, reference)
-        checks.append(RouteCheck.of(difference, tolerance, name=name, sites=tuple(sites)))
-    return tuple(checks)
+        return record if place is None else replace(record, cell=follow(setup, observed, place))
 
 
 # ------------------------------------------------------------------------------------------------------------- one cell
@@ -188,7 +163,8 @@ MAX_BLOCKS = 256
 """The most blocks along the longer side of the map."""
 MAX_CELLS = 1 << 34
 """The most cells of a mask to evaluate, which takes minutes."""
-_BLOCK_CELLS = 1 << 20
+_STRIP_CELLS = 1 << 20
+"""The most cells to evaluate at a time."""
 
 
 def summarise_mask(request: Run) -> MaskSummary:
@@ -201,35 +177,18 @@ def summarise_mask(request: Run) -> MaskSummary:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed, k_idx = make_mask(request.encoded, facts, device) or both(), _positions(0, facts.k_len, device)
+    allowed = make_mask(request.encoded, facts, device) or both()
+    queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (facts.q_len, facts.k_len))
     block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
-    height = block * max(1, _BLOCK_CELLS // (facts.batch * facts.k_len * block))
-    n_rows, n_columns = -(-facts.q_len // block), -(-facts.k_len // block)
-    per_query = torch.zeros(facts.batch, facts.q_len, dtype=torch.int64)
-    counts = torch.zeros(facts.batch, n_rows, n_columns, dtype=torch.int64)
-    for start in range(0, facts.q_len, height):
-        q_idx = _positions(start, min(start + height, facts.q_len), device)
-        cells = allowed(q_idx, k_idx)[:, 0].expand(facts.batch, len(q_idx), facts.k_len)
-        of_rows = _count_in_blocks(cells, block)
-        per_query[:, start : start + height] = of_rows.sum(dim=-1)
-        counts[:, start // block : -(-(start + height) // block)] = _count_in_blocks(of_rows.mT, block).mT
-    rows, blocks = per_query.tolist(), counts.tolist()
-    n_cells = facts.q_len * facts.k_len
+    height = block * max(1, _STRIP_CELLS // (facts.batch * facts.k_len * block))
+    per_query, counts = [], []
+    for q_idx in queries.split(height):
+        cells = allowed(q_idx, keys)[:, 0].expand(facts.batch, len(q_idx), facts.k_len).float()
+        per_query.append(cells.sum(dim=-1))
+        counts.append(avg_pool2d(cells, block, ceil_mode=True, divisor_override=1))  # sums of blocks
+    rows, blocks = (torch.cat(parts, dim=1).long().tolist() for parts in (per_query, counts))
     masks = tuple(
-        SequenceMask(tuple(row), n_cells, block, tuple(map(tuple, grid)))
+        SequenceMask(tuple(row), facts.q_len * facts.k_len, block, tuple(map(tuple, grid)))
         for row, grid in zip(rows, blocks, strict=True)
     )
     return MaskSummary(request.config, request.encoded.sequences, request.encoded.context, mask_rules(facts), masks)
-
-
-def _positions(start: int, end: int, device: torch.device) -> Int[Tensor, " idx"]:
-    """Positions in a narrow integer type, with which masks are faster."""
-    return torch.arange(start, end, dtype=torch.int32, device=device)
-
-
-def _count_in_blocks(numbers: Shaped[Tensor, "batch row column"], block: int) -> Int[Tensor, "batch row blocks"]:
-    """Sums over `block` columns each; the last block may be smaller. Booleans are summed as float32, which is fastest."""
-    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[-1] % block))
-    summands = padded.float() if padded.dtype == torch.bool else padded
-    counts: Tensor = summands.unflatten(-1, (-1, block)).sum(dim=-1)
-    return counts.long()

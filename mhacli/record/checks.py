@@ -24,8 +24,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     check does not apply, for the reason in `note`.
 
     `rounding` of a check of head statistics is the part of its tolerance for scores too large for their dtype, or 0.
-    `sites` are those of a formulation of the computation (its `name`), whose output is compared with that of the separate
-    projections. `n` removals were repeated by a second method, and `identical` says whether a pass in which every
+    `n` removals were repeated by a second method, and `identical` says whether a pass in which every
     attention output is replaced by itself gives the same bits as a plain pass.
     """
 
@@ -35,7 +34,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ok: bool | None
     note: str = ""
     rounding: float | None = None
-    sites: tuple[str, ...] = ()
     n: int | None = None
     identical: bool | None = None
 
@@ -71,13 +69,6 @@ class SelfCheck(Check, frozen=True, kw_only=True):
         worst = max((checks[-1] for checks in layers), key=lambda check: check.severity)
         is_ok = holds and all(check.ok for checks in layers for check in checks)
         return cls(error=worst.error, tolerance=worst.tolerance, ok=is_ok)
-
-
-class RouteCheck(Check, frozen=True, kw_only=True):
-    """A check of a formulation, with the names that it has in JSON."""
-
-    name: str = msgspec.field(name="route")
-    error: float | None = msgspec.field(name="max_abs_difference")
 
 
 def worst_check(same: Sequence[Check]) -> Check:

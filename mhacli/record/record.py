@@ -18,7 +18,7 @@ from mhacli.io import safetensors as tensorfile
 from mhacli.io.data import json_checksum, plain
 from mhacli.io.files import write_whole
 from mhacli.record.arrays import Array, checksum, under
-from mhacli.record.checks import RouteCheck, SelfCheck
+from mhacli.record.checks import SelfCheck
 from mhacli.record.corpus import CorpusSummary
 from mhacli.record.display import Page, Shown, renderers
 from mhacli.record.effect import Effect, EffectSummary
@@ -59,7 +59,7 @@ class Record(Shown):
 
     `timings` is keyed by site, plus `total`. `weights` is the weights file, None for weights from the seed. `not_kept`
     names the arrays left out by the size limit, and, with the suffix `NOT_SEEN`, those that a checkpoint did not
-    reveal.
+    reveal. `routes`, in files of version 0.1.0, compares three formulations of the layer.
     """
 
     command: tuple[str, ...]
@@ -74,7 +74,7 @@ class Record(Shown):
     environment: Environment
     weights: str | None = None
     not_kept: tuple[str, ...] = ()
-    routes: tuple[RouteCheck, ...] = ()
+    routes: tuple[dict[str, Any], ...] = ()
     cell: Cell | None = None
     decoding: DecodeSummary | None = None
     survey: HeadsSummary | None = None

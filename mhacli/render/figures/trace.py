@@ -125,9 +125,6 @@ def _notes(record: Record) -> Iterator[str]:
         m = record.module
         verdict = "the shape" if m.result == m.expected else f"where attention gives {list(m.expected)}: NOT the shape"
         yield f"result {list(m.result)}, {verdict} that attention gives"
-    for route in record.routes:
-        verdict = "ok" if route.ok else "FAILED"
-        yield f"written as {visible(route.name)}: {verdict}, differs by at most {number_text(route.error)}"
     if record.cell is not None:
         yield _cell(record)
 

@@ -1,4 +1,4 @@
-"""The shape walkthrough of a layer or of user code: a block per site, a single cell, and whether the routes agree."""
+"""The shape walkthrough of a layer or of user code: a block per site, or a single cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mhacli.record.checks import RouteCheck, error_text
 from mhacli.record.record import Argument, Cell, Record, Step, TensorSummary, UserModule
 from mhacli.render.base.format import (
     bytes_text,
@@ -90,14 +89,12 @@ def _variants(record: Record) -> Iterator[RenderableType]:
 
 
 def closing(record: Record, screen: Screen) -> RenderableType:
-    """The end of the walkthrough: totals, the cell, the routes, and the self-check."""
+    """The end of the walkthrough: totals, the cell, and the self-check."""
     sections: list[RenderableType] = [_totals(record)]
     if record.module is not None:
         return Group(*sections, Text(""), *module_closing(record, record.module))
     if record.cell is not None:
         sections += [Text(""), *_cell_story(record, record.cell, screen)]
-    if record.routes:
-        sections += [Text(""), _routes(record.routes)]
     return Group(*sections, Text(""), self_check_line(record.self_check))
 
 
@@ -313,26 +310,6 @@ def _vector(name: str, numbers: tuple[float | None, ...], screen: Screen) -> Tex
     shown = "".join(f"{_short(x):>9}" for x in numbers[:fit])
     more = f"  … {len(numbers) - fit} more" if len(numbers) > fit else ""
     return Text(f"{name:<8}{shown}{more}")
-
-
-# ------------------------------------------------------------------------------------------------------------ routes
-
-
-def _routes(routes: tuple[RouteCheck, ...]) -> RenderableType:
-    """The three routes with their distinct sites, and the differences of their outputs."""
-    shared = set.intersection(*(set(route.sites) for route in routes))
-    table = plain_table()
-    for name in ("route", "its own steps", "largest difference"):
-        table.add_column(name, no_wrap=name != "its own steps")
-    for route in routes:
-        distinct = " ".join(site for site in route.sites if site not in shared)
-        table.add_row(visible(route.name), Text(visible(distinct)), number_text(route.error))
-    agree = all(route.ok for route in routes)
-    verdict = Text(
-        "all three routes agree" if agree else "the routes do NOT agree", style="bold green" if agree else "bold red"
-    )
-    verdict.append(f" (tolerance {error_text(routes[0].tolerance)})", style="not bold default")
-    return Group(table, verdict)
 
 
 # ------------------------------------------------------------------------------------------------------------ user code
