@@ -22,7 +22,6 @@ from mhacli.text.tokens import AttentionKind, LayerChoice
 
 Positions = Literal["sinusoidal", "learned", "rope", "rope-interleaved", "alibi", "none"]
 LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
-Distribution = Literal["normal", "uniform"]
 PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -172,12 +171,16 @@ def _reach(word: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
-def _shape(word: str) -> tuple[int, int]:
-    """Two numbers from `BATCH,LENGTH`."""
-    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
-    if match is None or not int(match[1]) or not int(match[2]):
-        raise ValueError(f"{word[:40]!r} is not BATCH,LENGTH, two numbers from 1 up such as 2,5")
-    return int(match[1]), int(match[2])
+def numbers(form: str, example: str) -> Callable[[str], tuple[int, ...]]:
+    """A function that takes as many whole numbers as a form such as `BATCH,LENGTH` names; `example` is such a word."""
+
+    def parse(word: str) -> tuple[int, ...]:
+        match = re.fullmatch(",".join(["([0-9]{1,9})" for _ in form.split(",")]), word.replace(" ", ""))
+        if match is None:
+            raise ValueError(f"{word[:80]!r} is not {form} such as {example}")
+        return tuple(map(int, match.groups()))
+
+    return parse
 
 
 # ---------------------------------------------------------------------------------------------------------- the layer
@@ -205,7 +208,8 @@ TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra 
 TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
 RANDOM = "Use random token vectors instead of a text."
 _DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
-_TEXT_ONLY = ("tokenizer", "vocab", "max_tokens", "lines", "context")
+_TEXT_ONLY = ("tokenizer", "vocab", "max_tokens", "lines", "context", "documents")
+_VECTORS = numbers("BATCH,LENGTH", "2,5")
 BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
 _own = partial(setting, modes=("layer",))
 _read = partial(setting, modes=("layer", "model"))
@@ -259,8 +263,8 @@ class Config:
     keep_case: bool = _own(False, TEXT, "Keep capital letters.", "--keep-case/--lower-case", default="--lower-case")
     punctuation: Punctuation = _own("drop", TEXT, "Drop punctuation, or keep each mark as a token.")
     inner_marks: bool = True
-    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_shape, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
-    distribution: Distribution = _own("normal", TEXT, _DISTRIBUTION, needs=("random",))
+    random: tuple[int, int] | None = _own(None, TEXT, RANDOM, parse=_VECTORS, metavar="BATCH,LENGTH", excludes=_TEXT_ONLY)
+    distribution: Literal["normal", "uniform"] = _own("normal", TEXT, _DISTRIBUTION, needs=("random",))
     # fmt: on
 
     @property
@@ -352,8 +356,8 @@ def _require_layer(full: Config) -> None:
 
 def _require_mask(full: Config) -> None:
     if full.window is not None and min(full.window) < 0:
-        counts = ",".join(map(str, full.window))
-        raise UsageError(f"{as_option('window', counts)} is not two counts of keys, left and right, such as 4,0")
+        left, right = full.window
+        raise UsageError(f"--window {left},{right} counts fewer than 0 keys")
     if full.sink is not None and full.window is None:
         raise UsageError(
             f"{as_option('sink', full.sink)} exempts tokens from a window, and there is none",
@@ -361,16 +365,9 @@ def _require_mask(full: Config) -> None:
         )
     if full.documents == "":
         raise UsageError(f"{as_option('documents', '')} is empty", hint="try --documents '|'")
-    if full.documents is not None and full.random is not None:
-        raise UsageError(
-            f"{as_option('documents', full.documents)} separates texts, but --random takes random vectors in place of text",
-            hint="leave out --documents or --random",
-        )
     if full.random is not None and not all(1 <= n <= MAX_RANDOM for n in full.random):
-        raise UsageError(
-            f"{as_option('random', ','.join(map(str, full.random)))} is no batch and length in the range 1<=x<={MAX_RANDOM}",
-            hint="try --random 2,5, a batch of 2 with 5 tokens each",
-        )
+        shape = ",".join(map(str, full.random))
+        raise UsageError(f"{as_option('random', shape)} is no batch and length in the range 1<=x<={MAX_RANDOM}")
 
 
 def _split_evenly(config: Config) -> int:

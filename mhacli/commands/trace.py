@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from mhacli.settings import (
     VERBOSE,
     Computation,
     Mode,
+    numbers,
     pairs,
     setting,
 )
@@ -40,16 +40,10 @@ _JOB = "mhacli.compute.user_trace.trace:trace_request"
 _ROUTE = "Formulation to trace; all three give the same output."
 _VALUES = "Show the range and distribution of each tensor, and small ones whole."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
+_PLACE = "HEAD,QUERY,KEY"
 _MASK = "Draw only the mask, with its density."
 _OF_A_LAYER = ("cell", "values", "step", "save", "save_weights", "keep", "score_bias", "html", "svg", "png")
 _STEP = "Wait for a key after each step; q quits."
-
-
-def _triple(word: str) -> tuple[int, int, int]:
-    match = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", word.replace(" ", ""))
-    if match is None:
-        raise ValueError(f"{word[:80]!r} is not HEAD,QUERY,KEY such as 0,5,1")
-    return int(match[1]), int(match[2]), int(match[3])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +57,7 @@ class Walk:
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
     values: bool = setting(False, _WALK, _VALUES)
     cell: tuple[int, int, int] | None = setting(
-        None, _WALK, _CELL, parse=_triple, metavar="HEAD,QUERY,KEY", common=True, modes=_OURS
+        None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
     )
     sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=_OURS)
     verbose: bool = setting(False, _WALK, VERBOSE, common=True)
