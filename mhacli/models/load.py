@@ -6,10 +6,10 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from mhacli.errors import HF, MhaError, first_names, installing
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size
+from mhacli.io.libraries import guarded
 from mhacli.models.device_map import (
     accelerate,
     copy_when_fetched,
@@ -28,7 +29,6 @@ from mhacli.models.device_map import (
     where_weights_are,
 )
 from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
-from mhacli.text.tokenizer_file import silent_stderr
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 _DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -252,7 +252,6 @@ def _require_finite(model: nn.Module, path: str) -> None:
 # -------------------------------------------------------------------------------------------------------- the libraries
 
 
-T = TypeVar("T")
 OLDEST = (5, 3)
 """Earlier releases of transformers have vulnerabilities by which a config.json can run code."""
 
@@ -280,30 +279,6 @@ def transformers() -> Any:
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
-
-
-def guarded(what: str, path: str, call: Callable[[], T]) -> T:
-    """The result of a call of the libraries. Its exceptions, also panics of native code, become an `MhaError` of one line."""
-    try:
-        with silent_stderr():
-            return call()
-    except (MemoryError, MhaError):
-        raise
-    except BaseException as fault:
-        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
-            raise  # an interrupt is not a fault of the file
-        said = _first_line(fault)
-        raise MhaError(
-            f"{what} of {path} cannot be used by transformers: {said:.300}", code="bad-file", path=path
-        ) from None
-
-
-def _first_line(fault: BaseException) -> str:
-    """The first line of an exception's message, with the second if the first only announces it; a `KeyError` as a missing key."""
-    lines = [line for line in str(fault).splitlines() if line.strip()]
-    if not lines or isinstance(fault, KeyError):
-        return ": ".join([type(fault).__name__, *lines[:1]])
-    return f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
 
 
 @contextmanager

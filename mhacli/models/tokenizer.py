@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mhacli.errors import MhaError
+from mhacli.io.libraries import guarded
 from mhacli.models.folder import Checkpoint
-from mhacli.models.load import guarded, offline, transformers
+from mhacli.models.load import offline, transformers
 from mhacli.settings import PaddingSide
 from mhacli.text.spans import Message, Ranges, marked, spans_of_chat
 from mhacli.text.tokenizer_file import BYTES, LibraryTokenizer, file_tokenizer

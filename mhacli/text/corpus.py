@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
 from mhacli.settings import DEFAULT_MAX_BYTES, parse_bytes, setting
-from mhacli.text.reading import BadTextError, Decoding, decoded
+from mhacli.text.reading import Decoding, decoded
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
@@ -77,12 +77,12 @@ class CorpusFormat:
         return given or _KINDS.get(os.path.splitext(file.lower())[1], "text")
 
     def text(self, raw: bytes | None) -> str:
-        """The text of one document. Raises `BadTextError` for bytes that are none, and for no bytes."""
+        """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
         if raw is None:
-            raise BadTextError("", "null")
-        text = "".join(decoded([raw], Decoding(max_bytes=self.max_bytes), ""))
+            raise MhaError("null")
+        text = "".join(decoded([raw], Decoding(max_bytes=self.max_bytes)))
         if not text:
-            raise BadTextError("", "empty")
+            raise MhaError("empty")
         return text
 
 
@@ -106,8 +106,8 @@ def _documents_of(file: str, form: CorpusFormat) -> Iterator[Document]:
     for place, raw in contents:
         try:
             yield Document(file, place, read(raw))
-        except BadTextError as fault:
-            yield Document(file, place, reason=fault.reason)
+        except MhaError as fault:
+            yield Document(file, place, reason=fault.message)
 
 
 def _matched(source: str) -> list[str]:
@@ -163,17 +163,17 @@ def _field_of(form: CorpusFormat, raw: bytes | None) -> str:
     try:
         entry = json.loads(form.text(raw))
     except (ValueError, RecursionError):
-        raise BadTextError("", "not JSON") from None
+        raise MhaError("not JSON") from None
     if not isinstance(entry, dict):
-        raise BadTextError("", "not a JSON object")
+        raise MhaError("not a JSON object")
     value = _at(entry, field)
     if not isinstance(value, str):
-        raise BadTextError("", f"without text in the field {field!r}")
+        raise MhaError(f"without text in the field {field!r}")
     try:
         return form.text(value.encode())
     except UnicodeEncodeError as fault:
         half = f"\\u{ord(value[fault.start]):04x}"
-        raise BadTextError("", f"not text: it has half a surrogate pair, {half}") from None
+        raise MhaError(f"not text: it has half a surrogate pair, {half}") from None
 
 
 def _at(entry: dict[str, Any], field: str) -> Any:

@@ -21,16 +21,6 @@ _OTHER_KINDS = {
 """The first two bytes of files that are no UTF-8, what they are, and a hint."""
 
 
-class BadTextError(MhaError):
-    """A text that cannot be used. `reason` is what is wrong with it, such as `not UTF-8: …` or `empty`."""
-
-    def __init__(
-        self, name: str, reason: str, *, hint: str | None = None, code: str = "bad-text", path: str | None = None
-    ) -> None:
-        super().__init__(f"{name} is {reason}", hint=hint, code=code, path=path)
-        self.reason = reason
-
-
 @dataclass(frozen=True)
 class Decoding:
     """How bytes become text: the encoding, the treatment of bad bytes, and the most bytes from one source."""
@@ -50,7 +40,7 @@ class Decoding:
 def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
     """The text of a file, pipe or (`-`) stdin in pieces of about a megabyte, so that memory stays constant.
 
-    Raises `BadTextError` as `decoded`, and if there is no text.
+    Raises `MhaError` as `decoded`, and if there is no text.
     """
     is_empty = True
     with opened(path) as read:
@@ -58,11 +48,11 @@ def stream_text(path: str, decoding: Decoding) -> Iterator[str]:
             is_empty = False
             yield piece
     if is_empty:
-        raise BadTextError(describe(path), "empty", code="no-tokens", path=path)
+        raise _bad(describe(path), "empty", code="no-tokens", path=path)
 
 
 def read_text(path: str, decoding: Decoding) -> str:
-    """The whole text of a file, pipe or (`-`) stdin. Raises `BadTextError`."""
+    """The whole text of a file, pipe or (`-`) stdin. Raises `MhaError`."""
     return "".join(stream_text(path, decoding))
 
 
@@ -79,11 +69,11 @@ def lines_of(text: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]
 
 
-def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | None = None) -> Iterator[str]:
+def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str = "", path: str | None = None) -> Iterator[str]:
     """The text of bytes in pieces that are not empty. A byte order mark is dropped, CRLF becomes LF, and a lone CR stays.
 
-    Raises `BadTextError` for bytes that the encoding lacks (with their offset), for text that looks binary, and for more
-    than `max_bytes`; `name` and `path` are the source in its message.
+    Raises `MhaError` for bytes that the encoding lacks (with their offset), for text that looks binary, and for more than
+    `max_bytes`; `name` and `path` are the source in its message, which without a name is the reason alone.
     """
     decoder = codecs.getincrementaldecoder(decoding.encoding)(_HANDLERS[decoding.errors])
     n_bytes, is_begun, held = 0, False, ""
@@ -91,7 +81,7 @@ def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | 
         n_bytes += len(chunk)
         if n_bytes > decoding.max_bytes:
             limit, hint = format_size(decoding.max_bytes), "--max-bytes raises the limit"
-            raise BadTextError(name, f"larger than {limit}", hint=hint, code="too-large", path=path)
+            raise _bad(name, f"larger than {limit}", hint=hint, code="too-large", path=path)
         try:
             piece = held + decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as fault:
@@ -99,7 +89,7 @@ def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | 
             raise _bad_bytes(fault, n_bytes - len(fault.object), decoding, name, path) from None
         if "\0" in piece:
             hint = "if it is UTF-16 or UTF-32, --encoding utf-16 or --encoding utf-32 reads it"
-            raise BadTextError(name, "not text: it has a NUL character and looks binary", hint=hint, path=path)
+            raise _bad(name, "not text: it has a NUL character and looks binary", hint=hint, path=path)
         if piece and not is_begun:
             piece, is_begun = piece.removeprefix("\ufeff"), True
         held = "\r" if chunk and piece.endswith("\r") else ""
@@ -108,15 +98,19 @@ def decoded(chunks: Iterable[bytes], decoding: Decoding, name: str, path: str | 
             yield piece
 
 
-def _bad_bytes(fault: UnicodeDecodeError, begin: int, decoding: Decoding, name: str, path: str | None) -> BadTextError:
+def _bad_bytes(fault: UnicodeDecodeError, begin: int, decoding: Decoding, name: str, path: str | None) -> MhaError:
     """The error for a byte of no character, in bytes that begin at the offset `begin`."""
     if not begin and fault.object[:2] in _OTHER_KINDS:
         reason, hint = _OTHER_KINDS[fault.object[:2]]
-        return BadTextError(name, reason, hint=hint, path=path)
-    byte, offset = fault.object[fault.start], begin + fault.start
-    return BadTextError(
-        name,
-        f"not {decoding.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}",
-        hint="--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway",
-        path=path,
-    )
+    else:
+        byte, offset = fault.object[fault.start], begin + fault.start
+        reason = f"not {decoding.encoding.upper()}: it has the byte \\x{byte:02x} at offset {offset}"
+        hint = "--encoding NAME reads another encoding; --errors replace or --errors escape reads it anyway"
+    return _bad(name, reason, hint=hint, path=path)
+
+
+def _bad(
+    name: str, reason: str, *, hint: str | None = None, code: str = "bad-text", path: str | None = None
+) -> MhaError:
+    """The error for a text that cannot be used."""
+    return MhaError(f"{name} is {reason}" if name else reason, hint=hint, code=code, path=path)

@@ -6,20 +6,19 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import read_whole
+from mhacli.io.libraries import guarded
 from mhacli.text.tokenizers import BUILT_IN, Token, is_inner_mark
 from mhacli.text.tokens import Piece, TokenSequence
 from mhacli.text.vocabulary import MAX_ENTRIES, Vocabulary
 
-T = TypeVar("T")
 MAX_FILE_BYTES = 64 << 20
 _BYTE_NAME = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -65,7 +64,7 @@ class LibraryTokenizer:
         name, decoder = self.library.id_to_token(token_id) or f"<{token_id}>", self.library.decoder
         content, is_special = name.encode("utf-8", "surrogatepass"), token_id in self.special
         if decoder is not None and not is_special and name != self.unknown:
-            text = guarded(lambda: decoder.decode(["x", name])[1:], self.path)
+            text = guarded("the tokenizer", self.path, lambda: decoder.decode(["x", name])[1:])
             if "\ufffd" in text and "\ufffd" not in name:
                 byte = _BYTE_NAME.fullmatch(name)
                 content = bytes.fromhex(byte[1]) if byte else bytes(BYTES[c] for c in name if c in BYTES)
@@ -86,7 +85,9 @@ class LibraryTokenizer:
         """The count of each name, taken line by line, without the special tokens that the tokenizer adds."""
         counts: Counter[str] = Counter()
         for lines in _whole_lines(pieces):
-            for line in guarded(partial(self.library.encode_batch, lines, add_special_tokens=False), self.path):
+            for line in guarded(
+                "the tokenizer", self.path, partial(self.library.encode_batch, lines, add_special_tokens=False)
+            ):
                 counts.update(line.tokens)
         return counts
 
@@ -96,7 +97,7 @@ class LibraryTokenizer:
 
     def beginning(self, text: str, limit: int | None, *, special: bool = True) -> tuple[TokenSequence, int]:
         """The first `limit` tokens of a text (None: all), and the number of further tokens."""
-        encoding = guarded(lambda: self.library.encode(text, add_special_tokens=special), self.path)
+        encoding = guarded("the tokenizer", self.path, lambda: self.library.encode(text, add_special_tokens=special))
         ids, names = encoding.ids, encoding.tokens
         if len(ids) != len(names) or any(self.library.id_to_token(i) is None for i in set(ids)):
             raise _refused(
@@ -127,19 +128,6 @@ class LibraryTokenizer:
         offsets = [(character_of[a], character_of[b - 1] + 1) if a < b else (0, 0) for a, b in pairwise(ends)]
         text = re.sub(r"[\udc80-\udcff]", "\ufffd", characters)
         return _described(TokenSequence(text, (), tuple(ids), tuple(offsets)), pieces, labels, [])
-
-
-def guarded(call: Callable[[], T], path: str) -> T:
-    """The result of a call of the library, with its faults as `MhaError`. Its panics are no `Exception` and write to stderr."""
-    try:
-        with silent_stderr():
-            return call()
-    except MemoryError:
-        raise
-    except BaseException as fault:
-        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
-            raise  # an interrupt is no fault of the file
-        raise _refused(path, f"cannot be used by the tokenizers library: {fault!s:.200}") from None
 
 
 def _refused(path: str, fault: str) -> MhaError:
@@ -201,7 +189,7 @@ def file_tokenizer(path: str) -> LibraryTokenizer:
             hint=f"{installing('tokenizers')} installs it",
             code="missing-extra",
         ) from None
-    library = guarded(lambda: tokenizers.Tokenizer.from_str(data.decode()), path)
+    library = guarded("the tokenizer", path, lambda: tokenizers.Tokenizer.from_str(data.decode()))
     return LibraryTokenizer(library, path)
 
 
@@ -211,16 +199,3 @@ def _whole_lines(pieces: Iterable[str]) -> Iterator[list[str]]:
         *lines, rest = (rest + piece).split("\n")
         yield [line + "\n" for line in lines]
     yield [rest] if rest else []
-
-
-@contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Discards everything written to stderr within the context, even by native code."""
-    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(sink, 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(sink)

@@ -331,8 +331,8 @@ def guard(request_in: int) -> None:
 
 def load_job(job: str) -> Job:
     """The job's function. Torch is loaded first, without its warnings."""
+    from mhacli.io.libraries import silent_stderr
     from mhacli.io.memory import uncollected
-    from mhacli.text.tokenizer_file import silent_stderr
 
     gc.freeze()
     with silent_stderr(), uncollected():
