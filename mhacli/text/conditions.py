@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -53,6 +53,7 @@ _SIGNS: dict[type[ast.AST], str] = {
 _COMPARABLE: dict[tuple[Kind, Kind], Collection[str]] = {
     ("whole number", "whole number"): RELATIONS, ("token", "token"): ("==", "!="), ("token", "list of words"): ("in", "not in")
 }  # fmt: skip
+_COMPARISONS = "numbers compare by == != < <= > >=, tokens by == and !=, a token with a list of words by in and not in"
 _HINT = (
     'q and k are positions, tok[k] is the token at k, "the" is a token by its text; operators are + - * // % abs, '
     "== != < <= > >= in, and or not; for example: tok[k] == tok[q] and k < q"
@@ -79,9 +80,10 @@ class Condition:
 
     def largest(self, position: int) -> int:
         """A bound of the magnitude of all numbers if no position exceeds `position`."""
-        parts = (part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant))
-        numbers = [_evaluated(part, _bounds(position)) for part in parts if _kind(part) == "whole number"]
-        most: int = max([position, *numbers])
+        parts = [
+            part for part in ast.walk(self.body) if isinstance(part, ast.BinOp | ast.Constant) and not _is_token(part)
+        ]
+        most: int = max([position, *(_evaluated(part, _bounds(position)) for part in parts)])
         return most
 
 
@@ -102,7 +104,7 @@ def parse_condition(text: str) -> Condition:
         level = [child for parent in level for child in ast.iter_child_nodes(parent) if isinstance(child, ast.expr)]
     if depth > MAX_DEPTH:
         raise _refused(f"the condition is nested {depth} deep, at most {MAX_DEPTH} are read")
-    _require(body, "condition")
+    _require([body], "condition")
     return Condition(text, body)
 
 
@@ -112,63 +114,55 @@ def _refused(fault: str, node: ast.expr | None = None) -> UsageError:
 
 
 def _kind(node: ast.expr) -> Kind:
-    """What a part must be by its form."""
+    """What a part is. Raises `UsageError` unless it and all parts within it are correct."""
     match node:
-        case ast.BoolOp() | ast.Compare() | ast.UnaryOp(op=ast.Not()):
+        case ast.BoolOp(values=parts):
+            return _require(parts, "condition")
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return _require([part], "condition")
+        case ast.Compare():
+            operands = [(part, _kind(part)) for part in (node.left, *node.comparators)]
+            for op, ((left, kind), (_, other)) in zip(node.ops, pairwise(operands), strict=True):
+                if _SIGNS.get(type(op)) not in _COMPARABLE.get((kind, other), ()):
+                    raise _refused(f"compares {ast.unparse(left)!r} wrongly: {_COMPARISONS}", node)
             return "condition"
-        case ast.Constant(value=str()) | ast.Subscript():
-            return "token"
-        case ast.Tuple() | ast.List():
+        case ast.Tuple(elts=words) | ast.List(elts=words) if all(isinstance(word, ast.Constant) for word in words):
+            _require(words, "token")
             return "list of words"
-    return "whole number"
-
-
-def _require(node: ast.expr, kind: Kind) -> None:
-    """Raises `UsageError` unless a part and all parts within it are correct."""
-    for part, expected in _parts(node, kind):
-        _require(part, expected)
-    match node:
-        case ast.Subscript() if _axes(node) == {"q", "k"}:
-            raise _refused("depends on both q and k: a position in tok[…] depends on one of them", node)
-        case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
-            if not _axes(divisor) and _evaluated(divisor, _NUMBERS) == 0:
+        case ast.Constant(value=str()):
+            return "token"
+        case ast.Subscript(value=ast.Name(id="tok"), slice=position):
+            _require([position], "whole number")
+            if _axes(position) == {"q", "k"}:
+                raise _refused("depends on both q and k: a position in tok[…] depends on one of them", node)
+            return "token"
+        case ast.BinOp(left, op, right) if type(op) in _SIGNS:
+            _require([left, right], "whole number")
+            if isinstance(op, ast.FloorDiv | ast.Mod) and not _axes(right) and _evaluated(right, _NUMBERS) == 0:
                 raise _refused("divides by 0", node)
-        case ast.BinOp() if _evaluated(node, _bounds(PLACES_BELOW - 1)) >= NUMBERS_BELOW:
-            raise _refused("can exceed 2^63", node)
+            if _evaluated(node, _bounds(PLACES_BELOW - 1)) >= NUMBERS_BELOW:
+                raise _refused("can exceed 2^63", node)
+            return "whole number"
+        case ast.UnaryOp(op=ast.USub(), operand=part) | ast.Call(ast.Name(id="abs"), [part], []):
+            return _require([part], "whole number")
+        case ast.Name(id="q" | "k"):
+            return "whole number"
+        case ast.Constant(value=value) if type(value) is int and value < LITERALS_BELOW:
+            return "whole number"
+    raise _refused(f"is no position, no whole number below {LITERALS_BELOW}, no token and no comparison", node)
 
 
-def _parts(node: ast.expr, kind: Kind) -> list[tuple[ast.expr, Kind]]:
-    """The parts of a part of this kind, and what they must be. Raises `UsageError` for a part of another kind."""
-    if _kind(node) == kind:
-        match node:
-            case ast.BoolOp():
-                return [(part, "condition") for part in node.values]
-            case ast.UnaryOp(op=ast.Not()):
-                return [(node.operand, "condition")]
-            case ast.Compare():
-                operands = [(part, _kind(part)) for part in (node.left, *node.comparators)]
-                for op, ((left, one), (_, other)) in zip(node.ops, pairwise(operands), strict=True):
-                    if _SIGNS.get(type(op)) not in _COMPARABLE.get((one, other), ()):
-                        raise _refused(
-                            f"compares {ast.unparse(left)!r} wrongly: numbers compare by == != < <= > >=, tokens by == and !=, "
-                            "a token with a list of words by in and not in",
-                            node,
-                        )
-                return operands
-            case ast.Tuple() | ast.List() if all(isinstance(part, ast.Constant) for part in node.elts):
-                return [(part, "token") for part in node.elts]
-            case ast.Subscript(value=ast.Name(id="tok")):
-                return [(node.slice, "whole number")]
-            case ast.BinOp() if type(node.op) in _SIGNS:
-                return [(node.left, "whole number"), (node.right, "whole number")]
-            case ast.UnaryOp(op=ast.USub(), operand=inner) | ast.Call(ast.Name(id="abs"), [inner], []):
-                return [(inner, "whole number")]
-            case ast.Name(id="q" | "k") | ast.Constant(value=str()):
-                return []
-            case ast.Constant(value=value) if type(value) is int and value < LITERALS_BELOW:
-                return []
-    bound = f" below {LITERALS_BELOW}" if kind == "whole number" else ""
-    raise _refused(f"is not a {kind}{bound}", node)
+def _require(parts: Iterable[ast.expr], kind: Kind) -> Kind:
+    """The kind. Raises `UsageError` unless all parts are of it."""
+    for part in parts:
+        if _kind(part) != kind:
+            raise _refused(f"is not a {kind}", part)
+    return kind
+
+
+def _is_token(node: ast.expr) -> bool:
+    """Whether a correct part is a token."""
+    return isinstance(node, ast.Subscript) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _axes(node: ast.AST) -> set[str]:
@@ -209,7 +203,7 @@ def _evaluated(node: ast.expr, cells: Any) -> Any:
 
 def _compared(node: ast.Compare, cells: Any) -> Iterator[Any]:
     """Where each comparison of a chain holds."""
-    compare = cells.compare_numbers if _kind(node.left) == "whole number" else cells.compare_tokens
+    compare = cells.compare_tokens if _is_token(node.left) else cells.compare_numbers
     values = pairwise([_evaluated(part, cells) for part in (node.left, *node.comparators)])
     for op, (left, right) in zip(node.ops, values, strict=True):
         relation = _SIGNS[type(op)]
