@@ -6,27 +6,25 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from mhacli.cli.console import loading_torch, note, progress, show_activity
+from mhacli.cli.console import loading_torch, progress, show_activity
 from mhacli.cli.next_steps import after_heads
 from mhacli.cli.output import COLOUR, DRAWING, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.errors import UsageError, out_of_range
-from mhacli.io.files import format_size
 from mhacli.record.heads import Corner, Kept
 from mhacli.record.record import kinds_of
-from mhacli.render.base.format import seconds_text
 from mhacli.render.base.options import ViewOptions, require_choices
-from mhacli.settings import HEADS, OUTPUT, Computation, LayerChoices, Reading, Statistics, index_list, setting
+from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Reading, Statistics, index_list, setting
 
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
     from mhacli.compute.heads import HeadsRun
     from mhacli.run import Run
 
-_ANNOUNCED_S, _ANNOUNCED_TOKENS = 10.0, 8192
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
 _QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
+_TOP = "Keys per query, with --query."
 _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix columns of keys C to D−1."
 
 
@@ -48,7 +46,7 @@ class Cells:
     # fmt: off
     head: tuple[int, ...] | None = setting(None, "View", _HEAD, parse=index_list, metavar="LIST", common=True)
     query: tuple[int, ...] | None = setting(None, HEADS, _QUERY, parse=index_list, metavar="LIST", common=True)
-    top: int = setting(10, HEADS, "Keys per query, with --query.", "--top --top-k", low=1, high=1000, metavar="K")
+    top: int = setting(10, HEADS, _TOP, TOP, low=1, high=1000, metavar="K", needs=("query",))
     rows: str | None = setting(None, HEADS, _ROWS, metavar="A:B")
     keys: str | None = setting(None, HEADS, _KEYS, metavar="C:D")
     # fmt: on
@@ -91,7 +89,7 @@ def heads(
     keep_z: bool = setting(False, OUTPUT, "Save the head outputs (z) too."),
 ) -> None:
     """Computes the statistics of a layer of mha or of a checkpoint and prints the overview."""
-    from mhacli.cli.source import make_run, require_heads
+    from mhacli.cli.source import load_checkpoint, make_run, require_heads
 
     require_output(options, output)
     options = replace(options, layers=what.model.layers)
@@ -100,61 +98,41 @@ def heads(
     run = make_run(what, reading=reading, statistics=replace(statistics, heads=heads), keep=keep)
     require_heads(heads, run)
     require_heads(options.maps, run, "--map")
-    prepared, notes = (_of_layer if run.model.path is None else _of_checkpoint)(run, cells, options, keep_z=keep_z)
+    prepared: HeadsRun | CheckpointRun
+    if run.model.path is None:
+        prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
+    else:
+        prepared, notes = load_checkpoint(run)
+        kept = _kept_in_kinds(cells, prepared, run.model.layers, keep_z=keep_z)
+        prepared.wanted = replace(prepared.wanted, kept=kept)
     with progress() as report_progress:
         prepared.run(report_progress)
-    record = prepared.record()
-    print_result(record, notes, options=options, output=output, after=after_heads)
+    print_result(prepared.record(), notes, options=options, output=output, after=after_heads)
 
 
-def _of_layer(
-    run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool
-) -> tuple[HeadsRun | CheckpointRun, tuple[str, ...]]:
-    """The statistics of a layer, ready to run, and the notes to print."""
-    from mhacli.attention.memory import BASE_BYTES, predict_heads_memory
+def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> HeadsRun:
+    """The statistics of a layer, ready to run."""
+    from mhacli.attention.memory import predict_heads_memory
 
     if run.config.train:
         raise UsageError(
             "--train does not work with mha heads, which never builds the patterns that dropout acts on",
             hint="leave out --train",
         )
-    facts, n_heads = run.facts, run.config.n_heads
+    facts = run.facts
     is_shifted = bool(facts.padded) and run.config.padding == "left"
     run = replace(run, kept=cells.kept(facts.q_len, facts.k_len, z=keep_z, is_shifted=is_shifted))
     for head in {*options.maps}.difference(cells.head or options.maps):
         raise UsageError(
             f"--map {head}: head {head} is not among the heads chosen with --head", hint=f"add {head} to --head"
         )
-    require_choices(n_heads, len(run.encoded.sequences), options)
+    require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     if run.config.device in ("auto", "cpu"):
         predict_heads_memory(facts, run)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
     with show_activity("projecting"):
-        prepared = prepare_heads(run)
-    prediction = prepared.predict()
-    if prediction.seconds > _ANNOUNCED_S:
-        note(
-            f"{facts.k_len:,} tokens, {len(prepared.heads)} heads: at most about {seconds_text(prediction.seconds)} and "
-            f"{format_size(max(0, prediction.peak_bytes - BASE_BYTES))} in addition to torch's own memory; "
-            f"full attention matrices would take {format_size(prediction.full_bytes)}"
-        )
-    return prepared, run.notes
-
-
-def _of_checkpoint(
-    run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool
-) -> tuple[HeadsRun | CheckpointRun, tuple[str, ...]]:
-    """The statistics of a checkpoint, ready to run, and the notes to print."""
-    from mhacli.cli.source import load_checkpoint
-
-    prepared, notes = load_checkpoint(run)
-    prepared.wanted = replace(prepared.wanted, kept=_kept_in_kinds(cells, prepared, run.model.layers, keep_z=keep_z))
-    longest = max(len(text.ids) for text in (*prepared.inputs.sequences, *(prepared.inputs.context or ())))
-    if longest * prepared.n_layers > _ANNOUNCED_TOKENS:
-        size = format_size(prepared.peak_bytes)
-        note(f"{longest:,} tokens, {prepared.n_layers} layers: about {size} in addition to the weights")
-    return prepared, notes
+        return prepare_heads(run)
 
 
 def _kept_in_kinds(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:

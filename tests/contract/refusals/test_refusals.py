@@ -135,6 +135,7 @@ VIEWS: list[Row] = [
 HEADS: list[Row] = [
     ("heads 'a b c' --where 'k = q'", 2, USAGE, "--where"),
     ("heads 'a b c' --keep pattern", 2, USAGE, "--keep"),
+    ("heads 'a b c' --top 3", 2, USAGE, "--top", "--query"),
 ]
 
 MODELS: list[Row] = [
