@@ -432,6 +432,15 @@ def parse_bytes(word: str) -> int:
     return size
 
 
+def encoding_name(word: str) -> str:
+    """The name of an encoding of text. Raises `ValueError` for one that Python does not have."""
+    try:
+        "".encode(word)
+    except (LookupError, ValueError):
+        raise ValueError(f"{word[:40]!r} is not an encoding of text that Python has") from None
+    return word
+
+
 def word_list(word: str) -> tuple[str, ...]:
     """Words from `pattern,z`."""
     return tuple(part.strip() for part in word.split(",") if part.strip())
@@ -508,7 +517,7 @@ class Source:
     text: tuple[str, ...] = _read((), TEXT, LITERAL_TEXT)
     file: tuple[str, ...] = _read((), TEXT, FILE, "--file", "-f", metavar="FILE", common=True)
     lines: bool = _read(False, TEXT, "Treat each line of a file as a sequence.")
-    encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", metavar="NAME")
+    encoding: str = _read("utf-8", TEXT, "Encoding of files and stdin.", parse=encoding_name, metavar="NAME", default="utf-8")
     errors: OnBadBytes = _read("strict", TEXT, "How to treat bytes that are invalid in the encoding.")
     max_bytes: int | None = _read(None, TEXT, "Refuse larger texts.", parse=parse_bytes, metavar="SIZE", default=MAX_TEXT)
     max_token_len: int = _own(1000, TEXT, "Refuse words of more than N characters.", low=1, high=MAX_LENGTH)

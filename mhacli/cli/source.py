@@ -17,7 +17,6 @@ from mhacli.io.memory import uncollected
 from mhacli.run import Run
 from mhacli.settings import (
     DEFAULT_KEEP_LIMIT,
-    DEFAULT_MAX_BYTES,
     MAX_HEADS,
     ROPE,
     Computation,
@@ -31,7 +30,7 @@ from mhacli.settings import (
 from mhacli.text import vocabulary as vocabularies
 from mhacli.text.encode import encode
 from mhacli.text.escape import without_surrogates
-from mhacli.text.reading import Decoding, argument_text, lines_of, read_text
+from mhacli.text.reading import argument_text, stream_text
 from mhacli.text.spans import read_chat
 from mhacli.text.vocabulary import Vocabulary
 
@@ -219,11 +218,6 @@ def require_words(word: str, *, option: str = "") -> None:
         raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
 
 
-def decoding_of(source: Source, max_bytes: int = DEFAULT_MAX_BYTES) -> Decoding:
-    """The decoding of texts; `max_bytes` is the default of the command."""
-    return Decoding(source.encoding, source.errors, source.max_bytes or max_bytes)
-
-
 def has_text(source: Source) -> bool:
     """Whether any text is given."""
     return bool(source.typed or source.text or source.file)
@@ -239,22 +233,22 @@ def source_paths(source: Source) -> list[str]:
     return paths
 
 
-def typed_texts(source: Source, decoding: Decoding) -> list[str]:
+def typed_texts(source: Source) -> list[str]:
     """The texts given as arguments. Raises `UsageError` for one that is an existing path."""
     words = [word for word in source.typed if word != "-"]
     for word in words:
         require_words(word)
-    return [argument_text(word, decoding) for word in (*words, *source.text)]
+    return [argument_text(word, source) for word in (*words, *source.text)]
 
 
 def read_texts(source: Source) -> list[str]:
     """One text per sequence, arguments first. Raises `MhaError` for a text that cannot be read or is empty."""
-    paths, decoding = source_paths(source), decoding_of(source)
-    texts = typed_texts(source, decoding)
+    paths, texts = source_paths(source), typed_texts(source)
     for path in paths:
         with show_activity(f"reading {describe(path)}"):
-            text = read_text(path, decoding)
-        texts.extend((source.lines and lines_of(text)) or [text])
+            text = "".join(stream_text(path, source))
+        lines = [line for line in text.split("\n") if line.strip()] if source.lines else []  # only LF ends a line
+        texts.extend(lines or [text])
     return texts
 
 
@@ -262,7 +256,7 @@ def _context(what: Computation) -> list[str]:
     """The texts of `--context`. Raises `UsageError` for one that is an existing path."""
     for word in what.context:
         require_words(word, option="--context")
-    return [argument_text(word, decoding_of(what)) for word in what.context]
+    return [argument_text(word, what) for word in what.context]
 
 
 def leave_deleted_folder() -> None:

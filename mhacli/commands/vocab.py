@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from mhacli.cli.console import show_activity
@@ -38,7 +39,7 @@ def vocab(
     output: Annotated[Output, offers("json", "force", *COLOUR, save=_SAVE)],
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""
-    from mhacli.cli.source import decoding_of, source_paths, typed_texts
+    from mhacli.cli.source import source_paths, typed_texts
     from mhacli.text import vocabulary as vocabularies
     from mhacli.text.encode import make_tokenizer
     from mhacli.text.reading import stream_text
@@ -47,9 +48,10 @@ def vocab(
         raise UsageError("--lines changes nothing in a vocabulary", hint="leave out --lines")
     require_writable(output.files, force=output.force)
     paths = source_paths(source)
-    tokenizer, decoding = make_tokenizer(config, source.max_token_len), decoding_of(source, DEFAULT_MAX_BYTES)
-    texts = [("the text", iter([text])) for text in typed_texts(source, decoding)]
-    texts += [(describe(path), stream_text(path, decoding)) for path in paths]
+    tokenizer = make_tokenizer(config, source.max_token_len)
+    source = replace(source, max_bytes=source.max_bytes or DEFAULT_MAX_BYTES)
+    texts = [("the text", iter([text])) for text in typed_texts(source)]
+    texts += [(describe(path), stream_text(path, source)) for path in paths]
     counts: Counter[str] = Counter()
     with show_activity("counting"):
         for name, pieces in texts:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from mhacli.errors import MhaError, UsageError, installing
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
-from mhacli.settings import DEFAULT_MAX_BYTES, parse_bytes, setting
-from mhacli.text.reading import Decoding, decoded
+from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
+from mhacli.text.reading import decoded
 
 CORPUS = "Corpus"
 _FIELD = "Read JSON lines, and take the text from this field; a.b is b in a. (default: text)"
@@ -80,7 +80,7 @@ class CorpusFormat:
         """The text of one document. Raises `MhaError` for bytes that are none, and for no bytes."""
         if raw is None:
             raise MhaError("null")
-        text = "".join(decoded([raw], Decoding(max_bytes=self.max_bytes)))
+        text = "".join(decoded([raw], Source(max_bytes=self.max_bytes)))
         if not text:
             raise MhaError("empty")
         return text

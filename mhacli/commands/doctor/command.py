@@ -13,7 +13,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import leave_deleted_folder, local_checkpoint, record_command, require_words
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
-from mhacli.text.reading import Decoding, argument_text
+from mhacli.text.reading import argument_text
 
 _TYPED = "Texts for the checkpoint to read, preferably of different lengths."
 _TOKENIZER = "byte, or the path of a tokenizer.json."
@@ -39,7 +39,7 @@ def doctor(
     Config(d_model=1, n_heads=1, device=device).resolved()
     for word in typed:
         require_words(word)
-    texts = tuple(argument_text(word, Decoding()) for word in (*typed, *text))
+    texts = tuple(argument_text(word, Source()) for word in (*typed, *text))
     settings = ModelSettings(path=path, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
     if path is None and texts:
         raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
