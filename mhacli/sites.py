@@ -338,38 +338,24 @@ SITES: Mapping[str, Site] = {site.name: site for site in _ORDER}
 CacheKind = Literal["none", "concat", "preallocated"]
 
 
-def weight_bytes(config: Config) -> int:
-    """The bytes of the projections. Every step reads them once, whatever the length."""
-    n_parameters = sum(width * (n_in + config.bias) for n_in, width in _projections(config))
-    return n_parameters * ITEM_BYTES[config.dtype]
-
-
 def token_bytes(config: Config, n_kv_heads: int | None = None) -> int:
     """The bytes of one token's keys and values: `n_kv_heads · (d_head + d_v)` numbers."""
     heads = n_kv_heads or config.n_kv_heads or config.n_heads
     return heads * ((config.d_head or 0) + (config.d_v or 0)) * ITEM_BYTES[config.dtype]
 
 
-def crossing_len(config: Config, batch: int) -> float:
-    """The length at which a step reads as many bytes of keys and values as of weights."""
-    return weight_bytes(config) / (batch * token_bytes(config))
-
-
 def step_flops(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
-    """The operations of one step's matrix products and their biases.
-
-    2 per weight and projected vector, 1 per bias, and `2·(d_head + d_v)` per head, query and key. Scale, softmax and
-    positions are few and left out. Without a cache all tokens are projected and all cells computed, masked ones
-    included, as in the explicit computation.
-    """
+    """The operations of one step's matrix products and their biases. Scale, softmax and positions are few and left out. Without
+    a cache all tokens are projected and all cells computed, masked ones included, as in the explicit computation."""
     rows = length if cache == "none" else n_new
-    per_cell = 2 * config.n_heads * ((config.d_head or 0) + (config.d_v or 0))
-    return batch * rows * (row_flops(config) + per_cell * length)
+    cells = Facts(config, batch, q_len=rows, k_len=length)
+    return batch * rows * row_flops(config) + SITES["qk"].flops(cells) + SITES["z"].flops(cells)
 
 
 def row_flops(config: Config) -> int:
-    """The operations of projecting one token vector and its result: 2 per weight, 1 per bias."""
-    return sum(width * (2 * n_in + config.bias) for n_in, width in _projections(config))
+    """The operations of projecting one token vector and its result."""
+    row = Facts(config, batch=1, q_len=1, k_len=1)
+    return sum(SITES[name].flops(row) for name in ("q_proj", "k_proj", "v_proj", "out"))
 
 
 def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: CacheKind) -> int:
@@ -380,10 +366,3 @@ def moved_bytes(config: Config, *, batch: int, n_new: int, length: int, cache: C
     """
     tokens = {"none": 2 * length, "concat": 3 * length - n_new, "preallocated": length + n_new}
     return batch * tokens[cache] * token_bytes(config)
-
-
-def _projections(config: Config) -> list[tuple[int, int]]:
-    d_input, d_head, d_v = config.d_input or config.d_model, config.d_head or 0, config.d_v or 0
-    n_kv_heads = config.n_kv_heads or config.n_heads
-    widths = [(d_input, config.n_heads * d_head), (d_input, n_kv_heads * d_head), (d_input, n_kv_heads * d_v)]
-    return widths + ([(config.n_heads * d_v, config.d_model)] if config.out_proj else [])

@@ -20,7 +20,7 @@ from mhacli.layer.setup import Setup
 from mhacli.record.checks import SelfCheck
 from mhacli.record.record import CacheStep, DecodeSummary, Record, Step
 from mhacli.run import Run
-from mhacli.sites import CacheKind, crossing_len, moved_bytes, step_flops, token_bytes, weight_bytes
+from mhacli.sites import CacheKind, moved_bytes, step_flops, token_bytes
 
 _ROWS: Mapping[str, float] = {"qk": 0.0, "scores": -torch.inf, "pattern": 0.0}
 """Sites with one row per query, and the value for keys that a step does not see yet."""
@@ -40,18 +40,13 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
         timings = time_stages(decoder.run, observed.first_s, setup.device, request.repeat)
         record = make_record(setup, request, observed, timings)
+    weights = sum(p.numel() * p.element_size() for p in setup.layer.attention.parameters())
+    token, full = (token_bytes(setup.config, n) for n in (setup.config.n_kv_heads, setup.config.n_heads))
     of_steps = SelfCheck.of(largest_of(record.trace), 2 * record.self_check.tolerance)
     return replace(
         record,
         self_check=max(record.self_check, of_steps, key=lambda check: check.severity),
-        decoding=DecodeSummary(
-            cache=cache,
-            prompt_len=prompt_len,
-            weight_bytes=weight_bytes(setup.config),
-            token_bytes=token_bytes(setup.config),
-            full_token_bytes=token_bytes(setup.config, setup.config.n_heads),
-            crossing_len=crossing_len(setup.config, setup.facts.batch),
-        ),
+        decoding=DecodeSummary(cache, prompt_len, weights, token, full, weights / (setup.facts.batch * token)),
     )
 
 
