@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mhacli.attention.core import Allowed, Tap, attention_pattern, no_tap, visible_cells_of, weighted_sum
-from mhacli.attention.positions import alibi, rotate, sinusoidal
+from mhacli.attention.positions import alibi, rotate
 from mhacli.errors import UsageError
-from mhacli.settings import ROPE, Config, Init, LayerPositions, Positions
+from mhacli.settings import ROPE, Config, Init, LayerPositions
 
 TokenVectors = Float[Tensor, "batch query d_input"]
 KeyRows = Float[Tensor, "batch key d_input"]
 Places = Int[Tensor, "*#batch length"]
 """The place of each row in its text, 0 first: `[length]` where all sequences of the batch agree, else `[batch, length]`."""
+Queries = Float[Tensor, "batch head query d_head"]
+Keys = Float[Tensor, "batch kv_head key d_head"]
+Values = Float[Tensor, "batch kv_head key d_v"]
 
 
 @runtime_checkable
@@ -37,14 +40,6 @@ class Past(Protocol):
 
     def extended(self, k: Float[Tensor, "batch kv_head new d_head"], v: Float[Tensor, "batch kv_head new d_v"]) -> Past:
         """The state with the keys and values of new tokens behind it."""
-
-
-class Projected(NamedTuple):
-    """Queries, keys and values by head."""
-
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
-    v: Float[Tensor, "batch kv_head key d_v"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -99,10 +94,6 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = _linear(width, self.n_kv_heads * self.d_head, bias)
         self.v_proj = _linear(width, self.n_kv_heads * self.d_v, bias)
         self.o_proj = _linear(n_heads * self.d_v, d_model, bias) if out_proj else None
-        self.reset_parameters(init, generator)
-
-    def reset_parameters(self, init: Init, generator: torch.Generator | None) -> None:
-        """New random weights by one of the schemes of `initialise`."""
         for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             if linear is not None:
                 initialise(linear, init, generator)
@@ -124,12 +115,9 @@ class MultiHeadAttention(nn.Module):
         0, 1, 2, …; keys that are not the queries count from 0.
         """
         tap = no_tap if tap is None else tap
-        rows = query if key is None else key
-        q, k, v = self._heads(query, rows, rows if value is None else value, tap)
-        key_places = places if rows is query else None
-        z, pattern = self.attend_placed(
-            q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap
-        )
+        q, k, v = self.projected(query, key, value, places=places, tap=tap)
+        key_places = places if key is None or key is query else None
+        z, pattern = self.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)
         return self.joined(z, tap), pattern
 
     def decode(
@@ -155,101 +143,81 @@ class MultiHeadAttention(nn.Module):
         places = rows if places is None else places
         q, k, v = self.projected(new, places=places, tap=tap)
         past = past.extended(k, v)
-        costs = self.distances(rows, None, q, past.k, tap)
-        z, pattern = self.attend_heads(q, past.k, past.v, allowed=allowed, bias=bias, distances=costs, tap=tap)
+        z, pattern = self.attended(q, past.k, past.v, places=rows, allowed=allowed, bias=bias, tap=tap)
         return self.joined(z, tap), pattern, past
 
     def projected(
-        self, query: TokenVectors, key: KeyRows | None = None, *, places: Places | None = None, tap: Tap = no_tap
-    ) -> Projected:
-        """Queries, keys and values by head, turned where positions are rotary: all that attention reads.
-
-        `key` and `places` as for `forward`.
-        """
-        rows = query if key is None else key
-        q, k, v = self._heads(query, rows, rows, tap)
-        key_places = places if key is None else None
-        return Projected(self.rotated("q", q, places, tap), self.rotated("k", k, key_places, tap), v)
-
-    def attend_placed(
         self,
-        q: Float[Tensor, "batch head query d_head"],
-        k: Float[Tensor, "batch kv_head key d_head"],
-        v: Float[Tensor, "batch kv_head key d_v"],
+        query: TokenVectors,
+        key: KeyRows | None = None,
+        value: KeyRows | None = None,
+        *,
+        places: Places | None = None,
+        tap: Tap = no_tap,
+    ) -> tuple[Queries, Keys, Values]:
+        """Queries, keys and values by head, rotated where positions are rotary: all that attention reads.
+
+        The arguments as for `forward`.
+        """
+        key = query if key is None else key
+        heads = []
+        for name, proj, rows, n_heads in (
+            ("q", self.q_proj, query, self.n_heads),
+            ("k", self.k_proj, key, self.n_kv_heads),
+            ("v", self.v_proj, key if value is None else value, self.n_kv_heads),
+        ):
+            flat = proj(rows)
+            tap(f"{name}_proj", flat)
+            heads.append(split_heads(flat, n_heads))
+            tap(name, heads[-1])
+        q, k, v = heads
+        return *self.rotated(q, k, places, places if key is query else None, tap), v
+
+    def rotated(
+        self, q: Queries, k: Keys, places: Places | None, key_places: Places | None, tap: Tap
+    ) -> tuple[Queries, Keys]:
+        """Queries and keys turned by their places where positions are rotary, else as they are. Places default to 0, 1, …"""
+        if self.positions not in ROPE:
+            return q, k
+        turned = []
+        for name, heads, given in (("q_rot", q, places), ("k_rot", k, key_places)):
+            at, is_interleaved = _places_of(heads, given), self.positions == "rope-interleaved"
+            turned.append(rotate(heads, at, theta=self.rope_theta, interleaved=is_interleaved))
+            tap(name, turned[-1])
+        return turned[0], turned[1]
+
+    def attended(
+        self,
+        q: Queries,
+        k: Keys,
+        v: Values,
         *,
         places: Places | None,
-        key_places: Places | None,
+        key_places: Places | None = None,
         allowed: Allowed | None,
         bias: Float[Tensor, "..."] | None,
         tap: Tap,
     ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
-        """`attend_heads` of queries and keys that know their places: the same for every way of projecting."""
-        q, k = self.rotated("q", q, places, tap), self.rotated("k", k, key_places, tap)
-        distances = self.distances(places, key_places, q, k, tap)
-        return self.attend_heads(q, k, v, allowed=allowed, bias=bias, distances=distances, tap=tap)
+        """`attend` with this layer's scale, with the cost of distance where positions are ALiBi, and with dropout between its
+        halves in training: `(z, pattern)`. Places default to 0, 1, …; only the bias may forbid a cell, with −∞.
 
-    def rotated(
-        self,
-        name: Literal["q", "k"],
-        heads: Float[Tensor, "batch head length d_head"],
-        places: Places | None,
-        tap: Tap,
-    ) -> Float[Tensor, "batch head length d_head"]:
-        """Queries or keys turned by their places where positions are rotary, else as they are."""
-        if self.positions not in ROPE:
-            return heads
-        if places is None:
-            places = torch.arange(heads.shape[2], device=heads.device)
-        rotated = rotate(heads, places, theta=self.rope_theta, interleaved=self.positions == "rope-interleaved")
-        tap(f"{name}_rot", rotated)
-        return rotated
-
-    def distances(
-        self,
-        q_places: Places | None,
-        k_places: Places | None,
-        q: Float[Tensor, "batch head query d_head"],
-        k: Float[Tensor, "batch kv_head key d_head"],
-        tap: Tap,
-    ) -> Float[Tensor, "*#batch head query key"] | None:
-        """What distance costs, where positions are ALiBi: to be added to the scores. Places default to 0, 1, 2, …"""
-        if self.positions != "alibi":
-            return None
-        places = [
-            torch.arange(heads.shape[2], device=heads.device) if given is None else given
-            for given, heads in ((q_places, q), (k_places, k))
-        ]
-        costs = alibi(self.n_heads, *places, dtype=torch.promote_types(q.dtype, torch.float32))
-        tap("alibi", costs)
-        return costs
-
-    def attend_heads(
-        self,
-        q: Float[Tensor, "batch head query d_head"],
-        k: Float[Tensor, "batch kv_head key d_head"],
-        v: Float[Tensor, "batch kv_head key d_v"],
-        *,
-        allowed: Allowed | None = None,
-        bias: Float[Tensor, "..."] | None = None,
-        distances: Float[Tensor, "*#batch head query key"] | None = None,
-        tap: Tap,
-    ) -> tuple[Float[Tensor, "batch head query d_v"], Float[Tensor, "batch head query key"]]:
-        """`attend` with this layer's scale, and with dropout between its halves in training: `(z, pattern)`.
-
-        `bias` and `distances` are both added to the scores; only the bias may forbid a cell, with −∞.
+        Source of the dropout: Srivastava et al. 2014, "Dropout", section 10 (inverted form).
         """
-        keep = visible_cells_of(q, k, allowed, bias)
+        added, keep = None, visible_cells_of(q, k, allowed, bias)
+        if self.positions == "alibi":
+            wide = torch.promote_types(q.dtype, torch.float32)
+            added = alibi(self.n_heads, _places_of(q, places), _places_of(k, key_places), dtype=wide)
+            tap("alibi", added)
         if bias is not None:
             tap("bias", bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
-            bias = bias if distances is None else bias + distances
-        pattern = attention_pattern(
-            q, k, keep=keep, bias=distances if bias is None else bias, scale=self.scale, softcap=self.softcap, tap=tap
-        )
-        shares = pattern
+            added = bias if added is None else bias + added
+        pattern = attention_pattern(q, k, keep=keep, bias=added, scale=self.scale, softcap=self.softcap, tap=tap)
+        weights = pattern
         if self.training and self.dropout:
-            shares = drop(pattern, self.dropout, self.generator)
-            tap("dropped", shares)
-        return weighted_sum(shares, v, keep=keep, tap=tap), pattern
+            stays = torch.rand(pattern.shape, generator=self.generator, device=pattern.device) >= self.dropout
+            weights = pattern * stays / (1 - self.dropout)  # keeps the expected sum
+            tap("dropped", weights)
+        return weighted_sum(weights, v, keep=keep, tap=tap), pattern
 
     def joined(self, z: Float[Tensor, "batch head query d_v"], tap: Tap) -> Float[Tensor, "batch query d_out"]:
         """The heads side by side, and through the output projection where there is one."""
@@ -258,27 +226,6 @@ class MultiHeadAttention(nn.Module):
         out: Tensor = concat if self.o_proj is None else self.o_proj(concat)
         tap("out", out)
         return out
-
-    def _heads(self, query: TokenVectors, key: KeyRows, value: KeyRows, tap: Tap) -> Projected:
-        """Queries, keys and values by head, in the order of execution."""
-        q = self._by_head("q", self.q_proj, query, self.n_heads, tap)
-        k = self._by_head("k", self.k_proj, key, self.n_kv_heads, tap)
-        v = self._by_head("v", self.v_proj, value, self.n_kv_heads, tap)
-        return Projected(q, k, v)
-
-    def _by_head(
-        self,
-        name: Literal["q", "k", "v"],
-        proj: nn.Linear,
-        rows: Float[Tensor, "batch length d_input"],
-        n_heads: int,
-        tap: Tap,
-    ) -> Tensor:
-        flat = proj(rows)
-        tap(f"{name}_proj", flat)
-        heads = split_heads(flat, n_heads)
-        tap(name, heads)
-        return heads
 
 
 def split_heads(
@@ -294,53 +241,8 @@ def merge_heads(z: Float[Tensor, "batch head query d_v"]) -> Float[Tensor, "batc
     return z.transpose(1, 2).flatten(2)
 
 
-def drop(pattern: Tensor, p: float, generator: torch.Generator | None) -> Tensor:
-    """Each weight set to 0 with probability `p`, the others divided by `1 − p` to keep the expected sum.
-
-    Source: Srivastava et al. 2014, "Dropout", section 10 (inverted form).
-    """
-    keep = torch.rand(pattern.shape, generator=generator, device=pattern.device) >= p
-    return pattern * keep / (1 - p)
-
-
-def embed_tokens(
-    ids: Int[Tensor, "batch query"], embedding: Float[Tensor, "vocabulary d_input"], *, tap: Tap = no_tap
-) -> TokenVectors:
-    """Rows of the embedding for ids. Padding (id −1) gets zeros. Taps `ids` and `embed`."""
-    tap("ids", ids)
-    rows = embedding[ids.clamp(min=0)].masked_fill((ids < 0)[..., None], 0.0)
-    tap("embed", rows)
-    return rows
-
-
-def place_rows(
-    rows: TokenVectors,
-    added: Float[Tensor, "*#batch query d_input"] | None,
-    *,
-    real: Bool[Tensor, "batch query"],
-    tap: Tap = no_tap,
-) -> TokenVectors:
-    """Rows plus the `added_positions` where there are any. What is not `real` is padding and stays zeros. Taps to `x`."""
-    x = rows
-    if added is not None:
-        tap("positions", added)
-        x = (rows + added).masked_fill(~real[..., None], 0.0)
-    tap("x", x)
-    return x
-
-
-def added_positions(
-    places: Places,
-    width: int,
-    *,
-    positions: Positions,
-    dtype: torch.dtype,
-    table: Float[Tensor, "place d_input"] | None = None,
-) -> Float[Tensor, "*#batch length d_input"] | None:
-    """What is added to the row of each place: sinusoidal waves or, for `learned`, rows of the `table`; None for other schemes."""
-    if positions == "sinusoidal":
-        return sinusoidal(places, width, dtype=dtype)
-    return table[places] if positions == "learned" and table is not None else None
+def _places_of(heads: Float[Tensor, "batch head length d"], places: Places | None) -> Places:
+    return torch.arange(heads.shape[2], device=heads.device) if places is None else places
 
 
 def new_embedding(n_rows: int, width: int, generator: torch.Generator | None) -> Float[Tensor, "{n_rows} {width}"]:

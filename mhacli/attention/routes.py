@@ -86,9 +86,9 @@ ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head":
 def _attended(layer: MultiHeadAttention, reading: RouteInputs, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
     places = reading.places
     key_places = places if reading.context is None else None
-    return layer.attend_placed(
-        q, k, v, places=places, key_places=key_places, allowed=reading.allowed, bias=reading.bias, tap=tap
-    )[0]
+    q, k = layer.rotated(q, k, places, key_places, tap)
+    allowed, bias = reading.allowed, reading.bias
+    return layer.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)[0]
 
 
 def _side_by_side(

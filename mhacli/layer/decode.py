@@ -34,7 +34,7 @@ def decode(request: Run, *, cache: CacheKind, prompt_len: int) -> Record:
     """
     setup = prepare(request)
     with torch.no_grad():
-        decoder = Decoder(setup, setup.rows(), cache, prompt_len)
+        decoder = Decoder(setup, setup.rows(setup.queries), cache, prompt_len)
         observed = decoder.observe()
         if not request.allow_nonfinite:
             require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
@@ -71,7 +71,7 @@ class Decoder:
 
     def _step(self, start: int, end: int, past: Past | None, tap: Tap) -> tuple[TokenVectors, Past | None]:
         """The output of the tokens from `start` to `end`, and the cache after them."""
-        layer, places = self.setup.layer.attention, self.setup.places[..., :end]
+        layer, places = self.setup.layer.attention, self.setup.queries.places[..., :end]
         if past is None:
             bias = self._bias(0, end)
             out = layer(self.x[:, :end], allowed=self.setup.allowed, bias=bias, places=places, tap=tap)[0]

@@ -14,9 +14,10 @@ from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.devices import choose_device, environment
-from mhacli.attention.layer import KeyRows, Places, Projected, TokenVectors, added_positions, embed_tokens, place_rows
+from mhacli.attention.layer import KeyRows, Places, TokenVectors
 from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
+from mhacli.attention.positions import sinusoidal
 from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights_file import LayerFile, read_bias_file
@@ -33,10 +34,10 @@ _INPUT_STREAM = 1 << 63
 """Added to the seed for random vectors, so that they differ from the numbers in the weights."""
 
 
-class ContextRows(NamedTuple):
-    """The context of cross-attention: ids, −1 for padding, and positions."""
+class Tokens(NamedTuple):
+    """The tokens on an axis: their ids, −1 for padding, and their positions in their own texts."""
 
-    ids: Int[Tensor, "batch key"]
+    ids: Int[Tensor, "batch length"]
     places: Places
 
 
@@ -44,17 +45,16 @@ class ContextRows(NamedTuple):
 class Setup:
     """Everything that a run needs, on its device. `config.device` is the chosen device.
 
-    `ids` are −1 for padding. `places` are the tokens' positions in their own texts. `random` are the vectors that
-    replace embedded tokens, with `config.random`.
+    `queries` are the tokens of the text, and `context` those that keys come from in cross-attention. `random` are the
+    vectors that replace embedded tokens, with `config.random`.
     """
 
     config: Config
     encoded: Encoded
     facts: Facts
     layer: LayerWeights
-    ids: Int[Tensor, "batch query"]
-    places: Places
-    context: ContextRows | None
+    queries: Tokens
+    context: Tokens | None
     random: Float[Tensor, "batch query d_input"] | None
     allowed: Allowed | None
     bias: Float[Tensor, "..."] | None
@@ -64,7 +64,7 @@ class Setup:
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
-        return self.ids.device
+        return self.queries.ids.device
 
     @property
     def axes(self) -> Axes:
@@ -88,7 +88,7 @@ class Setup:
         x, context, places = self._inputs(tap)
         return ROUTES[route](self.layer.attention, RouteInputs(x, context, self.allowed, self.bias, places), tap)
 
-    def heads(self, tap: Tap = no_tap) -> Projected:
+    def heads(self, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values per head, as attention reads them. No score is computed."""
         x, context, places = self._inputs(tap)
         return self.layer.attention.projected(x, context, places=places, tap=tap)
@@ -97,9 +97,9 @@ class Setup:
         """The scores of all heads, not yet computed."""
         allowed, bias = self.allowed, None
         if self.config.positions == "alibi":
-            key_places = self.places if self.context is None else torch.arange(k.shape[2], device=k.device)
+            key_places = self.queries.places if self.context is None else torch.arange(k.shape[2], device=k.device)
             wide = torch.promote_types(q.dtype, torch.float32)
-            bias = distance_bias(self.config.n_heads, self.places, key_places, dtype=wide)
+            bias = distance_bias(self.config.n_heads, self.queries.places, key_places, dtype=wide)
         if self.bias is not None:
             forbids = self.bias.isneginf()
             if bool(forbids.any()):
@@ -112,38 +112,37 @@ class Setup:
 
     def _inputs(self, tap: Tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
         """The layer's input, its context, and the positions of its tokens (None with a context, which counts from 0)."""
-        x = self.rows(tap)
+        x = self.rows(self.queries, tap)
         if self.context is None:
-            return x, None, self.places
-        content, added = self.context_content(self.context), self.added(self.context.places)
-        context = place_rows(content, added, real=self.context.ids >= 0)
+            return x, None, self.queries.places
+        context = self.rows(self.context)
         tap("context", context)
         return x, context, None
 
-    def rows(self, tap: Tap = no_tap) -> TokenVectors:
-        """The layer's input: embedded tokens or random vectors, plus additive positions."""
-        return place_rows(self.content(tap), self.added(self.places), real=self.ids >= 0, tap=tap)
+    def rows(self, tokens: Tokens, tap: Tap = no_tap) -> TokenVectors:
+        """The vectors of tokens: embedded or random, plus additive positions."""
+        rows, added = self.content(tokens, tap), self.added(tokens.places)
+        if added is not None:
+            tap("positions", added)
+            rows = (rows + added).masked_fill((tokens.ids < 0)[..., None], 0.0)
+        tap("x", rows)
+        return rows
 
-    def content(self, tap: Tap = no_tap) -> TokenVectors:
-        """The input without positions: embedded tokens or random vectors."""
-        if self.random is None:
-            return embed_tokens(self.ids, self.layer.embedding, tap=tap)
-        tap("random", self.random)
-        return self.random
-
-    def context_content(self, context: ContextRows) -> Float[Tensor, "batch key d_input"]:
-        """The embedded tokens of the context."""
-        return embed_tokens(context.ids, self.layer.embedding)
+    def content(self, tokens: Tokens, tap: Tap = no_tap) -> TokenVectors:
+        """The vectors without positions: rows of the embedding, zeros for padding, or random ones."""
+        if self.random is not None:
+            tap("random", self.random)
+            return self.random
+        tap("ids", tokens.ids)
+        rows = self.layer.embedding[tokens.ids.clamp(min=0)].masked_fill((tokens.ids < 0)[..., None], 0.0)
+        tap("embed", rows)
+        return rows
 
     def added(self, places: Places) -> Float[Tensor, "*#batch length d_input"] | None:
         """The position vectors to add at these positions; None if positions are not additive."""
-        return added_positions(
-            places,
-            self.facts.size("d_input"),
-            positions=self.config.positions,
-            dtype=self.layer.embedding.dtype,
-            table=self.layer.position_table,
-        )
+        if self.config.positions == "sinusoidal":
+            return sinusoidal(places, self.facts.size("d_input"), dtype=self.layer.embedding.dtype)
+        return self.layer.position_table[places] if self.layer.position_table is not None else None
 
     def visible(self) -> Bool[Tensor, "#batch #head query key"]:
         """The visible cells: those that the mask allows and the bias does not set to −∞."""
@@ -168,17 +167,13 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
     else:
         layer = weights.from_file(source, allow_nonfinite=allow_nonfinite)
     _require_vocabulary(encoded, layer, source)
-    context = None
-    if encoded.context is not None:
-        context = ContextRows(_ids(encoded.context, facts, device), _places(encoded.context, facts, device))
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
         facts=facts,
         layer=layer.to(device),
-        ids=_ids(encoded.sequences, facts, device),
-        places=_places(encoded.sequences, facts, device),
-        context=context,
+        queries=_tokens(encoded.sequences, facts, device),
+        context=None if encoded.context is None else _tokens(encoded.context, facts, device),
         random=None if config.random is None else _random_rows(config, device),
         allowed=make_mask(encoded, facts, device),
         bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
@@ -198,8 +193,8 @@ def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile
         )
 
 
-def _ids(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Int[Tensor, "batch length"]:
-    return _padded([sequence.ids for sequence in sequences], -1, facts, device)
+def _tokens(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Tokens:
+    return Tokens(_padded([text.ids for text in sequences], -1, facts, device), _places(sequences, facts, device))
 
 
 def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:

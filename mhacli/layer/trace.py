@@ -123,15 +123,13 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3, which names the four terms of absolute positions.
     """
-    layer, context, b = setup.layer.attention, setup.context, place.sequence
-    query_rows = setup.content(), setup.places
-    key_rows = query_rows if context is None else (setup.context_content(context), context.places)
+    layer, b = setup.layer.attention, place.sequence
     projected = []
-    for (rows, places), projection, head, index in (
-        (query_rows, layer.q_proj, place.head, at[0]),
-        (key_rows, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
+    for tokens, projection, head, index in (
+        (setup.queries, layer.q_proj, place.head, at[0]),
+        (setup.context or setup.queries, layer.k_proj, place.head // setup.config.heads_per_kv_head, at[1]),
     ):
-        added = setup.added(places)
+        rows, added = setup.content(tokens), setup.added(tokens.places)
         position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
         projected.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
     (q_content, q_position), (k_content, k_position) = projected
