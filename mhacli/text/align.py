@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
+from itertools import groupby
 
 MOST_STEPS = 20_000_000
 """The most steps of difflib for all texts together: about two seconds."""
@@ -29,27 +30,23 @@ def align(a: Sequence[Hashable], b: Sequence[Hashable], *, most_steps: int = MOS
     inner_a, inner_b = a[first : ends[0]], b[first : ends[1]]
     counts = Counter(inner_b)
     n_steps = sum(n * counts[token] for token, n in Counter(inner_a).items()) * min(len(inner_a), len(inner_b))
+    inner: list[Part] = []
     if n_steps <= most_steps:
-        matches = [
-            tuple(match) for match in SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_matching_blocks()
-        ]
+        for kind, i, i_end, j, j_end in SequenceMatcher(None, inner_a, inner_b, autojunk=False).get_opcodes():
+            inner.append((range(i, i_end), range(j, j_end), kind == "equal"))
     else:
-        matches = [(n, n, 1) for n, (x, y) in enumerate(zip(inner_a, inner_b, strict=False)) if x == y]
-    inner = [(i + first, j + first, n) for i, j, n in matches]
-    return _parts([(0, 0, first), *inner, (*ends, last)], len(a), len(b)), n_steps <= most_steps
-
-
-def _parts(matches: Sequence[tuple[int, int, int]], n_a: int, n_b: int) -> list[Part]:
-    """The equal parts, joined where nothing lies between them, and the parts between them."""
-    parts: list[Part] = []
-    i = j = begin_a = begin_b = 0
-    for next_i, next_j, length in (*(match for match in matches if match[2]), (n_a, n_b, 0)):
-        if (i, j) != (next_i, next_j):
-            parts += [(range(begin_a, i), range(begin_b, j), True)] if begin_a < i else []
-            parts.append((range(i, next_i), range(j, next_j), False))
-            begin_a, begin_b = next_i, next_j
-        i, j = next_i + length, next_j + length
-    return parts + ([(range(begin_a, i), range(begin_b, j), True)] if begin_a < i else [])
+        n = min(len(inner_a), len(inner_b))
+        for is_equal, places in groupby(range(n), key=lambda place: inner_a[place] == inner_b[place]):
+            run = [*places]
+            inner.append((range(run[0], run[-1] + 1), range(run[0], run[-1] + 1), is_equal))
+        inner += [(range(n, len(inner_a)), range(n, len(inner_b)), False)]
+    parts = [(range(first), range(first), True)]
+    parts += [
+        (range(i.start + first, i.stop + first), range(j.start + first, j.stop + first), is_equal)
+        for i, j, is_equal in inner
+    ]
+    parts += [(range(ends[0], len(a)), range(ends[1], len(b)), True)]
+    return [part for part in parts if part[0] or part[1]], n_steps <= most_steps
 
 
 def pairs(parts: Sequence[Part]) -> list[tuple[int, int]]:

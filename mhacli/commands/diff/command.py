@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -25,24 +25,16 @@ _HEADS = f"{HEADS_SHOWN} (default: those that changed most)"
 _SEQUENCES = f"{SEQUENCES_SHOWN} (default: where a head changed most)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The two files, the tolerance, and how heads are drawn side by side."""
-
-    # fmt: off
-    a: str = setting("", "", _A, argument=True, metavar="A")
-    b: str = setting("", "", _B, argument=True, metavar="B")
-    tolerance: float | None = setting(None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X")
-    view: Literal["heatmap", "none"] = setting("heatmap", VIEW, "How to draw each head.")
-    # fmt: on
-
-
 @command(
     "mha diff before.safetensors after.safetensors",
     "mha diff before.safetensors after.safetensors --tolerance 1e-3",
 )
 def diff(
-    pair: Comparison,
+    a: str = setting("", "", _A, argument=True, metavar="A"),
+    b: str = setting("", "", _B, argument=True, metavar="B"),
+    tolerance: float | None = setting(None, "Comparison", _TOLERANCE, "--tolerance --atol", low=0, metavar="X"),
+    view: Literal["heatmap", "none"] = setting("heatmap", VIEW, "How to draw each head."),
+    *,
     options: Annotated[
         ViewOptions,
         offers("precision", "everything", "layers", "map_scale", heads=_HEADS, sequences=_SEQUENCES),
@@ -50,23 +42,23 @@ def diff(
     output: Annotated[Output, offers("json", *COLOUR)],
 ) -> None:
     """Compares two records and prints their differences; exit code 3 if there are any."""
-    options = replace(options, view=pair.view)
-    if not pair.a or not pair.b:
+    options = replace(options, view=view)
+    if not a or not b:
         raise UsageError("mha diff needs two records, files that --save wrote")
     from mhacli.commands.diff.compare import compare
     from mhacli.commands.diff.view import diff_view, require_drawable
     from mhacli.record import storage
 
     with show_activity("comparing"):
-        a, b = storage.load(pair.a), storage.load(pair.b)
-        require_drawable((a, b), options)
-        differences = compare(a, b, (pair.a, pair.b), tolerance=pair.tolerance)
+        records = storage.load(a), storage.load(b)
+        require_drawable(records, options)
+        differences = compare(*records, (a, b), tolerance=tolerance)
     print_report(
         output,
         view=lambda on: diff_view(differences, options, on),
         json=lambda: json_document(differences.to_dict(record_command())),
     )
-    require_agreement(a, b, names=(pair.a, pair.b))
+    require_agreement(*records, names=(a, b))
     if differences.verdict == "nothing":
         raise MhaError(
             "the two records have nothing in common that could be compared",

@@ -43,12 +43,12 @@ _FOLLOWED_BY = {"qk": _MASK, "scores": STATISTICS_OF_ROWS[:2], "pattern": STATIS
 ORDER = tuple(name for site in SITES for name in (site, *_FOLLOWED_BY.get(site, ())))
 """Every array by name in the order of execution: the mask before the scores, and statistics after the pattern."""
 _AXES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys((*PER_QUERY, "visible", "strongest_key"), ("batch", "head", "query")),
+    **dict.fromkeys((*PER_QUERY, "visible"), ("batch", "head", "query")),
     **dict.fromkeys(("received", "uniform_received"), ("batch", "head", "key")),
     **dict.fromkeys(("map", "uniform_map"), ("batch", "head", "query block", "key block")),
     **dict.fromkeys(("profile", "uniform_profile"), ("batch", "head", "step")),
     **dict.fromkeys(("span_mass", "uniform_span_mass"), ("batch", "head", "span", "spans")),
-    **dict.fromkeys(("top_keys", "top_shares"), ("batch", "head", "asked query", "rank")),
+    "top_shares": ("batch", "head", "asked query", "rank"),
     "corner": ("batch", "head", "corner query", "corner key"),
     "allowed": ("batch", "head", "query", "key"),
 }
@@ -56,12 +56,8 @@ _BY_TOKENS = ("query", "key", "query block", "key block")
 _MOST_CELLS = 1 << 22
 """The most cells compared at a time, which bounds memory."""
 _EXACT = ("ids", "visible", "allowed")
-_INDICES = ("strongest_key", "top_keys")
-"""Arrays of key indices. Rounding decides between keys of nearly equal weight, so these differ only if weights do."""
 _Piece = tuple[list[tuple[str, Array]], Array, Array, Array]
 """The axes of some cells by name, with indices as of `_matched`; the numbers of both records; and which cells count."""
-_WEIGHTS = ("pattern", "map", "entropy", "top_shares")
-"""The arrays that show whether the weights behind the indices differ by more than rounding."""
 
 
 def diff(
@@ -89,11 +85,11 @@ def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | 
     allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
     texts = (*_texts("texts", a.sequences, b.sequences),)
     texts += (*_texts("context", a.keys, b.keys),) if a.context is not None or b.context is not None else ()
-    layers = _layer_pairs(a, b, texts)
-    has_trace = len(layers) == 1 and a.decoding is None and b.decoding is None  # steps of decoding are not sites
+    layers = [*_compared_layers(a, b, texts, allowed)]
     values = [head for layer in layers for both in layer.head_pairs for head in both]
-    scales = {
-        row.field: max((abs(getattr(head, row.field) or 0.0) for head in values), default=0.0) for row in _CHANGES
+    least = {
+        row.field: allowed * max((abs(getattr(head, row.field) or 0.0) for head in values), default=0.0)
+        for row in _CHANGES
     }
     of_a, of_b = _settings_of(a), _settings_of(b)
     return RecordDiff(
@@ -105,7 +101,7 @@ def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | 
         settings=_different_settings([("", of_a, of_b), *_settings_of_layers(layers)]),
         alike={name: of_a[name] for name in _ALIKE if of_a.get(name, _NONE) == of_b.get(name) != _NONE},
         texts=texts,
-        layers=tuple(_compared_layer(layer, allowed, scales, has_trace=has_trace) for layer in layers),
+        layers=tuple(replace(layer, heads=tuple(_changed_heads(layer, least))) for layer in layers),
         only_a=tuple(label for label in _layers(a) if label not in _layers(b)),
         only_b=tuple(label for label in _layers(b) if label not in _layers(a)),
         effects=_compared_effects(a, b, texts, allowed),
@@ -149,20 +145,34 @@ def _token_change(a: TokenSequence, b: TokenSequence, i: range, j: range) -> dic
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def _layer_pairs(a: Record, b: Record, texts: Sequence[TextDifference]) -> list[LayerDifference]:
-    """The layers of A that B has too, in A's order, not compared yet; for records without layers the whole records."""
-
-    def pair(label: str, x: Record, y: Record, *inspected: InspectedLayer) -> LayerDifference:
+def _compared_layers(
+    a: Record, b: Record, texts: Sequence[TextDifference], tolerance: float
+) -> Iterator[LayerDifference]:
+    """The layers of A that B has too, in A's order; for records without layers the whole records."""
+    if a.model is None and b.model is None:
+        places: list[tuple[str, Record, Record, tuple[InspectedLayer, ...]]] = [("", a, b, ())]
+    else:
+        of_a, of_b = _layers(a), _layers(b)
+        both = [(label, of_a[label], of_b[label]) for label in of_a if label in of_b]
+        places = [(label, a.of_layer(i), b.of_layer(j), (a.layers[i], b.layers[j])) for label, i, j in both]
+    has_trace = len(places) == 1 and a.decoding is None and b.decoding is None  # steps of decoding are not sites
+    for label, x, y, inspected in places:
         sides = ((x.sequences, y.sequences), (x.keys, y.keys))
         families = ["texts" if of_a == a.sequences and of_b == b.sequences else "context" for of_a, of_b in sides]
         queries, keys = (tuple(text for text in texts if text.family == family) for family in families)
-        return LayerDifference(label, x, y, queries, keys, inspected)
-
-    if a.model is None and b.model is None:
-        return [pair("", a, b)]
-    of_a, of_b = _layers(a), _layers(b)
-    both = [(label, of_a[label], of_b[label]) for label in of_a if label in of_b]
-    return [pair(label, a.of_layer(i), b.of_layer(j), a.layers[i], b.layers[j]) for label, i, j in both]
+        layer = LayerDifference(label, x, y, queries, keys, inspected)
+        names = [name for name in ORDER if name in x.arrays and name in y.arrays]
+        sites = [_compared_array(name, layer, tolerance) for name in names]
+        if has_trace:  # steps stand in for missing arrays
+            sites += [site for site in _compared_steps(layer, tolerance) if site.site not in names]
+        if names:
+            sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
+        yield replace(
+            layer,
+            sites=tuple(sites),
+            only_a=_names_alone(x, y, has_trace=has_trace),
+            only_b=_names_alone(y, x, has_trace=has_trace),
+        )
 
 
 def _layers(record: Record) -> dict[str, int]:
@@ -172,31 +182,6 @@ def _layers(record: Record) -> dict[str, int]:
         n_before = sum(other.label == layer.label for other in record.layers[:index])
         layers[f"{layer.label}, attention {n_before + 1}" if n_before else layer.label] = index
     return layers
-
-
-def _compared_layer(
-    layer: LayerDifference, tolerance: float, scales: Mapping[str, float], *, has_trace: bool
-) -> LayerDifference:
-    """The comparison of a layer's sites in the order of execution. Steps of a trace stand in for missing arrays."""
-    names = [name for name in ORDER if name in layer.a.arrays and name in layer.b.arrays]
-    sites = [_compared_array(name, layer, tolerance) for name in names]
-    if any(site.departs for site in sites if site.site in _WEIGHTS):  # other keys are then more than rounding
-        others = [site.site in _INDICES and site.n_different > 0 for site in sites]
-        sites = [
-            msgspec.structs.replace(site, status="beyond", why="") if is_other else site
-            for site, is_other in zip(sites, others, strict=True)
-        ]
-    if has_trace:
-        sites += [site for site in _compared_steps(layer, tolerance) if site.site not in names]
-    if names:
-        sites.sort(key=lambda site: ORDER.index(site.site) if site.site in ORDER else -1)
-    return replace(
-        layer,
-        sites=tuple(sites),
-        heads=tuple(_changed_heads(layer, scales, tolerance)),
-        only_a=_names_alone(layer.a, layer.b, has_trace=has_trace),
-        only_b=_names_alone(layer.b, layer.a, has_trace=has_trace),
-    )
 
 
 def _names_alone(a: Record, b: Record, *, has_trace: bool) -> tuple[str, ...]:
@@ -220,13 +205,10 @@ def _compared_array(name: str, layer: LayerDifference, tolerance: float) -> Diff
     row = _compared(row, _pieces(name, layer), tolerance)
     if not row.n_cells:
         return msgspec.structs.replace(row, status="skipped", why="no cells have tokens in common")
-    if name not in (*_EXACT, *_INDICES):
+    if name not in _EXACT:
         return row
-    row = msgspec.structs.replace(row, largest=None, magnitude=None, relative=None)
-    if row.status == "identical" or name in _EXACT:
-        return msgspec.structs.replace(row, status="identical" if row.status == "identical" else "beyond")
-    why = "rounding exchanges keys of like weight" if row.n_different else ""
-    return msgspec.structs.replace(row, status="skipped" if tolerance else "beyond", why=why)
+    status: Status = "identical" if row.status == "identical" else "beyond"
+    return msgspec.structs.replace(row, status=status, largest=None, magnitude=None, relative=None)
 
 
 def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Difference:
@@ -286,29 +268,15 @@ def _pieces(name: str, layer: LayerDifference) -> Iterator[_Piece]:
         (word, first), *rest = [(axis, _matched(axis, name, layer, sequence)) for axis in axes if axis != "batch"]
         n_cells = math.prod(axis.shape[1] for axis in (first, *(axis for _, axis in rest)))
         for part in np.array_split(first, -(-n_cells // _MOST_CELLS), axis=1) if n_cells else ():
-            cut, numbers, counted = [(word, part), *rest], list[Array](), np.ones(1, bool)
+            cut, sides, counted = [(word, part), *rest], list[Array](), np.ones(1, bool)
             for side, record in enumerate((layer.a, layer.b)):
                 cells = np.ix_(*(axis[side] for _, axis in cut))
                 array = record.arrays[name][sequence] if "batch" in axes else record.arrays[name]
-                numbers.append(array[cells][None])
+                sides.append(array[cells][None])
                 if has_masks:  # scores of masked cells have no meaning
                     mask = record.arrays["allowed"][sequence]
                     counted = counted & mask[(np.minimum(cells[0], len(mask) - 1), *cells[1:])][None]
-            x, y = numbers
-            if name in _INDICES:
-                x, y = _as_tokens_of_a(x, y, layer, sequence)
-            yield [("sequence", np.full((4, 1), sequence)), *cut], x, y, counted
-
-
-def _as_tokens_of_a(a: Array, b: Array, layer: LayerDifference, sequence: int) -> tuple[Array, Array]:
-    """Key indices as tokens of A, so that a token equals itself and its replacement. Tokens that A lacks have no index."""
-    text, first_b = layer.keys[sequence], layer.b.first_key(sequence)
-    place_in_a = np.full(text.n_b, -2)
-    for i, j in pairs(text.parts):
-        place_in_a[j] = i
-    is_inside = (b >= first_b) & (b < first_b + text.n_b)
-    moved = np.where(is_inside, place_in_a[np.clip(b - first_b, 0, text.n_b - 1)], np.where(b < 0, -1, -2))
-    return np.where(a < 0, -1, a - layer.a.first_key(sequence)), moved
+            yield [("sequence", np.full((4, 1), sequence)), *cut], sides[0], sides[1], counted
 
 
 # --------------------------------------------------------------------------------------------------------------- axes
@@ -402,12 +370,12 @@ _SIZES = frozenset(row.field for row in STATISTICS if row.is_change)
 """Statistics from 0 to 1, by which changes are sorted."""
 
 
-def _changed_heads(layer: LayerDifference, scales: Mapping[str, float], tolerance: float) -> Iterator[HeadChange]:
-    """The heads of another type, or with a statistic that changed by more than the tolerance times its largest value."""
+def _changed_heads(layer: LayerDifference, least: Mapping[str, float]) -> Iterator[HeadChange]:
+    """The heads of another type, or with a statistic that changed by more than `least`."""
     for a, b in layer.head_pairs:
         both = {row.field: (getattr(a, row.field), getattr(b, row.field)) for row in _CHANGES}
         sizes = {name: change_of(*values) for name, values in both.items()}
-        changed = [name for name, size in sizes.items() if size > tolerance * scales[name]]
+        changed = [name for name, size in sizes.items() if size > least[name]]
         if changed or a.kind != b.kind:
             size = max((sizes[name] for name in changed if name in _SIZES or math.isinf(sizes[name])), default=0.0)
             statistics = [{"name": name, "a": both[name][0], "b": both[name][1]} for name in changed]

@@ -34,8 +34,8 @@ whole record."""
 PATTERN_SITES = ("pattern", "map")
 """The arrays with a head's attention weights: all of them, or the means of blocks."""
 STATISTICS_OF_ROWS = (
-    "max_score", "lse", "corner", "top_shares", "top_keys", "map", "received", "profile", "span_mass", "sink", "distance",
-    "participation", "entropy", "strongest_key",
+    "max_score", "lse", "corner", "top_shares", "map", "received", "profile", "span_mass", "sink", "distance",
+    "participation", "entropy",
 )  # fmt: skip
 """Statistics of scores and patterns in records, which are not sites of the computation."""
 
@@ -194,6 +194,8 @@ class EffectDifference(msgspec.Struct, frozen=True):
     @property
     def summary(self) -> str:
         """The number of changed effects: `3 of 72 effects changed`."""
+        if not self.n_compared:
+            return "no removal is in both, so no effects can be compared"
         return f"{len(self.changes) or 'none'} of {self.n_compared} effect{'s' * (self.n_compared != 1)} changed"
 
 
@@ -247,7 +249,8 @@ class RecordDiff(Shown):
             return "tokens"
         if any(text.n_other_ids for text in self.texts):
             return "ids"
-        return "site" if self.first_site else "effects" if self.effects and self.effects.changes else None
+        has_others = self.effects and (self.effects.changes or not self.effects.n_compared)
+        return "site" if self.first_site else "effects" if has_others else None
 
     @property
     def compared(self) -> list[tuple[LayerDifference, Difference]]:
@@ -273,7 +276,7 @@ class RecordDiff(Shown):
         n_heads, n_sites = sum(layer.n_heads for layer in self.layers), len(self.compared)
         n_changed = sum(len(layer.changed_heads(self.tolerance)) for layer in self.layers)
         parts = [f"{n_changed or 'none'} of {n_heads} head{'s' * (n_heads != 1)} changed"] if n_heads else []
-        parts += [self.effects.summary] if self.effects and self.effects.n_compared else []
+        parts += [self.effects.summary] if self.effects else []
         if self.first is None:
             sites = f" in {n_sites} site{'s' * (n_sites != 1)}" if n_sites else ""
             return "; ".join([f"no difference{sites}", *parts])

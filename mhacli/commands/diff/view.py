@@ -220,7 +220,7 @@ def _effects(d: RecordDiff, *, everything: bool) -> Iterator[RenderableType]:
             names = first_names(dict.fromkeys(removal_name(effect, record) for effect in effects))
             parts.append(Text(f"removed only in {letter}: {names}", style="dim"))
     if parts:
-        yield Group(title_rule(f"{d.effects.summary}, the largest difference first"), *parts)
+        yield Group(title_rule(d.effects.summary + ", the largest difference first" * bool(changes)), *parts)
 
 
 _UNITS = {row.field: row.unit for row in STATISTICS}
