@@ -39,6 +39,17 @@ class UsageError(MhaError):
         super().__init__(message, hint=hint, code="usage", exit_code=EXIT_USAGE, path=path)
 
 
+def bad_file(path: str, message: str, *, hint: str | None = None) -> MhaError:
+    """The error of a file whose content is wrong."""
+    return MhaError(message, hint=hint, code="bad-file", path=path)
+
+
+def missing_library(name: str, user: str) -> MhaError:
+    """The error of a library that is not installed, and that `user` needs."""
+    hint = f"{installing(name)} installs it"
+    return MhaError(f"{user} needs {name}, which is not installed", hint=hint, code="missing-extra")
+
+
 def out_of_range(subject: str, index: int, count: int) -> str:
     """What is wrong with an index where there are `count` things.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mhacli.errors import MhaError, UsageError, first_names
+from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, with_earlier_config
 from mhacli.io.safetensors import TensorFile, read_tensor_file, shown_name
 from mhacli.settings import Config, as_option
@@ -106,7 +106,7 @@ def _metadata(file: TensorFile) -> Metadata | None:
     kind = file.metadata.get("format", file.metadata.get("schema")) if isinstance(file.metadata, dict) else None
     if kind != FORMAT:
         message = f"{file.path} is not a weights file of format {FORMAT}: its format is {kind!r:.80}"
-        raise _bad(file, message, "mha show draws a record" if kind == "mha.record/1" else None)
+        raise bad_file(file.path, message, hint="mha show draws a record" if kind == "mha.record/1" else None)
     return decode(Metadata, with_earlier_config(file.metadata), file.path)
 
 
@@ -121,7 +121,7 @@ def _config_from_shapes(file: TensorFile, given: Mapping[str, Any]) -> Config:
             "names follow Hugging Face: embed.weight, q_proj.weight, k_proj.weight, v_proj.weight, and o_proj.weight "
             "where there is an output projection; --model takes a whole checkpoint"
         )
-        raise _bad(file, message, hint)
+        raise bad_file(file.path, message, hint=hint)
     (_, d_input), (q_width, _), (k_width, _), (v_width, _) = (shapes[name] for name in needed)
     if "n_heads" not in given:
         message = f"{file.path} does not give the number of heads that its {q_width} query rows make"
@@ -157,7 +157,7 @@ def _require_tensors(file: TensorFile, config: Config) -> None:
     faults = [f"{name} {shape} is {found.get(name, 'missing')}" for name, shape in wrong]
     faults += [f"{shown_name(name)} is not expected" for name in sorted(found.keys() - expected.keys())]
     if faults:
-        raise _bad(file, f"{file.path} does not have the tensors of its layer: {first_names(faults, 20)}")
+        raise bad_file(file.path, f"{file.path} does not have the tensors of its layer: {first_names(faults, 20)}")
 
 
 def _require_floats(file: TensorFile, names: Iterable[str]) -> None:
@@ -165,15 +165,11 @@ def _require_floats(file: TensorFile, names: Iterable[str]) -> None:
         dtype = file.tensors[name].dtype
         if dtype not in DTYPES:
             message = f"tensor {shown_name(name)} has dtype {dtype}, which is not one of {', '.join(DTYPES)}"
-            raise _bad(file, f"{file.path}: {message}")
+            raise bad_file(file.path, f"{file.path}: {message}")
 
 
 def _listed(file: TensorFile) -> str:
     return first_names(map(shown_name, sorted(file.tensors))) or "no tensor"
-
-
-def _bad(file: TensorFile, message: str, hint: str | None = None) -> MhaError:
-    return MhaError(message, hint=hint, code="bad-file", path=file.path)
 
 
 # ---------------------------------------------------------------------------------------------------------- score bias
@@ -190,11 +186,11 @@ def read_bias_file(where: str, facts: Facts) -> tuple[TensorFile, str]:
     file = read_tensor_file(path, MAX_FILE_BYTES)
     name = name or (next(iter(file.tensors)) if len(file.tensors) == 1 else "bias")
     if name not in file.tensors:
-        raise _bad(file, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
+        raise bad_file(file.path, f"{path} has no tensor {shown_name(name)}: it has {_listed(file)}")
     _require_floats(file, [name])
     shape, whole = file.tensors[name].shape, (facts.batch, facts.config.n_heads, facts.q_len, facts.k_len)
     sizes = zip(reversed(shape), reversed(whole), strict=False)
     if len(shape) > 4 or any(size not in (1, full) for size, full in sizes):
         message = f"tensor {shown_name(name)} of shape {list(shape)} does not broadcast"
-        raise _bad(file, f"{path}: {message} to [batch, head, query, key] = {list(whole)}")
+        raise bad_file(file.path, f"{path}: {message} to [batch, head, query, key] = {list(whole)}")
     return file, name

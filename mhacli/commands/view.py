@@ -21,7 +21,7 @@ from mhacli.cli.output import (
 )
 from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
-from mhacli.errors import MhaError, UsageError, installing, out_of_range
+from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import uncollected
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
@@ -107,8 +107,4 @@ def _require_terminal() -> None:
         message = f"mha view needs a terminal: {', '.join(lack)}"
         raise MhaError(message, hint="mha show RECORD prints a record", code="no-terminal")
     if find_spec("textual") is None:
-        raise MhaError(
-            "mha view needs textual, which is not installed",
-            hint=f"{installing('textual')} installs it",
-            code="missing-extra",
-        )
+        raise missing_library("textual", "mha view")

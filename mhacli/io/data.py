@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mhacli.errors import MhaError
+from mhacli.errors import bad_file
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def load_json(text: str | bytes, source: str, *, path: str | None = None) -> Any
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as fault:
-        raise MhaError(f"{source} is not JSON: {fault}", code="bad-file", path=path or source) from None
+        raise bad_file(path or source, f"{source} is not JSON: {fault}") from None
 
 
 def _no_constant(word: str) -> Any:
@@ -57,7 +57,7 @@ def decode(kind: type[T], value: Any, source: str, *, path: str | None = None) -
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeEncodeError) as fault:
-        raise MhaError(f"{source}: {fault}", code="bad-file", path=path or source) from None
+        raise bad_file(path or source, f"{source}: {fault}") from None
 
 
 def with_earlier_config(document: dict[str, Any]) -> dict[str, Any]:

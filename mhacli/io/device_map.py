@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Literal
 
-from mhacli.errors import MhaError, UsageError, first_names
+from mhacli.errors import UsageError, bad_file, first_names
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 
@@ -38,4 +38,4 @@ def read_device_map(word: str) -> DeviceMap:
         message = f'{word} names no module, or both the whole model, "", and parts of it'
     else:
         return devices
-    raise MhaError(message, hint=_EXAMPLE, code="bad-file", path=word)
+    raise bad_file(word, message, hint=_EXAMPLE)

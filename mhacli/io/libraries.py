@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, bad_file
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def guarded(what: str, path: str, call: Callable[[], T]) -> T:
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise  # an interrupt is not a fault of the file
         message = f"{what} of {path} cannot be used: {_first_line(fault):.300}"
-        raise MhaError(message, code="bad-file", path=path) from None
+        raise bad_file(path, message) from None
 
 
 def _first_line(fault: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, deserialize, safe_open
 
-from mhacli.errors import MhaError, first_names
+from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io import memory
 from mhacli.io.data import load_json
 from mhacli.io.files import format_size, opened, read_up_to
@@ -52,7 +52,7 @@ def read_tensor_header(path: str) -> TensorFile:
     """The checked header of a regular file, without reading any tensor. Raises `MhaError` with the library's reason."""
     with opened(path) as read:
         if not os.path.isfile(path):
-            raise _bad(path, "the file is a pipe, not a regular file")
+            raise bad_file(path, f"{path}: the file is a pipe, not a regular file")
         return _described(path, _head(path, read), os.path.getsize(path))
 
 
@@ -78,12 +78,8 @@ _CONVERT = "if you trust it, convert it with torch.load(…, weights_only=True) 
 
 def pickled(path: str, why: str, hint: str = _CONVERT) -> MhaError:
     """The error of weights that are pickles, with the way to convert them."""
-    return MhaError(
-        f"{path} is not safetensors: {why}, and mha opens no pickles, which can run code",
-        hint=hint,
-        code="bad-file",
-        path=path,
-    )
+    message = f"{path} is not safetensors: {why}, and mha opens no pickles, which can run code"
+    return bad_file(path, message, hint=hint)
 
 
 def _head(path: str, read: Callable[[int], bytes]) -> bytes:
@@ -95,7 +91,7 @@ def _head(path: str, read: Callable[[int], bytes]) -> bytes:
         raise pickled(path, "its name or its first bytes are those of a pickle")
     if first and _TEXT.issuperset(first[:8]):
         hint = "mha run --file FILE reads a text, --model the folder of a checkpoint"
-        raise MhaError(f"{path} is a text file, not a safetensors file", hint=hint, code="bad-file", path=path)
+        raise bad_file(path, f"{path} is a text file, not a safetensors file", hint=hint)
     return first + (read_up_to(read, length - 1) if length <= MAX_HEADER_BYTES else b"")
 
 
@@ -111,7 +107,7 @@ def _described(path: str, data: bytes, n_bytes: int) -> TensorFile:
                 pass
         entries = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
     except (SafetensorError, ValueError, OSError, MemoryError) as fault:
-        raise _bad(path, f"{fault!s:.400}") from None
+        raise bad_file(path, f"{path}: {fault!s:.400}") from None
     text = entries.pop("__metadata__", {}).get(METADATA_KEY)
     tensors = dict[str, TensorInfo]()
     for name, entry in entries.items():
@@ -127,7 +123,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(set(names)) < len(names):
         raise ValueError(f"a name occurs twice: {first_names(map(shown_name, names))}")
     return dict(pairs)
-
-
-def _bad(path: str, fault: str) -> MhaError:
-    return MhaError(f"{path}: {fault}", code="bad-file", path=path)

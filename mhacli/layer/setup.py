@@ -22,7 +22,7 @@ from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights_file import LayerFile, read_bias_file
 from mhacli.compute.base.head_statistics import Axes
-from mhacli.errors import MhaError
+from mhacli.errors import bad_file
 from mhacli.record.record import Environment
 from mhacli.run import Run
 from mhacli.settings import Config
@@ -185,11 +185,10 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
 def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile | None) -> None:
     have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
     if source is not None and have != need and source.config.random is None:
-        raise MhaError(
+        raise bad_file(
+            source.path,
             f"the vocabulary has {need} entries, but embed.weight of {source.path} has {have} rows",
             hint="--vocab FILE names the vocabulary that the weights were made with",
-            code="bad-file",
-            path=source.path,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhacli.errors import MhaError, first_names, installing
+from mhacli.errors import MhaError, first_names, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size, temporary_folder
@@ -29,11 +29,7 @@ def accelerate() -> Any:
     try:
         return importlib.import_module("accelerate")
     except ImportError:
-        raise MhaError(
-            f"--device-map needs accelerate (extra {EXTRA}), which is not installed",
-            hint=f"{installing('accelerate')} installs it",
-            code="missing-extra",
-        ) from None
+        raise missing_library("accelerate", "--device-map") from None
 
 
 def spread(kind: Any, config: Any, checkpoint: Checkpoint, device_map: DeviceMap) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from mhacli.errors import MhaError, first_names
+from mhacli.errors import MhaError, bad_file, first_names
 from mhacli.io.data import decode
 from mhacli.io.files import read_whole
 from mhacli.io.safetensors import PICKLE_ENDINGS, TensorInfo, pickled, read_tensor_header, shown_name
@@ -58,7 +58,7 @@ def read_checkpoint(path: str) -> Checkpoint:
         names = sorted(os.listdir(path))
     except NotADirectoryError:
         hint = f"try --model {os.path.dirname(path) or '.'}" if path.endswith(".safetensors") else None
-        raise _bad(path, f"{path} is a file: --model takes the folder with its {CONFIG}", hint) from None
+        raise bad_file(path, f"{path} is a file: --model takes the folder with its {CONFIG}", hint=hint) from None
     except (OSError, ValueError) as fault:
         hint = "a checkpoint is read from this machine; nothing is downloaded"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
@@ -68,7 +68,7 @@ def read_checkpoint(path: str) -> Checkpoint:
             f"a checkpoint is a folder with {CONFIG} and .safetensors files, as save_pretrained of transformers writes it; "
             "GGUF files of llama.cpp cannot be read"
         )
-        raise _bad(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint)
+        raise bad_file(path, f"{path} has no {CONFIG}: it holds {_listed(names) or 'nothing'}", hint=hint)
     return _of_files(path, path, _weight_files(path, names))
 
 
@@ -107,7 +107,7 @@ def _real(folder: str, name: str) -> str | None:
     blobs = os.path.join(os.path.dirname(above), "blobs") if os.path.basename(above) == "snapshots" else home
     if os.path.dirname(real) not in (home, blobs):
         hint = "links may lead to the blobs of the same Hugging Face cache only"
-        raise _bad(path, f"{path} leads out of its folder, to {real}", hint)
+        raise bad_file(path, f"{path} leads out of its folder, to {real}", hint=hint)
     return real
 
 
@@ -117,7 +117,7 @@ def _json(folder: str, name: str) -> dict[str, Any]:
     try:
         return {} if real is None else msgspec.json.decode(read_whole(real, _MAX_JSON_BYTES[name]), type=dict[str, Any])
     except (ValueError, RecursionError) as fault:
-        raise _bad(path, f"{path}: {fault}") from None
+        raise bad_file(path, f"{path}: {fault}") from None
 
 
 def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
@@ -131,13 +131,14 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         shards = sorted(set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values()))
         if not shards or not all(map(_SHARD_NAME.fullmatch, shards)):
             hint = "a shard is a file in the folder of its index, such as model-00001-of-00002.safetensors"
-            raise _bad(index, f"{index} names {_listed(shards) or 'no file'}, which are not all shards beside it", hint)
+            message = f"{index} names {_listed(shards) or 'no file'}, which are not all shards beside it"
+            raise bad_file(index, message, hint=hint)
         missing = [name for name in shards if name not in stored]
         if missing:
             message = (
                 f"{folder} lacks {len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
             )
-            raise _bad(folder, message, "the download may be incomplete")
+            raise bad_file(folder, message, hint="the download may be incomplete")
         stored = shards
     pickles = [name for name in names if name.lower().endswith(PICKLE_ENDINGS)]
     if pickles and not stored:
@@ -145,7 +146,7 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         raise pickled(folder, f"its weights are pickles ({_listed(pickles)})", hint)
     if not stored or (len(stored) > 1 and INDEX not in names):
         found = _listed(stored or names)
-        raise _bad(
+        raise bad_file(
             folder, f"{folder} has neither {WHOLE} nor {INDEX} nor one other .safetensors file: it holds {found}"
         )
     return {name: _real(folder, name) or "" for name in stored}
@@ -153,10 +154,6 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
 
 def _listed(names: Iterable[str]) -> str:
     return first_names(map(shown_name, names), 12)
-
-
-def _bad(path: str, message: str, hint: str | None = None) -> MhaError:
-    return MhaError(message, hint=hint, code="bad-file", path=path)
 
 
 _HUB_ID = r"[\w.-]{1,96}(/[\w.-]{1,96})?"

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mhacli.attention.core import is_finite
-from mhacli.errors import HF, MhaError, first_names, installing
+from mhacli.errors import HF, MhaError, bad_file, first_names, installing, missing_library
 from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size
@@ -215,12 +215,11 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
     needed = [name for name in missing if head or not _MAY_BE_MISSING.search(name)]
     wrong = sorted(f"{name} {list(found)}, not {list(own)}" for name, found, own in info.get("mismatched_keys", ()))
     if needed or wrong:
-        raise MhaError(
+        raise bad_file(
+            path,
             f"{path} {'lacks tensors of its model' if needed else 'has tensors of other shapes than its model'}: "
             f"{first_names(needed or wrong)}",
             hint="a checkpoint without a language head cannot generate" if head and needed else None,
-            code="bad-file",
-            path=path,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
 
@@ -263,12 +262,7 @@ def transformers() -> Any:
     try:
         library: Any = importlib.import_module("transformers")
     except ImportError as fault:
-        missing = getattr(fault, "name", None) or "transformers"
-        raise MhaError(
-            f"checkpoints need {missing}, which is not installed",
-            hint=f"{installing(*HF)} installs it",
-            code="missing-extra",
-        ) from None
+        raise missing_library(fault.name or "transformers", "a checkpoint") from None
     release = tuple(int(part) for part in library.__version__.split(".")[:2])
     if release < OLDEST:
         raise MhaError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mhacli.errors import MhaError
+from mhacli.errors import bad_file
 from mhacli.settings import MAX_HEADS, MAX_WIDTH
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -94,4 +94,4 @@ def check_sizes(config: Mapping[str, Any], path: str) -> None:
                 if type(count) is not int or not 1 <= count <= largest:
                     both = where + theirs if ours == theirs else f"{ours} ({where}{theirs})"
                     message = f"{path}: {both} {count!r:.80} is not a whole number from 1 to {largest}"
-                    raise MhaError(message, code="bad-file", path=path)
+                    raise bad_file(path, message)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io import memory
 from mhacli.io.data import decode, json_checksum, with_earlier_config
 from mhacli.io.files import format_size
@@ -20,6 +20,7 @@ from mhacli.record.arrays import Array, StoredArrays, checksum
 from mhacli.record.record import SCHEMA, Record
 
 MAX_FILE_BYTES = 64 << 30
+_CHANGED = "was changed or damaged after it was saved"
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "BOOL": "bool"}
 
 
@@ -44,7 +45,7 @@ def _record(file: TensorFile) -> Record:
     try:
         record = replace(record, config=record.config.resolved())
     except UsageError as fault:
-        raise _bad(file.path, fault.message) from None
+        raise bad_file(file.path, f"{file.path}: {fault.message}") from None
     readers = {name: cache(partial(_array, file, name, sums.get(name))) for name in sums or file.tensors}
     return replace(record, arrays=StoredArrays(readers))
 
@@ -55,19 +56,18 @@ def _require_unchanged(file: TensorFile) -> Mapping[str, str]:
     document = file.metadata if isinstance(file.metadata, dict) else {}
     if document.get("schema") != SCHEMA:
         found = document.get("schema") or document.get("format")
-        raise MhaError(
+        raise bad_file(
+            file.path,
             f"{file.path} is not a record of schema {SCHEMA}: it has {repr(found) if found else 'no schema'}",
             hint=None if found else "mha run TEXT --save FILE writes a record",
-            code="bad-file",
-            path=file.path,
         )
     written = {name: value for name, value in document.items() if name != "checksum"}
     if document.get("checksum") not in (None, json_checksum(written)):
-        raise _changed(file.path, "its JSON")
+        raise bad_file(file.path, f"{file.path}: its JSON {_CHANGED}")
     sums = decode(dict[str, str], document.get("array_checksums", {}), file.path)
     for name in sums:
         if name not in file.tensors:
-            raise _bad(file.path, f"it lacks the array {name}")
+            raise bad_file(file.path, f"{file.path}: it lacks the array {name}")
     return sums
 
 
@@ -78,14 +78,14 @@ def _array(file: TensorFile, name: str, expected: str | None) -> Array:
     info = file.tensors[name]
     dtype = _DTYPES.get(info.dtype)
     if dtype is None:
-        raise _bad(
-            file.path, f"its array {name} has the dtype {info.dtype}, and those of records are {', '.join(_DTYPES)}"
+        raise bad_file(
+            file.path, f"{file.path}: its array {name} has the dtype {info.dtype}, not one of {', '.join(_DTYPES)}"
         )
     data = bytearray(file.data[info.start : info.start + info.n_bytes]) if file.data else _read(file, info)
     array: Array = np.frombuffer(data, np.uint8 if dtype == "bool" else dtype).reshape(info.shape)
     array = array.view(bool) if dtype == "bool" else array
     if expected not in (None, checksum(array)):
-        raise _changed(file.path, f"its array {name}")
+        raise bad_file(file.path, f"{file.path}: its array {name} {_CHANGED}")
     return array
 
 
@@ -101,15 +101,7 @@ def _read(file: TensorFile, info: TensorInfo) -> bytearray:
             source.seek(info.start)
             n_read = source.readinto(data)
     except OSError as fault:
-        raise _bad(file.path, f"an array cannot be read: {fault.strerror}") from None
+        raise bad_file(file.path, f"{file.path}: an array cannot be read: {fault.strerror}") from None
     if n_read < len(data) or size != file.n_bytes:
-        raise _bad(file.path, "the file was replaced while it was in use")
+        raise bad_file(file.path, f"{file.path}: the file was replaced while it was in use")
     return data
-
-
-def _changed(path: str, what: str) -> MhaError:
-    return _bad(path, f"{what} was changed or damaged after it was saved")
-
-
-def _bad(path: str, fault: str) -> MhaError:
-    return MhaError(f"{path}: {fault}", code="bad-file", path=path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from mhacli.errors import MhaError, installing
+from mhacli.errors import missing_library
 from mhacli.record.arrays import Array
 from mhacli.record.effect import EFFECT_NUMBERS, Effect
 from mhacli.record.heads import STATISTICS, HeadStatistics
@@ -79,8 +79,7 @@ def require_library(name: str, method: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(name) is None:
-        hint = f"{installing(name)} installs it; the extra tables has all four libraries for tables"
-        raise MhaError(f"{method} needs {name}, which is not installed", hint=hint, code="missing-extra")
+        raise missing_library(name, method)
 
 
 class EffectTable(tuple[Effect, ...], Table):

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from mhacli.errors import MhaError, UsageError, installing
+from mhacli.errors import MhaError, UsageError, missing_library
 from mhacli.io.files import READ_CHUNK_BYTES, describe, opened, read_up_to
 from mhacli.settings import DEFAULT_MAX_BYTES, Source, parse_bytes, setting
 from mhacli.text.reading import decoded
@@ -201,10 +201,7 @@ def _parquet_file(file: str) -> Iterator[Any]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ModuleNotFoundError:
-        hint = f"{installing('pyarrow')} installs it; the extra scan has it too"
-        raise MhaError(
-            f"{file} needs pyarrow, which is not installed", hint=hint, code="missing-extra", path=file
-        ) from None
+        raise missing_library("pyarrow", file) from None
     try:
         with ParquetFile(file, buffer_size=READ_CHUNK_BYTES, pre_buffer=False) as table:
             yield table

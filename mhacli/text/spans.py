@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
-from mhacli.errors import EXIT_USAGE, MhaError, UsageError
+from mhacli.errors import EXIT_USAGE, MhaError, UsageError, bad_file
 from mhacli.io.files import read_whole
 from mhacli.text.tokens import TokenSequence
 
@@ -71,12 +71,12 @@ def read_chat(path: str) -> tuple[Message, ...]:
     try:
         chat = msgspec.json.decode(data, type=_Messages | _Chat)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise MhaError(f"{path} is no chat: {fault}", code="bad-file", path=path) from None
+        raise bad_file(path, f"{path} is no chat: {fault}") from None
     messages = chat["messages"] if isinstance(chat, dict) else chat
     for message in messages:
         if not _ROLE.fullmatch(message.role):
             rule = "not a name of at most 40 letters, _ and - such as user"
-            raise MhaError(f"{path} is no chat: the role {message.role!r:.80} is {rule}", code="bad-file", path=path)
+            raise bad_file(path, f"{path} is no chat: the role {message.role!r:.80} is {rule}")
     return messages
 
 

@@ -12,7 +12,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from mhacli.errors import MhaError, UsageError, installing
+from mhacli.errors import MhaError, UsageError, bad_file, missing_library
 from mhacli.io.files import read_whole
 from mhacli.io.libraries import guarded
 from mhacli.text.tokenizers import BUILT_IN, Token, is_inner_mark
@@ -131,7 +131,7 @@ class LibraryTokenizer:
 
 
 def _refused(path: str, fault: str) -> MhaError:
-    return MhaError(f"{path} {fault}", code="bad-file", path=path)
+    return bad_file(path, f"{path} {fault}")
 
 
 def _described(
@@ -184,11 +184,7 @@ def file_tokenizer(path: str) -> LibraryTokenizer:
     try:
         import tokenizers
     except ImportError:
-        raise MhaError(
-            "a tokenizer.json needs the tokenizers library, which is not installed",
-            hint=f"{installing('tokenizers')} installs it",
-            code="missing-extra",
-        ) from None
+        raise missing_library("tokenizers", "a tokenizer.json") from None
     library = guarded("the tokenizer", path, lambda: tokenizers.Tokenizer.from_str(data.decode()))
     return LibraryTokenizer(library, path)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import to_builtins
 
-from mhacli.errors import MhaError
+from mhacli.errors import MhaError, bad_file
 from mhacli.io.data import decode, load_json
 from mhacli.io.files import read_whole
 from mhacli.text.tokens import UNKNOWN
@@ -134,4 +134,4 @@ def _in_order(pairs: list[tuple[str, int]], path: str) -> list[str]:
 
 
 def _bad(path: str, fault: str) -> MhaError:
-    return MhaError(f"{path} {fault}", code="bad-file", path=path)
+    return bad_file(path, f"{path} {fault}")

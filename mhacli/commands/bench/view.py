@@ -24,7 +24,7 @@ from mhacli.commands.bench.comparison import NOT_NOW, BaselineComparison
 from mhacli.commands.bench.intervals import MIN_ROUNDS, ratio_text
 from mhacli.commands.bench.result import Benchmark, BenchRow, families
 from mhacli.commands.bench.workload import BACKENDS, LAYERS, RETURNS_PATTERN, Workload
-from mhacli.errors import MhaError, installing
+from mhacli.errors import MhaError, missing_library
 from mhacli.record.glossary import words_of
 from mhacli.render.base.format import bytes_text, count_of, filled, seconds_text, seconds_unit
 from mhacli.render.base.options import Screen
@@ -339,11 +339,7 @@ _HEADINGS = {
 def require_plots() -> None:
     """Raises `MhaError` if matplotlib is missing, before any measurement."""
     if find_spec("matplotlib") is None:
-        raise MhaError(
-            "--svg and --html need matplotlib, which is not installed",
-            hint=f"{installing('matplotlib')} installs it",
-            code="missing-extra",
-        )
+        raise missing_library("matplotlib", "the chart of --svg or --html")
 
 
 def svg(benchmark: Benchmark) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from mhacli.commands.scan.request import ScanSettings
 from mhacli.commands.scan.units import MAX_FILE_BYTES, Unit, UnitFacts, UnitFiles, number_of, read_sums, unit_name
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
@@ -152,7 +152,7 @@ def _recorded_settings(manifest: str) -> tuple[ScanSettings, ...]:
     try:
         document = decode(dict[str, Any], load_json(read_whole(manifest, _MAX_MANIFEST_BYTES), manifest), manifest)
         if document.get("schema") != _SCHEMA:
-            raise MhaError(f"{manifest} does not have the schema {_SCHEMA}", code="bad-file", path=manifest)
+            raise bad_file(manifest, f"{manifest} does not have the schema {_SCHEMA}")
         return decode(tuple[ScanSettings, ...], document.get("settings"), manifest)
     except MhaError as fault:
         fault.hint = ANEW

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mhacli.errors import MhaError
+from mhacli.errors import bad_file
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
 from mhacli.record.arrays import Array
@@ -154,7 +154,7 @@ def read_sums(path: str) -> tuple[UnitFacts, Mapping[str, Array]]:
     document = file.metadata if isinstance(file.metadata, dict) else {}
     facts_text, arrays = str(document.get("facts")), load(file.data)
     if document.get("digest") != _digest(facts_text, arrays):
-        raise MhaError(f"{path} is damaged: its content is not what was written", code="bad-file", path=path)
+        raise bad_file(path, f"{path} is damaged: its content is not what was written")
     return decode(UnitFacts, load_json(facts_text, path), path), arrays
 
 

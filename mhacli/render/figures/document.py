@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from mhacli.errors import MhaError, installing
+from mhacli.errors import MhaError, missing_library
 from mhacli.record.record import Record
 from mhacli.render.base.options import Figure, ViewOptions
 from mhacli.render.figures.effects import effects_figure
@@ -85,7 +85,7 @@ _ZOOM = 2.0
 def require_png() -> None:
     """Raises `MhaError` if PNG is not available: without the library, or without a font, which would drop all text."""
     if find_spec("resvg_py") is None:
-        raise MhaError("--png needs resvg-py, which is not installed", hint=f"{installing('resvg-py')} installs it")
+        raise missing_library("resvg-py", "--png")
     if png(_probe("mha")) == png(_probe("")):
         raise MhaError(
             "--png needs a font, and none is installed", hint="install one, such as DejaVu Sans Mono, or use --svg"

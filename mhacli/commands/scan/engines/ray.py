@@ -20,7 +20,7 @@ from mhacli.commands.scan.engines.single import OnDone, Start, name_here
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import Unit, UnitFiles
 from mhacli.commands.scan.worker import Worker, settings_here
-from mhacli.errors import MhaError, installing
+from mhacli.errors import MhaError, missing_library
 from mhacli.io.interrupts import Terminated, uninterrupted
 
 IN_FLIGHT = 2
@@ -159,8 +159,7 @@ def _ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        hint = f"{installing('ray')} installs it; the extra scan has it too"
-        raise MhaError("workers need ray, which is not installed", hint=hint, code="missing-extra") from None
+        raise missing_library("ray", "a scan with workers") from None
     return ray
 
 
