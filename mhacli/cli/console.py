@@ -6,7 +6,7 @@ import codecs
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -52,11 +52,6 @@ def write(text: str) -> None:
     sys.stdout.write(text)
 
 
-def write_pieces(pieces: Iterable[str]) -> None:
-    """Prints data on stdout unchanged, piece by piece."""
-    sys.stdout.writelines(pieces)
-
-
 def flush() -> int:
     """Flushes stdout and returns 0."""
     if sys.stdout is not None:
@@ -93,13 +88,6 @@ def colour_system() -> Literal["standard", "256", "truecolor"]:
     if os.environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
         return "truecolor"
     return "256" if "256color" in os.environ.get("TERM", "") or not os.environ.get("TERM") else "standard"
-
-
-def screen(choice: ColourChoice, width: int | None = None) -> Screen:
-    """The width of stdout, or another one, and its colour."""
-    from mhacli.render.base.options import Screen
-
-    return Screen(width or stdout_width(), wants_colour(choice, sys.stdout))
 
 
 def draw(renderable: RenderableType, on: Screen) -> None:
@@ -174,9 +162,18 @@ def show_activity(activity: str) -> Iterator[None]:
         yield
 
 
+def leave_deleted_folder() -> None:
+    """Leaves a deleted working folder, in which torch's matrix library would end the process. No file could be saved in it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
 @contextmanager
 def loading_torch() -> Iterator[None]:
     """Shows that torch is loading. Garbage collection is off meanwhile, which saves a quarter of the time."""
+    leave_deleted_folder()
     with show_activity("loading torch"), uncollected():
         yield
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, screen, show_activity, write_pieces
+from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_activity, stdout_width, wants_colour
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
 from mhacli.render.base.options import Figure, Screen, ViewOptions
@@ -81,7 +81,7 @@ class Output:
     @property
     def screen(self) -> Screen:
         """The width and the colour of the terminal's view."""
-        return screen(self.color, self.width)
+        return Screen(self.width or stdout_width(), wants_colour(self.color, sys.stdout))
 
 
 COLOUR = ("color", "width")
@@ -186,7 +186,7 @@ def print_record(record: Record, options: ViewOptions, output: Output) -> None:
                 f"--{output.format} needs attention weights, which the trace of a module does not have",
                 hint="try --json",
             )
-        write_pieces(import_module(f"mhacli.render.{output.format}").pieces(record))
+        sys.stdout.writelines(import_module(f"mhacli.render.{output.format}").pieces(record))
         return
     from mhacli.render.display.terminal import record_views
 
@@ -200,7 +200,7 @@ def print_report(
 ) -> None:
     """Prints a report that is no record, in one of the `formats` or as the view of the terminal."""
     if output.format is not None:
-        write_pieces(formats[output.format]())
+        sys.stdout.writelines(formats[output.format]())
         return
     draw(view(output.screen), output.screen)
 

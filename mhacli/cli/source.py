@@ -63,9 +63,7 @@ def make_run(
         repeat=what.repeat,
         allow_nonfinite=what.allow_nonfinite,
     )
-    made = _of_layer(run, what) if what.model.path is None else _of_checkpoint(run, what, reading)
-    leave_deleted_folder()
-    return made
+    return _of_layer(run, what) if what.model.path is None else _of_checkpoint(run, what, reading)
 
 
 # ------------------------------------------------------------------------------------------------------ a layer of mha
@@ -170,12 +168,7 @@ def local_checkpoint(model: ModelSettings) -> Checkpoint | None:
         raise UsageError(
             f"--revision is for checkpoints on a hub, and {path} is not the id of one", hint="leave out --revision"
         )
-    try:
-        checkpoint = read_checkpoint(path)
-    except MhaError as fault:
-        if not os.path.lexists(path):
-            fault.hint, fault.path = "the id of a checkpoint on a hub looks like org/name", path
-        raise
+    checkpoint = read_checkpoint(path)
     for kind, n in model.layers or ():
         count = size_of(checkpoint.config, "n_layers", kind or "self")
         if count is not None and n >= count:
@@ -257,14 +250,6 @@ def _context(what: Computation) -> list[str]:
     for word in what.context:
         require_words(word, option="--context")
     return [argument_text(word, what) for word in what.context]
-
-
-def leave_deleted_folder() -> None:
-    """Leaves a deleted working folder, in which torch's matrix library would end the process. No file could be saved in it."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        os.chdir("/")
 
 
 def record_command() -> tuple[str, ...]:

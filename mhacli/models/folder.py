@@ -60,7 +60,7 @@ def read_checkpoint(path: str) -> Checkpoint:
         hint = f"try --model {os.path.dirname(path) or '.'}" if path.endswith(".safetensors") else None
         raise bad_file(path, f"{path} is a file: --model takes the folder with its {CONFIG}", hint=hint) from None
     except (OSError, ValueError) as fault:
-        hint = "a checkpoint is read from this machine; nothing is downloaded"
+        hint = "a checkpoint is a folder; the id of one on a hub looks like org/name"
         message = f"{path}: {getattr(fault, 'strerror', None) or fault}"
         raise MhaError(message, hint=hint, code="unreadable", path=path) from None
     if CONFIG not in names:

@@ -11,7 +11,7 @@ import typer
 from mhacli.cli.console import loading_torch, note, progress
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import leave_deleted_folder, record_command
+from mhacli.cli.source import record_command
 from mhacli.commands.bench.comparison import BaselineComparison, compare, parse_rule
 from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep
@@ -81,7 +81,6 @@ def bench(given: GivenSizes, options: BenchOptions, output: BenchOutput) -> None
         from mhacli.commands.bench.view import require_plots
 
         require_plots()
-    leave_deleted_folder()
     with loading_torch():
         from mhacli.commands.bench.run import measure
     with progress() as report_progress:

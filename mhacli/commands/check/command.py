@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from mhacli.cli.console import progress
+from mhacli.cli.console import leave_deleted_folder, progress
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, offers
-from mhacli.cli.source import leave_deleted_folder, record_command
+from mhacli.cli.source import record_command
 from mhacli.commands.check.result import CheckRequest
 from mhacli.errors import EXIT_CHECK, EXIT_FAILED, UsageError
 from mhacli.settings import Config

@@ -10,7 +10,7 @@ import typer
 from mhacli.cli.console import loading_torch, progress
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import leave_deleted_folder, local_checkpoint, record_command, require_words
+from mhacli.cli.source import local_checkpoint, record_command, require_words
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 from mhacli.text.reading import argument_text
@@ -48,7 +48,6 @@ def doctor(
         if empty is not None:
             raise MhaError(f"text {empty} is empty or white space", code="no-tokens")
         local_checkpoint(settings)
-    leave_deleted_folder()
     with loading_torch():
         from mhacli.commands.doctor.run import examine
     with progress() as report_progress:
