@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -42,46 +42,28 @@ COMMANDS: Mapping[str, str] = {
 folder of that name, in its `command`."""
 
 
-class LazyGroup(typer.core.TyperGroup):
-    """A group that imports only the module of the command that runs; listing commands needs only their names."""
-
-    def __init__(self, **settings: Any) -> None:
-        """The commands as stubs with their names and help."""
-        super().__init__(**settings)
-        self.commands = {name: typer.core.TyperCommand(name, help=text) for name, text in COMMANDS.items()}
-        add_help_options(self)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Loads the command that the arguments name; `help COMMAND` is `COMMAND --help`."""
-        if args[0] == "help":
-            args = [*(word for word in args[1:] if not word.startswith("-")), "--help"]
-        if args == ["--help"]:
-            write(help_text(ctx))
-            raise typer.Exit
-        if args[0] in COMMANDS:
-            with uncollected():
-                self.commands[args[0]] = _load(args[0])
-        return super().resolve_command(ctx, args)
+def _application(words: Sequence[str]) -> Any:
+    """The group of all commands. Only the module of the command that the first of the words names is imported; listing others
+    needs only their names and help."""
+    app = typer.Typer(name="mha", pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, epilog=_EXAMPLES)(_root)
+    first = next((word for word in words if not word.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        command = _load(name) if name == first else _root
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, help=text)
+        else:
+            app.command(name, cls=HelpCommand, help=text, epilog=getattr(command, "examples", None))(command)
+    return add_help_options(typer.main.get_command(app))
 
 
 def _load(name: str) -> Any:
-    module = importlib.import_module(f"mhacli.commands.{name}")
-    if hasattr(module, "__path__"):  # a folder
-        module = importlib.import_module(f"mhacli.commands.{name}.command")
-    command = getattr(module, name)
-    if isinstance(command, typer.Typer):
-        command.info.name, command.info.help = name, COMMANDS[name]
-        return add_help_options(typer.main.get_command(command))
-    single = typer.Typer(add_completion=False)
-    single.command(name, cls=HelpCommand, help=COMMANDS[name], epilog=command.examples)(command)
-    return add_help_options(typer.main.get_command(single))
+    with uncollected():
+        module = importlib.import_module(f"mhacli.commands.{name}")
+        if hasattr(module, "__path__"):  # a folder
+            module = importlib.import_module(f"mhacli.commands.{name}.command")
+    return getattr(module, name)
 
-
-app = typer.Typer(
-    name="mha",
-    cls=LazyGroup,
-    pretty_exceptions_enable=False,
-)
 
 _STDOUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
 _GONE = {
@@ -92,16 +74,15 @@ _GONE = {
     "--lengths": "mha bench --decode --lengths", "convert": "mha run TEXT --model DIR --layer N",
 }  # fmt: skip
 """Options and commands that an earlier version had, and what to type in their place."""
+_EXAMPLES = (
+    'mha run "the cat sat on the mat" --heads 4\n'
+    'mha run "the cat sat on the mat" --model MiniLM --layer 5\n'
+    "mha check my_attention.py:MultiHeadAttention"
+)
 _HALF = 300
 """Half of the characters of the longest message of Typer that is printed whole."""
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog='mha run "the cat sat on the mat" --heads 4\n'
-    'mha run "the cat sat on the mat" --model MiniLM --layer 5\n'
-    "mha check my_attention.py:MultiHeadAttention",
-)
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
@@ -119,18 +100,22 @@ def _root(
 def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
-        typer.main.get_command(app).main(prog_name="mha")
+        _application(os.environ.get("COMP_WORDS", "").split()[1:]).main(prog_name="mha")
     code = _guarded(_run_app)
     return _guarded(flush) or code  # the interpreter's flush at exit would report a full disk too late
 
 
 def _run_app() -> int:
-    """Runs the command that the arguments name. Typer's own `main` would return 1 for a broken pipe."""
+    """Runs the command that the arguments name; `help COMMAND` is `COMMAND --help`. Typer would return 1 for a broken
+    pipe."""
     require_stdout()
-    command = typer.main.get_command(app)
+    words = sys.argv[1:]
+    if words[:1] == ["help"]:
+        words = [*(word for word in words[1:] if not word.startswith("-")), "--help"]
+    app = _application(words)
     try:
-        with command.make_context("mha", sys.argv[1:]) as context:
-            command.invoke(context)
+        with app.make_context("mha", words) as context:
+            app.invoke(context)
     except typer.Exit as end:
         return end.exit_code
     return 0

@@ -35,9 +35,10 @@ _HELP_OPTIONS = (
 
 def add_help_options(command: Any) -> Any:
     """The command or group, with the two options of help in it and in its subcommands."""
-    for each in (command, *getattr(command, "commands", {}).values()):
-        each.params += _HELP_OPTIONS
-        each.add_help_option = False
+    command.params += _HELP_OPTIONS
+    command.add_help_option = False
+    for subcommand in getattr(command, "commands", {}).values():
+        add_help_options(subcommand)
     return command
 
 
