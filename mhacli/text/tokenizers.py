@@ -9,7 +9,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import ClassVar, NamedTuple
@@ -79,18 +79,12 @@ class WordTokenizer:
         for chunk in re.finditer(r"\S+", text):
             require_token_len(chunk.end() - chunk.start(), self.max_token_len)
             for word, start, end in self._words(chunk.group()):
-                yield Token(self._cased(word), chunk.start() + start, chunk.start() + end)
+                cased = word if self.keep_case else word.lower()  # the lower case of a sigma depends on its word
+                yield Token(cased, chunk.start() + start, chunk.start() + end)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """Word counts, of the same words as `tokens` gives for the whole text."""
-        counts: Counter[str] = Counter()
-        for chunk, count in _chunks(pieces, self.max_token_len).items():
-            for word in (chunk,) if chunk.isalnum() else (word for word, _, _ in self._words(chunk)):
-                counts[self._cased(word)] += count  # the lower case of a sigma depends on its word
-        return counts
-
-    def _cased(self, text: str) -> str:
-        return text if self.keep_case else text.lower()
+        return _counts(self.tokens, _chunks(pieces, self.max_token_len))
 
     def _words(self, chunk: str) -> list[tuple[str, int, int]]:
         """The words of a run without white space, each with its start and end in the run."""
@@ -115,21 +109,23 @@ class CharacterTokenizer:
 
     def tokens(self, text: str) -> Iterator[Token]:
         """The tokens in order."""
-        return (Token(name, i, i + 1) for i, character in enumerate(text) for name in self._names(character))
+        for i, character in enumerate(text):
+            is_itself = not self.as_bytes or character.isascii()
+            for name in [character] if is_itself else [f"<0x{byte:02X}>" for byte in character.encode()]:
+                yield Token(name, i, i + 1)
 
     def count(self, pieces: Iterable[str]) -> Counter[str]:
         """The count of each token."""
-        characters = Counter(chain.from_iterable(pieces))
-        counts: Counter[str] = Counter()
-        for character, count in characters.items():
-            for name in self._names(character):
-                counts[name] += count
-        return counts
+        return _counts(self.tokens, Counter(chain.from_iterable(pieces)))
 
-    def _names(self, character: str) -> list[str]:
-        if not self.as_bytes or character.isascii():
-            return [character]
-        return [f"<0x{byte:02X}>" for byte in character.encode()]
+
+def _counts(tokens: Callable[[str], Iterator[Token]], texts: Counter[str]) -> Counter[str]:
+    """The count of each token of texts, of which each is cut once, however often it occurs."""
+    counts: Counter[str] = Counter()
+    for text, count in texts.items():
+        for token in tokens(text):
+            counts[token.text] += count
+    return counts
 
 
 def _chunks(pieces: Iterable[str], max_len: int | None) -> Counter[str]:
