@@ -57,16 +57,6 @@ _GENERATES = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel)\b")
 
 
 @dataclass(frozen=True)
-class DtypeCount:
-    """The tensors of one dtype."""
-
-    dtype: str
-    n_tensors: int
-    n_parameters: int
-    n_bytes: int
-
-
-@dataclass(frozen=True)
 class StackAttention:
     """The attention of one stack; None is a size that is not known. `biases` are the letters (of q, k, v and o) of the
     projections with a bias.
@@ -89,7 +79,7 @@ class StackAttention:
 @dataclass(frozen=True)
 class Contents:
     """The result of `mha weights info`. `kind` is `checkpoint`, or `layer` for a weights file of mha, whose `layout` is
-    `mha`."""
+    `mha`. Each of `dtypes` has its numbers of tensors, parameters and bytes, each of `files` its size."""
 
     path: str
     kind: str
@@ -98,7 +88,7 @@ class Contents:
     n_tensors: int
     n_parameters: int
     n_bytes: int
-    dtypes: tuple[DtypeCount, ...]
+    dtypes: tuple[tuple[str, int, int, int], ...]
     files: tuple[tuple[str, int], ...]
     attentions: tuple[StackAttention, ...]
     vocabulary: int | None
@@ -126,7 +116,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
         checkpoint.family,
         "mha" if is_layer else None,
         *_totals(tensors),
-        dtypes=tuple(DtypeCount(dtype, *_totals(same)) for dtype, same in by_dtype.items()),
+        dtypes=tuple((dtype, *_totals(same)) for dtype, same in by_dtype.items()),
         files=tuple((name, getsize(path)) for name, path in checkpoint.files.items()),
         attentions=tuple(_attentions(config, tensors)),
         vocabulary=size_of(config, "vocabulary"),
@@ -229,6 +219,8 @@ def info(
 def to_json(contents: Contents, *, with_tensors: bool) -> dict[str, Any]:
     """The document of schema `mha.weights-info/1`."""
     document: dict[str, Any] = {"schema": SCHEMA} | asdict(contents)
+    totals = ("dtype", "n_tensors", "n_parameters", "n_bytes")
+    document["dtypes"] = [dict(zip(totals, row, strict=True)) for row in contents.dtypes]
     document["files"] = [{"name": name, "n_bytes": n_bytes} for name, n_bytes in contents.files]
     tensors = [{name: value for name, value in t.items() if name != "start"} for t in document.pop("tensors")]
     return document | ({"tensors": tensors} if with_tensors else {})
@@ -250,7 +242,10 @@ def contents_view(contents: Contents, on: Screen, *, with_tensors: bool) -> Rend
     ]
     tables = {"vocabulary": contents.vocabulary, "positions": contents.positions}
     known = [f"{name} {n:,}" for name, n in tables.items() if n is not None]
-    dtypes = [(d.dtype, f"{d.n_tensors:,}", f"{d.n_parameters:,}", format_size(d.n_bytes)) for d in contents.dtypes]
+    dtypes = [
+        (dtype, f"{n:,}", f"{n_parameters:,}", format_size(n_bytes))
+        for dtype, n, n_parameters, n_bytes in contents.dtypes
+    ]
     files = [(name, format_size(n_bytes)) for name, n_bytes in contents.files[:_MOST_FILES]]
     n_more = len(contents.files) - len(files)
     lines: list[RenderableType] = [
