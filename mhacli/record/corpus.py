@@ -77,19 +77,20 @@ def named(file: str, place: int, n_documents: int = 1) -> str:
     return (f"{file}:{place}" if place else file) + (f" and {n_documents - 1} more" if n_documents > 1 else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusHead:
     """One head over all documents.
 
-    `kinds` counts the documents by head type. `agree` is the fraction with the type of the mean statistics.
+    `kinds` counts the documents by head type. `agree` is the fraction with the type of the mean statistics. The unit of a scan
+    has the sinks and cells of its documents alone.
     """
 
     layer: int
     attention: str
     head: int
-    agree: float
-    kinds: Mapping[Kind, int] = field(hash=False)
-    spreads: tuple[Spread, ...]
+    agree: float = 0.0
+    kinds: Mapping[Kind, int] = field(default_factory=dict, hash=False)
+    spreads: tuple[Spread, ...] = ()
     sinks: tuple[TokenSink, ...]
     cells: tuple[CorpusCell, ...]
 

@@ -53,8 +53,6 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "allowed": ("batch", "head", "query", "key"),
 }
 _BY_TOKENS = ("query", "key", "query block", "key block")
-_MOST_CELLS = 1 << 22
-"""The most cells compared at a time, which bounds memory."""
 _EXACT = ("ids", "visible", "allowed")
 _Piece = tuple[list[tuple[str, Array]], Array, Array, Array]
 """The axes of some cells by name, with indices as of `_matched`; the numbers of both records; and which cells count."""
@@ -226,11 +224,9 @@ def _compared(row: Difference, pieces: Iterable[_Piece], tolerance: float) -> Di
             named = [each for each in named if each[0] != "head" or each[1] >= 0]  # -1 stands for all heads
             at = {name: [each[n] for each in named] for n, name in enumerate(("axes", "a", "b"))} if named else None
         if row.seen == "array" and cut[1][0] == "head":
-            for head, gap in zip(
-                cut[1][1][2].tolist(), gaps.reshape(gaps.shape[1], -1).max(axis=1).tolist(), strict=True
-            ):
-                if head >= 0 and gap > heads.get(head, (-1.0, 0))[0]:
-                    heads[head] = gap, int(cut[0][1][0, 0])
+            head, gap = int(cut[1][1][2, 0]), float(gaps.max())
+            if head >= 0 and gap > heads.get(head, (-1.0, 0))[0]:
+                heads[head] = gap, int(cut[0][1][0, 0])
     is_within = tolerance > 0 and not counts[2] and largest <= tolerance * magnitude
     names = ("n_cells", "n_different", "n_nonfinite", "n_only_a", "n_only_b")
     return msgspec.structs.replace(
@@ -261,13 +257,13 @@ def _measured(a: Array, b: Array, counted: Array) -> tuple[Array, Array, float, 
 
 
 def _pieces(name: str, layer: LayerDifference) -> Iterator[_Piece]:
-    """The corresponding cells of both records, a sequence and no more than `_MOST_CELLS` at a time."""
+    """The corresponding cells of both records, a sequence and a head at a time, which bounds memory."""
     axes = _axes(name, layer.a)
     has_masks = name in ("qk", "scores") and all("allowed" in record.arrays for record in (layer.a, layer.b))
     for sequence in range(len(layer.queries) if "batch" in axes else 1):
         (word, first), *rest = [(axis, _matched(axis, name, layer, sequence)) for axis in axes if axis != "batch"]
-        n_cells = math.prod(axis.shape[1] for axis in (first, *(axis for _, axis in rest)))
-        for part in np.array_split(first, -(-n_cells // _MOST_CELLS), axis=1) if n_cells else ():
+        parts = first.T[:, :, None] if word == "head" else [first]
+        for part in parts if all(axis.shape[1] for axis in (first, *(axis for _, axis in rest))) else ():
             cut, sides, counted = [(word, part), *rest], list[Array](), np.ones(1, bool)
             for side, record in enumerate((layer.a, layer.b)):
                 cells = np.ix_(*(axis[side] for _, axis in cut))

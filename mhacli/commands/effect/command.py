@@ -8,7 +8,7 @@ from mhacli.cli.console import loading_torch, note, progress, show_activity
 from mhacli.cli.next_steps import after_effect
 from mhacli.cli.output import COLOUR, DRAWN, Output, print_result, require_output
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.commands.effect.settings import EffectSettings, require_one_removal
+from mhacli.commands.effect.settings import EffectSettings
 from mhacli.errors import UsageError
 from mhacli.io.files import format_size
 from mhacli.io.memory import uncollected
@@ -41,7 +41,6 @@ def effect(
     """Computes the effects, saves the record and prints it."""
     from mhacli.cli.source import make_run
 
-    require_one_removal(effect)
     if reading.span and effect.cut is None:
         raise UsageError("--span names parts of the text for --cut", hint="add --cut A:B, or leave --span out")
     require_output(options, output, figure="effects")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mhacli.errors import UsageError
 from mhacli.settings import MAX_LENGTH, options_of, setting
 from mhacli.text.tokens import AttentionKind
 
@@ -93,16 +91,3 @@ class EffectSettings:
         if self.from_python:
             return parameter
         return "--layer" if parameter == "layers" else dict(options_of(EffectSettings))[parameter].name(parameter)
-
-
-def require_one_removal(settings: EffectSettings) -> None:
-    """Raises `UsageError` for settings that exclude each other."""
-    named: Callable[[str], str] = settings.name_of
-    chosen = {
-        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
-    }
-    for name, option in chosen.items():
-        for other in option.excludes:
-            if other in chosen:
-                message = f"{named(name)} and {named(other)} exclude each other"
-                raise UsageError(message, hint=f"leave {named(other)} out")

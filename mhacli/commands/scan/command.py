@@ -62,11 +62,6 @@ def _require_answerable(request: ScanRequest) -> None:
     for name, (value, example) in needed.items():
         if not value:
             raise UsageError(f"mha scan needs {name}: {example}", hint="mha scan --help shows examples")
-    if request.pack:
-        raise UsageError("--pack is gone: each document is a text of its own; --max-tokens N takes its first N tokens")
-    tables = [source for source in request.sources if source.lower().endswith((".csv", ".tsv"))]
-    if tables and not (request.form.lines or request.form.field or request.form.column):
-        note(f"{tables[0]} is read as one text with its commas; --lines takes its lines, and JSON lines have --field")
     local_checkpoint(request.model)
     require_expressions(request.span)
 

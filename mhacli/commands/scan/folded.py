@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mhacli.commands.scan.units import UnitFacts, UnitHead, add_sum, strongest
+from mhacli.commands.scan.units import UnitFacts, add_sum, strongest
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.checks import SelfCheck, worst_check
-from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, TokenSink
+from mhacli.record.corpus import MAX_LISTED_BAD, BadEntry, CorpusCell, CorpusHead, TokenSink
 from mhacli.record.heads import HEAD_TYPES
 from mhacli.record.record import InspectedLayer
 
@@ -34,7 +34,7 @@ class Folded:
     n_bad: int = 0
     longest: int = 0
     bad: list[BadEntry] = field(default_factory=list)
-    heads: tuple[UnitHead, ...] = ()
+    heads: tuple[CorpusHead, ...] = ()
     sinks: list[dict[str, tuple[int, float]]] = field(default_factory=list)
     cells: list[list[CorpusCell]] = field(default_factory=list)
     statistics: tuple[str, ...] = ()

@@ -21,7 +21,6 @@ from mhacli.commands.scan.units import (
     UnitDocument,
     UnitFacts,
     UnitFiles,
-    UnitHead,
     add_sum,
     document_digest,
     statistic_names,
@@ -34,7 +33,7 @@ from mhacli.commands.scan.units import (
 from mhacli.compute.checkpoint.layers import LayerResults
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.record.arrays import Array
-from mhacli.record.corpus import BadEntry, CorpusCell, CorpusSummary, TokenSink
+from mhacli.record.corpus import BadEntry, CorpusCell, CorpusHead, CorpusSummary, TokenSink
 from mhacli.record.effect import Effect
 from mhacli.record.heads import HEAD_TYPES, MAX_LARGEST, Averages, HeadStatistics
 from mhacli.record.record import InspectedLayer, Record, texts_of
@@ -181,12 +180,12 @@ class Gathered:
             bad=tuple(self.bad),
             statistics=self._names() if self.documents else (),
             heads=tuple(
-                UnitHead(
-                    head.layer,
-                    head.attention,
-                    head.head,
-                    tuple(TokenSink(token, len(s), math.fsum(s) / len(s)) for token, s in sorted(sinks.items())),
-                    tuple(cells),
+                CorpusHead(
+                    layer=head.layer,
+                    attention=head.attention,
+                    head=head.head,
+                    sinks=tuple(TokenSink(token, len(s), math.fsum(s) / len(s)) for token, s in sorted(sinks.items())),
+                    cells=tuple(cells),
                 )
                 for head, sinks, cells in zip(
                     self.heads[0] if self.heads else (), self._sinks, self._cells, strict=True

@@ -59,7 +59,6 @@ class ScanRequest:
     sources: tuple[str, ...] = setting((), CORPUS, _SOURCES, metavar="CORPUS...", argument=True)
     form: CorpusFormat
     max_tokens: int | None = setting(None, CORPUS, _FIRST, MAX_TOKENS, low=1, high=MAX_LENGTH, common=True)
-    pack: bool = setting(False, CORPUS, "", hidden=True)
     strict: bool = setting(False, CORPUS, "Stop at a bad document instead of leaving it out.")
     model: ModelSettings = ModelSettings()
     tokenizer: str | None = setting(None, CHECKPOINT, TOKENIZER, default="the checkpoint's own")

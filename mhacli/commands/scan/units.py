@@ -19,7 +19,7 @@ from mhacli.errors import bad_file
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.safetensors import METADATA_KEY, read_tensor_file
 from mhacli.record.arrays import Array
-from mhacli.record.corpus import BadEntry, CorpusCell, TokenSink, named
+from mhacli.record.corpus import BadEntry, CorpusCell, CorpusHead, named
 from mhacli.record.effect import EFFECT_NUMBERS, Effect
 from mhacli.record.heads import MAX_LARGEST, STATISTICS, Averages
 from mhacli.record.record import InspectedLayer
@@ -95,17 +95,6 @@ class UnitDocument:
 
 
 @dataclass(frozen=True)
-class UnitHead:
-    """A head in the documents of a unit: its sink tokens and its strongest cells."""
-
-    layer: int
-    attention: str
-    head: int
-    sinks: tuple[TokenSink, ...]
-    cells: tuple[CorpusCell, ...]
-
-
-@dataclass(frozen=True)
 class UnitFacts:
     """The documents and heads of a unit, and how its arrays are to be read.
 
@@ -126,7 +115,7 @@ class UnitFacts:
     documents: tuple[UnitDocument, ...]
     bad: tuple[BadEntry, ...]
     statistics: tuple[str, ...]
-    heads: tuple[UnitHead, ...]
+    heads: tuple[CorpusHead, ...]
     layers: tuple[InspectedLayer, ...]
     identical: bool
 

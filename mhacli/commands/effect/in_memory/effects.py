@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mhacli.commands.effect.in_memory.removed import head_place
-from mhacli.commands.effect.settings import EffectSettings, HeadChoice, require_one_removal
+from mhacli.commands.effect.settings import EffectSettings, HeadChoice
 from mhacli.commands.effect.study import EffectStudy, of_all_layers
 from mhacli.compute.checkpoint.prepare import ReadCheckpoint, Texts
 from mhacli.compute.checkpoint.run import CheckpointRun
@@ -25,7 +25,7 @@ from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.effect import REPLACEMENTS
 from mhacli.record.record import Record
 from mhacli.run import Run
-from mhacli.settings import ModelSettings
+from mhacli.settings import ModelSettings, options_of
 from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, named_by_ids
 
 _NAME = "mhacli.effects"
@@ -74,7 +74,7 @@ def effects(
         require_open(model, _NAME)
         _require_transformers(model)
         _require_replacement(replace)
-        require_one_removal(settings)
+        _require_one_removal(settings)
         run = _run(model, _layers(layers))
         return _record(model, inputs, tokenizer, run, settings=settings)
     except MhaError as fault:
@@ -183,6 +183,17 @@ def _text(given: Any, names: ModelTokenizer) -> TokenSequence:
         if isinstance(names, _IdNames)
         else names.spelled(row) or named_by_ids(row)
     )
+
+
+def _require_one_removal(settings: EffectSettings) -> None:
+    """Raises `UsageError` for arguments that exclude each other."""
+    given = {
+        name: option for name, option in options_of(EffectSettings) if getattr(settings, name) not in (None, False)
+    }
+    for name, option in given.items():
+        other = next((other for other in option.excludes if other in given), None)
+        if other is not None:
+            raise UsageError(f"{name} and {other} exclude each other", hint=f"leave {other} out")
 
 
 def _require_replacement(replace: str) -> None:
