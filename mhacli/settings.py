@@ -208,7 +208,7 @@ TOKENIZER = "word, char, byte, or the path of a tokenizer.json (needs the extra 
 TOKENIZERS, DEVICE_WORDS = ("word", "char", "byte"), ("auto", "cpu", "cuda", "mps")
 RANDOM = "Use random token vectors instead of a text."
 _DISTRIBUTION = "Distribution of --random: N(0, 1), or uniform from 0 to 1."
-_TEXT_ONLY = ("tokenizer", "vocab", "max_tokens", "lines", "context", "documents")
+_TEXT_ONLY = ("typed", "text", "file", "tokenizer", "vocab", "max_tokens", "lines", "context", "documents")
 _VECTORS = numbers("BATCH,LENGTH", "2,5")
 BY_MODE, BY_TEXT = "word; with --model, its own", "sinusoidal; with --random, none"
 _own = partial(setting, modes=("layer",))
@@ -337,10 +337,9 @@ def _require_ranges(config: Config) -> None:
 def _require_layer(full: Config) -> None:
     n_kv_heads, d_head = full.n_kv_heads or 0, full.d_head or 0
     if full.n_heads % n_kv_heads:
-        fault = "is more than" if n_kv_heads > full.n_heads else "does not divide"
         nearest = _nearest_divisor(full.n_heads, n_kv_heads)
         raise UsageError(
-            f"{as_option('n_kv_heads', n_kv_heads)} {fault} the {full.n_heads} query heads",
+            f"{as_option('n_kv_heads', n_kv_heads)} does not divide the {full.n_heads} query heads",
             hint=f"try {as_option('n_kv_heads', nearest)}",
         )
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?|mps", full.device):
@@ -441,22 +440,17 @@ def encoding_name(word: str) -> str:
     return word
 
 
-def word_list(word: str) -> tuple[str, ...]:
-    """Words from `pattern,z`."""
-    return tuple(part.strip() for part in word.split(",") if part.strip())
-
-
 LayerChoices = tuple[LayerChoice, ...] | None
 """Layers to inspect; None for all."""
 
 
 def words_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
-    """A function that takes words such as `forward,both`, each among the choices."""
+    """A function that takes words such as `forward,both`, each among the choices if there are any."""
 
     def parse(word: str) -> tuple[str, ...]:
         chosen = [part.strip() for part in word.split(",")]
         for part in chosen:
-            if part not in choices:
+            if choices and part not in choices:
                 raise ValueError(f"{part[:40]!r} is not among {', '.join(choices)}")
         return tuple(dict.fromkeys(chosen))
 

@@ -121,9 +121,7 @@ def suggest_cell(record: Record, options: ViewOptions) -> None:
     cells = [
         (cell, head)
         for head in record.heads
-        if kinds.get(head.attention, "self") == "self"
-        and (options.heads is None or head.head in options.heads)
-        and (options.layers is None or any(n == head.layer for _, n in options.layers))
+        if kinds.get(head.attention, "self") == "self" and (options.heads is None or head.head in options.heads)
         for cell in head.largest
         if (options.sequences is None or cell.sequence in options.sequences)
         and (record.context is not None or cell.key != cell.query)

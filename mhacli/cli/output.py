@@ -17,7 +17,7 @@ from mhacli.cli.console import SCREEN_WIDTHS, ColourChoice, draw, note, show_act
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.io.files import check_target, format_size, write_whole
 from mhacli.render.base.options import Figure, Screen, ViewOptions
-from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, word_list
+from mhacli.settings import DEFAULT_KEEP_LIMIT, OUTPUT, PICTURES, Mode, parse_bytes, setting, words_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mhacli.record.record import Record
     from mhacli.run import Run
 
-FORMATS = ("json", "csv")
-"""The formats of a record, by their options and their modules in `mhacli.render`."""
 _SAVE = "Save the record in this file, for mha show, view and diff."
 _SAVE_WEIGHTS = "Save the weights in this file, for --weights."
 _KEEP = "Arrays in the saved record and in --json, such as pattern,z."
@@ -48,7 +46,7 @@ class Output:
     save: str | None = setting(None, OUTPUT, _SAVE, metavar="FILE", common=True)
     save_weights: str | None = setting(None, OUTPUT, _SAVE_WEIGHTS, metavar="FILE", modes=("layer",))
     force: bool = setting(False, OUTPUT, "Overwrite existing files.")
-    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=word_list, metavar="SITES", default=_KEPT, modes=_RUN)
+    keep: tuple[str, ...] | None = setting(None, OUTPUT, _KEEP, parse=words_of(), metavar="SITES", default=_KEPT, modes=_RUN)
     keep_limit: int = setting(DEFAULT_KEEP_LIMIT, OUTPUT, _LIMIT, parse=parse_bytes, metavar="SIZE", default=_MIB, modes=_RUN)
     html: str | None = setting(None, PICTURES, "Write an interactive HTML page that works offline.", metavar="FILE", common=True)
     svg: str | None = setting(None, PICTURES, "Write an SVG picture.", metavar="FILE")
@@ -59,8 +57,8 @@ class Output:
 
     @property
     def format(self) -> str | None:
-        """The name of the format of stdout, None for the view of the terminal."""
-        return next((name for name in FORMATS if getattr(self, name)), None)
+        """The format of stdout, with the name of its module in `mhacli.render`; None for the view of the terminal."""
+        return "json" if self.json else "csv" if self.csv else None
 
     @property
     def pictures(self) -> tuple[tuple[str, str], ...]:
@@ -129,22 +127,13 @@ def require_output(
 def require_writable(files: Iterable[tuple[str, str]], *, force: bool, read: str | None = None) -> None:
     """Raises `UsageError` for stdout, for two options that name the same file, also by different paths, and for the file that
     is read. Raises `MhaError` for a file that cannot be written."""
-    options_by_path = {} if read is None else {_resolved(read): "record"}
+    options_by_path = {} if read is None else {os.path.realpath(read): "record"}
     for name, path in files:
         if path == "-":
             raise UsageError(f"--{name} writes a file, and - names none", hint=f"try --{name} ./-, or a name")
-        other = options_by_path.setdefault(_resolved(path), name)
+        other = options_by_path.setdefault(check_target(path, force=force), name)
         if other != name:
             raise UsageError(f"--{other} and --{name} name the same file, {path}")
-        check_target(path, force=force)
-
-
-def _resolved(path: str) -> str:
-    """The resolved path. In a deleted working folder it cannot be resolved, and writing the file raises the error."""
-    try:
-        return os.path.realpath(path)
-    except OSError:
-        return path
 
 
 # ------------------------------------------------------------------------------------------------------------ printing

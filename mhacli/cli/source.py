@@ -71,7 +71,7 @@ def make_run(
 
 def _of_layer(run: Run, what: Computation) -> Run:
     config, weights = _config(what)
-    texts = [] if config.random is not None and not has_text(what) else read_texts(what)
+    texts = [] if config.random is not None else read_texts(what)
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
@@ -95,7 +95,6 @@ def _of_layer(run: Run, what: Computation) -> Run:
     made = replace(run, config=config, weights=weights, encoded=encoded, notes=notes)
     if config.score_bias is not None:
         read_bias_file(config.score_bias, made.facts)
-    made.plan  # noqa: B018  raises for arrays that cannot be kept
     return made
 
 
@@ -211,17 +210,12 @@ def require_words(word: str, *, option: str = "") -> None:
         raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
 
 
-def has_text(source: Source) -> bool:
-    """Whether any text is given."""
-    return bool(source.typed or source.text or source.file)
-
-
 def source_paths(source: Source) -> list[str]:
     """The files to read, `-` for stdin. Raises `UsageError` if stdin is named twice or no text is given."""
     paths = [*(word for word in source.typed if word == "-"), *source.file]
     if paths.count("-") > 1:
         raise UsageError("stdin (-) is named twice")
-    if not has_text(source):
+    if not (source.typed or source.text or source.file):
         raise UsageError("no text is given", hint='try "the cat sat on the mat", --file PATH, or - for stdin')
     return paths
 
