@@ -135,11 +135,6 @@ class Record(Shown):
             arrays=under(self.arrays, layer_prefix(index)),
         )
 
-    @property
-    def layer_records(self) -> tuple[Record, ...]:
-        """The records of the inspected layers; the record itself if it has none."""
-        return tuple(self.of_layer(index) for index in range(len(self.layers))) or (self,)
-
     def pattern(
         self, *, layer: int | None = None, head: int | None = None, batch: int = 0, kind: AttentionKind | None = None
     ) -> Pattern:
@@ -151,30 +146,17 @@ class Record(Shown):
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
-        views = self._layer_views(layer, kind)
-        patterns = [pattern_of_layer(view, number, head=head, batch=batch) for number, view in views]
-        return stacked(patterns) if self.layers and layer is None else patterns[0]
-
-    def _layer_views(self, layer: int | None, kind: AttentionKind | None) -> list[tuple[int, Record]]:
-        """The layers of this number and kind (None: any), with their records. Raises `UsageError` for none or ambiguous
-        ones."""
-        own = self.heads[0].layer if self.heads else 0
-        places = [(each.layer, each.kind) for each in self.layers] or [(own, "self")]
-        views = [
-            (number, view)
-            for (number, its_kind), view in zip(places, self.layer_records, strict=True)
-            if layer in (None, number) and kind in (None, its_kind)
-        ]
-        if not views:
-            sought = " and ".join(
-                f"{name} {value}" for name, value in (("layer", layer), ("kind", kind)) if value is not None
-            )
-            listed = ", ".join(dict.fromkeys(f"{its_kind} layer {number}" for number, its_kind in places))
-            raise UsageError(f"no attention of {sought} is in the record, which has {listed}")
-        if len(views) > len({number for number, _ in views}):
+        attentions = [(each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)]
+        attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
+        chosen = [(n, view) for n, its_kind, view in attentions if layer in (None, n) and kind in (None, its_kind)]
+        if not chosen:
+            listed = ", ".join(dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions))
+            raise UsageError(f"no attention with layer={layer} and kind={kind} is in the record, which has {listed}")
+        if len(chosen) > len({number for number, _ in chosen}):
             hint = "choose one with kind=, or take record.of_layer(index).pattern()"
-            raise UsageError(f"the record has several attentions of layer {views[0][0]}", hint=hint)
-        return views
+            raise UsageError(f"the record has several attentions of layer {chosen[0][0]}", hint=hint)
+        patterns = [pattern_of_layer(view, number, head=head, batch=batch) for number, view in chosen]
+        return stacked(patterns) if self.layers and layer is None else patterns[0]
 
     def document(self) -> dict[str, Any]:
         """The record without arrays as JSON values."""
