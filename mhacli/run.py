@@ -16,7 +16,7 @@ from mhacli.sites import Facts
 from mhacli.text.encode import NO_TEXT, Encoded
 
 if TYPE_CHECKING:
-    from mhacli.attention.weights_file import LayerFile
+    from mhacli.io.safetensors import TensorFile
     from mhacli.models.folder import Checkpoint
     from mhacli.text.spans import Message
     from mhacli.text.tokens import TokenSequence
@@ -38,7 +38,7 @@ class Run:
     command: tuple[str, ...] = ()
     config: Config = Config()
     encoded: Encoded = NO_TEXT
-    weights: LayerFile | None = None
+    weights: TensorFile | None = None
     model: ModelSettings = ModelSettings()
     checkpoint: Checkpoint | None = None
     texts: tuple[str, ...] = ()

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.layer import MultiHeadAttention, new_embedding
-from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, LayerFile, Probe
+from mhacli.attention.weights_file import EMBEDDING, FORMAT, POSITION_EMBEDDING, RUN_CHOICES, Probe, saved_metadata
 from mhacli.errors import EXIT_CHECK, MhaError
-from mhacli.io.safetensors import METADATA_KEY
+from mhacli.io.safetensors import METADATA_KEY, TensorFile
 from mhacli.settings import Config
 
 PROBE_TOLERANCE = 1e-6
@@ -91,7 +91,7 @@ def to_bytes(layer: LayerWeights, config: Config, vocabulary: tuple[str, ...]) -
     return save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={METADATA_KEY: header})
 
 
-def from_file(source: LayerFile, *, allow_nonfinite: bool) -> LayerWeights:
+def from_file(file: TensorFile, config: Config, *, allow_nonfinite: bool) -> LayerWeights:
     """The layer in a checked file, in the dtype of its config.
 
     Raises `MhaError` for numbers that are not finite, and, with exit code 3, when the stored probe says that the weights
@@ -99,19 +99,18 @@ def from_file(source: LayerFile, *, allow_nonfinite: bool) -> LayerWeights:
     """
     from safetensors.torch import load
 
-    tensors = load(source.file.data)
+    tensors, saved = load(file.data), saved_metadata(file)
     if not allow_nonfinite:
-        require_finite(tensors, source.path)
+        require_finite(tensors, file.path)
     embedding, table = tensors.pop(EMBEDDING), tensors.pop(POSITION_EMBEDDING, None)
-    attention = new_attention(source.config, torch.Generator()).double()  # holds every saved dtype exactly
+    attention = new_attention(config, torch.Generator()).double()  # holds every saved dtype exactly
     attention.load_state_dict(tensors)
-    if source.metadata is not None and not allow_nonfinite:
-        found = probe(LayerWeights(embedding, attention, table), source.metadata.config.resolved())
-        _require_probe(found, source.metadata.probe, source.path)
-    dtype = getattr(torch, source.config.dtype)
-    if table is None or source.config.positions != "learned":
-        return LayerWeights(embedding.to(dtype), attention.to(dtype))
-    return LayerWeights(embedding.to(dtype), attention.to(dtype), table.to(dtype))
+    if saved is not None and not allow_nonfinite:
+        found = probe(LayerWeights(embedding, attention, table), saved.config.resolved())
+        _require_probe(found, saved.probe, file.path)
+    dtype = getattr(torch, config.dtype)
+    table = table.to(dtype) if table is not None and config.positions == "learned" else None
+    return LayerWeights(embedding.to(dtype), attention.to(dtype), table)
 
 
 def require_finite(tensors: dict[str, Tensor], subject: str) -> None:

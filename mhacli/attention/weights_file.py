@@ -49,31 +49,16 @@ class Metadata:
     probe: Probe
 
 
-@dataclass(frozen=True)
-class LayerFile:
-    """A checked file with the config that follows from the file and the options. `metadata` is None if the file has
-    none."""
-
-    file: TensorFile
-    config: Config
-    metadata: Metadata | None
-
-    @property
-    def path(self) -> str:
-        """The path of the file."""
-        return self.file.path
-
-
-def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
+def read_layer_file(path: str, given: Mapping[str, Any]) -> tuple[TensorFile, Config]:
     """The checked file, and its config with the options that were `given` (by field name). Needs no torch.
 
     Raises `MhaError` for a damaged file or unfitting tensors (all listed), and `UsageError` for an option that
     contradicts the file, or that the file needs.
     """
     file = read_tensor_file(path, MAX_FILE_BYTES)
-    metadata = _metadata(file)
+    saved = saved_metadata(file)
     _require_floats(file, sorted(_NAMES & file.tensors.keys()))
-    config = _config_from_shapes(file, given) if metadata is None else metadata.config
+    config = _config_from_shapes(file, given) if saved is None else saved.config
     for name in sorted(_SHAPE_CHOICES & given.keys()):
         if given[name] != getattr(config, name):
             choice = as_option(name, given[name])
@@ -81,7 +66,7 @@ def read_layer_file(path: str, given: Mapping[str, Any]) -> LayerFile:
             raise UsageError(message, hint=f"leave out {choice}")
     config = replace(config, **given).resolved()
     _require_tensors(file, config)
-    return LayerFile(file, config, metadata)
+    return file, config
 
 
 def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]:
@@ -100,7 +85,8 @@ def expected_shapes(config: Config, n_tokens: int) -> dict[str, tuple[int, ...]]
     return shapes | ({f"{letter}_proj.bias": shape[:1] for letter, shape in matrices.items()} if config.bias else {})
 
 
-def _metadata(file: TensorFile) -> Metadata | None:
+def saved_metadata(file: TensorFile) -> Metadata | None:
+    """What mha saved about the layer in a file; None if it saved nothing. Raises `MhaError` for a file of another format."""
     if file.metadata is None:
         return None
     kind = file.metadata.get("format", file.metadata.get("schema")) if isinstance(file.metadata, dict) else None

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mhacli.attention.weights_file import LayerFile, read_bias_file, read_layer_file
+from mhacli.attention.weights_file import read_bias_file, read_layer_file, saved_metadata
 from mhacli.cli.console import loading_torch, show_activity
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.io.files import describe
 from mhacli.io.memory import uncollected
+from mhacli.io.safetensors import TensorFile
 from mhacli.run import Run
 from mhacli.settings import (
     DEFAULT_KEEP_LIMIT,
@@ -75,8 +76,8 @@ def _of_layer(run: Run, what: Computation) -> Run:
     vocabulary, origin = None, "the vocabulary"
     if what.vocab is not None:
         vocabulary, origin = vocabularies.load(what.vocab), what.vocab
-    elif weights is not None and weights.metadata is not None and weights.metadata.vocabulary:
-        vocabulary, origin = Vocabulary(tuple(weights.metadata.vocabulary)), weights.path
+    elif weights is not None and (saved := saved_metadata(weights)) is not None and saved.vocabulary:
+        vocabulary, origin = Vocabulary(saved.vocabulary), weights.path
     if vocabulary is not None and vocabulary.inner_marks is not None:
         config = replace(config, inner_marks=vocabulary.inner_marks)
     with show_activity("reading the text"):
@@ -98,13 +99,15 @@ def _of_layer(run: Run, what: Computation) -> Run:
     return made
 
 
-def _config(what: Computation) -> tuple[Config, LayerFile | None]:
+def _config(what: Computation) -> tuple[Config, TensorFile | None]:
     """The resolved config, and the file of the weights."""
     given = dict(what.given)
     if "random" in given:
         given.setdefault("positions", "none")
-    weights = None if what.weights is None else read_layer_file(what.weights, given)
-    config = Config(**given).resolved() if weights is None else weights.config
+    if what.weights is None:
+        weights, config = None, Config(**given).resolved()
+    else:
+        weights, config = read_layer_file(what.weights, given)
     for name, positions in (("rope_theta", ROPE), ("max_positions", ("learned",))):
         if name in given and config.positions not in positions:
             raise UsageError(

@@ -18,7 +18,6 @@ from mhacli.attention.taps import Capture, Stopwatch, largest_difference, requir
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
 from mhacli.attention.tiled.statistics import summarise
-from mhacli.attention.weights_file import LayerFile
 from mhacli.compute.base.head_statistics import head_statistics, make_baseline, make_statistics_request
 from mhacli.errors import UsageError
 from mhacli.layer.setup import Setup, make_setup
@@ -38,22 +37,20 @@ def inspect(
     config: Config | None = None,
     *,
     context: Sequence[str] = (),
-    source: LayerFile | None = None,
 ) -> Record:
     """The record of one attention layer over the text: tokens, shapes, patterns, statistics, timings, self-check.
 
     `text` is one sequence, several (a padded batch), tokenized texts, or nothing with `config.random`. `context` makes
-    it cross-attention. `source` gives weights from a file; otherwise they come from the config's seed. Raises
-    `MhaError` for errors that the user can fix: contradictory sizes, text without tokens, too little memory, numbers
-    that overflow.
+    it cross-attention. The weights come from the config's seed. Raises `MhaError` for errors that the user can fix:
+    contradictory sizes, text without tokens, too little memory, numbers that overflow.
     """
-    resolved = (config or Config()).resolved() if source is None else source.config
+    resolved = (config or Config()).resolved()
     encoded = (
         text
         if isinstance(text, Encoded)
         else encode([text] if isinstance(text, str) else text or (), resolved, context=context)
     )
-    return inspect_layer(Run(encoded=encoded, config=resolved, weights=source))
+    return inspect_layer(Run(encoded=encoded, config=resolved))
 
 
 def inspect_layer(request: Run) -> Record:

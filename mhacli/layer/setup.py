@@ -20,7 +20,7 @@ from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
 from mhacli.attention.routes import ROUTES, RouteInputs
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
-from mhacli.attention.weights_file import LayerFile, read_bias_file
+from mhacli.attention.weights_file import read_bias_file
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import bad_file
 from mhacli.record.record import Environment
@@ -165,8 +165,14 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
     if source is None:
         layer = weights.new_layer(config, len(encoded.vocabulary.tokens))
     else:
-        layer = weights.from_file(source, allow_nonfinite=allow_nonfinite)
-    _require_vocabulary(encoded, layer, source)
+        layer = weights.from_file(source, config, allow_nonfinite=allow_nonfinite)
+        n_rows, n_tokens = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
+        if n_rows != n_tokens and config.random is None:
+            raise bad_file(
+                source.path,
+                f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
+                hint="--vocab FILE names the vocabulary that the weights were made with",
+            )
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
@@ -180,16 +186,6 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
         environment=environment(device, config.device),
         weights=None if source is None else source.path,
     )
-
-
-def _require_vocabulary(encoded: Encoded, layer: LayerWeights, source: LayerFile | None) -> None:
-    have, need = layer.embedding.shape[0], len(encoded.vocabulary.tokens)
-    if source is not None and have != need and source.config.random is None:
-        raise bad_file(
-            source.path,
-            f"the vocabulary has {need} entries, but embed.weight of {source.path} has {have} rows",
-            hint="--vocab FILE names the vocabulary that the weights were made with",
-        )
 
 
 def _tokens(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Tokens:
