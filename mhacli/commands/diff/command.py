@@ -45,20 +45,18 @@ def diff(
     options = replace(options, view=view)
     if not a or not b:
         raise UsageError("mha diff needs two records, files that --save wrote")
-    from mhacli.commands.diff.compare import compare
+    from mhacli.commands.diff.compare import diff as compare
     from mhacli.commands.diff.view import diff_view, require_drawable
-    from mhacli.record import storage
 
     with show_activity("comparing"):
-        records = storage.load(a), storage.load(b)
-        require_drawable(records, options)
-        differences = compare(*records, (a, b), tolerance=tolerance)
+        differences = compare(a, b, tolerance=tolerance)
+    require_drawable((differences.a, differences.b), options)
     print_report(
         output,
         view=lambda on: diff_view(differences, options, on),
         json=lambda: json_document(differences.to_dict(record_command())),
     )
-    require_agreement(*records, names=(a, b))
+    require_agreement(differences.a, differences.b, names=(a, b))
     if differences.verdict == "nothing":
         raise MhaError(
             "the two records have nothing in common that could be compared",

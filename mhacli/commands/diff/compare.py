@@ -68,16 +68,9 @@ def diff(
     """
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise UsageError(f"tolerance {tolerance:g} is no number from 0 on")
-    names = (
-        "the first record" if isinstance(a, Record) else os.fspath(a),
-        "the second record" if isinstance(b, Record) else os.fspath(b),
-    )
-    first, second = (record if isinstance(record, Record) else load(record) for record in (a, b))
-    return compare(first, second, names, tolerance=tolerance)
-
-
-def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | None = None) -> RecordDiff:
-    """The differences of B from A. For `tolerance` see `diff`."""
+    given = {"the first record": a, "the second record": b}
+    names = [name if isinstance(record, Record) else os.fspath(record) for name, record in given.items()]
+    a, b = (record if isinstance(record, Record) else load(record) for record in (a, b))
     dtypes = {record.config.dtype if record.model is None else record.model.dtype for record in (a, b)}
     coarser = next((name for name in TOLERANCES if name in dtypes), "float32")
     allowed = TOLERANCES[coarser].runs if tolerance is None else tolerance
@@ -93,10 +86,10 @@ def compare(a: Record, b: Record, names: tuple[str, str], *, tolerance: float | 
     return RecordDiff(
         a=a,
         b=b,
-        names=names,
+        names=(names[0], names[1]),
         tolerance=allowed,
         dtype=coarser if tolerance is None else None,
-        settings=_different_settings([("", of_a, of_b), *_settings_of_layers(layers)]),
+        settings=_different_settings(of_a, of_b, layers),
         alike={name: of_a[name] for name in _ALIKE if of_a.get(name, _NONE) == of_b.get(name) != _NONE},
         texts=texts,
         layers=tuple(replace(layer, heads=tuple(_changed_heads(layer, least))) for layer in layers),
@@ -475,22 +468,21 @@ _MODEL_PLACES = ("path", "compared_len", "identical_outputs", "without", "genera
 _NONE = "none"
 
 
-def _different_settings(pairs: Iterable[tuple[str, Mapping[str, str], Mapping[str, str]]]) -> tuple[Setting, ...]:
-    """The settings that differ, each once with the labels of its layers; an empty label is the whole record."""
-    labels_of: dict[tuple[str, str, str], list[str]] = {}
-    for label, a, b in pairs:
-        for name in dict.fromkeys((*a, *b)):
-            words = a.get(name, _NONE), b.get(name, _NONE)
-            if words[0] != words[1]:
-                labels_of.setdefault((name, *words), []).extend([label] if label else [])
-    return tuple({"name": name, "a": a, "b": b, "layers": labels} for (name, a, b), labels in labels_of.items())
-
-
-def _settings_of_layers(layers: Sequence[LayerDifference]) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
+def _different_settings(
+    of_a: dict[str, str], of_b: dict[str, str], layers: Sequence[LayerDifference]
+) -> tuple[Setting, ...]:
+    """The settings that differ, those of layers once each with the labels of the layers."""
+    sides = [("", of_a, of_b)]
     for layer in layers:
-        for a, b in [layer.inspected] if layer.inspected else []:
-            of_a, of_b = ({name: _word(getattr(each, name)) for name in _LAYER_FIELDS} for each in (a, b))
-            yield layer.label, of_a, of_b
+        words = [{name: _word(getattr(each, name)) for name in _LAYER_FIELDS} for each in layer.inspected]
+        sides += [(layer.label, words[0], words[1])] if words else []
+    labels_of: dict[tuple[str, str, str], list[str]] = {}
+    for label, x, y in sides:
+        for name in dict.fromkeys((*x, *y)):
+            key = name, x.get(name, _NONE), y.get(name, _NONE)
+            if key[1] != key[2]:
+                labels_of.setdefault(key, []).extend([label] if label else [])
+    return tuple({"name": name, "a": a, "b": b, "layers": labels} for (name, a, b), labels in labels_of.items())
 
 
 def _settings_of(record: Record) -> dict[str, str]:

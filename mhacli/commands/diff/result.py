@@ -236,11 +236,9 @@ class RecordDiff(Shown):
     def first_site(self) -> tuple[LayerDifference, Difference] | None:
         """The first site that differs, in the order of execution, with its layer; a statistic if no site of the layer
         differs."""
-        for layer in self.layers:
-            departed = [site for site in layer.sites if site.departs]
-            if departed:
-                return layer, min(departed, key=lambda site: site.site in STATISTICS_OF_ROWS)
-        return None
+        departed = [(layer, [site for site in layer.sites if site.departs]) for layer in self.layers]
+        first = next((each for each in departed if each[1]), None)
+        return first and (first[0], min(first[1], key=lambda site: site.site in STATISTICS_OF_ROWS))
 
     @property
     def first(self) -> Literal["tokens", "ids", "site", "effects"] | None:
