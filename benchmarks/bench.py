@@ -26,7 +26,8 @@ import torch
 from mhacli.attention import attend, masks
 from mhacli.attention.fused import fused_attend
 from mhacli.commands.bench.result import Benchmark, read_benchmark
-from mhacli.commands.bench.timing import Timed, clock_for, time_in_turns
+from mhacli.commands.bench.run import seconds_of, time_in_turns
+from mhacli.commands.bench.workload import Timing
 
 MHA = str(Path(sys.executable).with_name("mha"))
 LENGTHS = (256, 512, 1024, 2048)
@@ -40,11 +41,11 @@ def heads(length: int, device: str) -> tuple[torch.Tensor, ...]:
 def beside_torch(length: int, device: str) -> None:
     """Prints the median of our clock over that of torch's, for the fused kernel."""
     call = partial(torch.nn.functional.scaled_dot_product_attention, *heads(length, device))
-    clock, timed = clock_for(torch.device(device)), Timed(call)
-    n_calls = 1 if device == "cuda" else max(1, round(0.02 / clock.round([(timed, 5)])[0]))
+    clock = partial(seconds_of, call, device=torch.device(device))
+    n_calls = 1 if device == "cuda" else max(1, round(0.02 / clock(n_calls=5)))
     ratios = []
     for _ in range(ROUNDS):
-        ours = statistics.median(clock.round([(timed, n_calls)])[0] for _ in range(3))
+        ours = statistics.median(clock(n_calls=n_calls) for _ in range(3))
         ratios.append(ours / theirs(call, device, n_calls))
     print(f"T={length:>5}: our clock / torch's {statistics.median(ratios):.3f}")
 
@@ -73,9 +74,14 @@ def four_lines(length: int, device: str) -> None:
     }  # fmt: skip
     said = []
     for name, (ours, direct) in pairs.items():
-        entries = {"ours": Timed(ours), "direct": Timed(direct)}
+        calls = {"ours": ours, "direct": direct}
         with torch.no_grad():
-            samples, _ = time_in_turns(entries, clock_for(torch.device(device)), repeat=60, budget_s=60, seed=0)
+            samples, _ = time_in_turns(
+                [*calls],
+                lambda name, n_calls, calls=calls: seconds_of(calls[name], n_calls, torch.device(device)),
+                Timing(repeat=60),
+                most_calls=1 if device == "cuda" else 1000,
+            )
         ratios = [a / b for a, b in zip(samples["ours"], samples["direct"], strict=True)]
         said.append(f"{name} {statistics.median(ratios):.3f}")
     print(f"T={length:>5}: {', '.join(said)}")

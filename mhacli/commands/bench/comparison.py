@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -10,8 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mhacli.commands.bench.intervals import Interval
-from mhacli.commands.bench.result import Benchmark, BenchRow
+from mhacli.commands.bench.result import Benchmark
 from mhacli.commands.bench.workload import Workload
 from mhacli.errors import UsageError
 
@@ -44,7 +42,9 @@ class TimeChange(Workload):
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """The changes, the rows that cannot be compared, and warnings; `limit` is that of the rule `slower:LIMIT`."""
+    """The changes, the rows that cannot be compared, and warnings. `outcome` is the result of the rule `slower:limit`: `slower`
+    if a time is surely above the limit or a row could not run, `passed` if all times are surely at most the limit. It is None
+    without a rule, or if nothing can be compared."""
 
     baseline: str
     changes: tuple[TimeChange, ...]
@@ -53,19 +53,22 @@ class BaselineComparison:
     warnings: tuple[str, ...]
     limit: float | None = None
 
-    def may_exceed(self, ratio: Literal["ratio_low", "ratio_high"]) -> list[TimeChange]:
-        """The changes of which this end of the interval is above the limit."""
-        return [change for change in self.changes if getattr(change, ratio) > (self.limit or math.inf)]
+    @property
+    def slower(self) -> list[TimeChange]:
+        """The changes that are surely above the limit."""
+        return [change for change in self.changes if self.limit is not None and change.ratio_low > self.limit]
+
+    @property
+    def undecided(self) -> list[TimeChange]:
+        """The changes that may be above the limit or not."""
+        return [c for c in self.changes if self.limit is not None and c.ratio_low <= self.limit < c.ratio_high]
 
     @property
     def outcome(self) -> FailIfOutcome | None:
-        """The result of the rule: `slower` if a time is surely above the limit, or a row could not run; `passed` if all times
-        are surely at most the limit. None without a rule, or if nothing can be compared."""
+        """The result of the rule."""
         if self.limit is None or not (self.changes or self.broken):
             return None
-        if self.broken or self.may_exceed("ratio_low"):
-            return "slower"
-        return "inconclusive" if self.may_exceed("ratio_high") else "passed"
+        return "slower" if self.broken or self.slower else "inconclusive" if self.undecided else "passed"
 
     @property
     def summary(self) -> str:
@@ -74,12 +77,14 @@ class BaselineComparison:
         if self.outcome is None:
             n = Counter(change.verdict for change in self.changes)
             parts = [f"{timings}, {n['slower']} slower and {n['faster']} faster than in {self.baseline}"]
+        elif self.outcome == "inconclusive":
+            above = f"may be more than {self.limit:g} × that in {self.baseline}"
+            parts = [f"inconclusive: {len(self.undecided)} {timings} {above}"]
+            parts.append("more rounds (--repeat, --budget) or a quieter machine decide")
         else:
-            is_open = self.outcome == "inconclusive"
-            n_above = len(self.may_exceed("ratio_high" if is_open else "ratio_low"))
-            above = f"{'may be' if is_open else 'are'} more than {self.limit:g} × that in {self.baseline}"
-            parts = [f"{self.outcome}: {n_above} {timings} {above}"]
-            parts += ["more rounds (--repeat, --budget) or a quieter machine decide"] if is_open else []
+            parts = [
+                f"{self.outcome}: {len(self.slower)} {timings} are more than {self.limit:g} × that in {self.baseline}"
+            ]
         if self.broken:
             parts.append(f"rows with a time in {self.baseline} that could not run now: {len(self.broken)}")
         return "; ".join(parts)
@@ -87,14 +92,14 @@ class BaselineComparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as JSON values."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
-        limit = fields.pop("limit")
-        undecided = [change for change in self.may_exceed("ratio_high") if change.ratio_low <= limit]
-        rule = {"limit": limit, "outcome": self.outcome, "undecided": msgspec.to_builtins(undecided)}
+        undecided = msgspec.to_builtins(self.undecided)
+        rule = {"limit": fields.pop("limit"), "outcome": self.outcome, "undecided": undecided}
         return fields | {"rule": None if self.outcome is None else rule, "summary": self.summary}
 
 
 def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | None = None) -> BaselineComparison:
-    """The comparison of every row of `now` with the same row of the baseline, and the result of the rule `slower:limit`."""
+    """The comparison of every row of `now` with the same row of the baseline. The interval of a change runs from the fastest
+    likely time now over the slowest likely time then to the reverse."""
     then = {(row.backend, row.size): row for row in baseline.rows}
     changes, broken, unmatched = [], [], []
     for row in now.rows:
@@ -102,13 +107,21 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | No
         if before is None:
             unmatched.append(f"{row.backend}, {row.title}: not in {path}")
         elif row.interval is not None and before.interval is not None:
-            changes.append(_change(row, row.interval, before.interval, limit))
+            ours, theirs = row.interval, before.interval
+            ratio, low, high = ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low
+            changes.append(TimeChange(
+                **asdict(row.size), backend=row.backend, name=row.title, baseline_s=theirs.median, median_s=ours.median,
+                ratio=ratio, ratio_low=low, ratio_high=high,
+                verdict="slower" if low > 1 else "faster" if high < 1 else "similar",
+                shows_from=None if limit is None else limit * ratio / low,
+            ))  # fmt: skip
         elif before.interval is not None:
             broken.append(f"{row.backend}, {row.title}: {row.status} now ({row.reason})")
     unmatched += [f"{row.backend}, {row.title}{NOT_NOW}" for row in then.values()]
-    return BaselineComparison(
-        path, tuple(changes), tuple(broken), tuple(unmatched), tuple(_warnings(now, baseline)), limit
-    )
+    pairs = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
+    pairs.append(("seed", baseline.seed, now.seed))
+    warnings = [f"{name} differs: {before} then, {ours} now" for name, before, ours in pairs if before != ours]
+    return BaselineComparison(path, tuple(changes), tuple(broken), tuple(unmatched), tuple(warnings), limit)
 
 
 def parse_rule(word: str) -> float:
@@ -117,20 +130,3 @@ def parse_rule(word: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--fail-if {word[:40]!r} is no rule: it takes slower:RATIO, such as slower:1.10")
     return float(match[1])
-
-
-def _change(row: BenchRow, now: Interval, then: Interval, limit: float | None) -> TimeChange:
-    """The change of a row. Its interval runs from the fastest likely time now over the slowest likely time then to the
-    reverse."""
-    ratio, low, high = now.median / then.median, now.low / then.high, now.high / then.low
-    return TimeChange(
-        **asdict(row.size), backend=row.backend, name=row.title, baseline_s=then.median, median_s=now.median, ratio=ratio,
-        ratio_low=low, ratio_high=high, verdict="slower" if low > 1 else "faster" if high < 1 else "similar",
-        shows_from=None if limit is None else limit * ratio / low,
-    )  # fmt: skip
-
-
-def _warnings(now: Benchmark, baseline: Benchmark) -> list[str]:
-    pairs = [(name, baseline.environment.get(name), now.environment.get(name)) for name in _SAME]
-    pairs.append(("seed", baseline.seed, now.seed))
-    return [f"{name} differs: {then} then, {ours} now" for name, then, ours in pairs if then != ours]

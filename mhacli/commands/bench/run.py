@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from math import isfinite
+import random
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import cache, partial
 from time import perf_counter
-from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.profiler import profile
+from torch.autograd import grad
 
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.attention.fused import kernel_among
 from mhacli.commands.bench.backends import (
-    Exact,
-    HeadTensors,
+    EXACT_BYTES,
     Prepared,
-    deviation,
-    draw_heads,
-    exact_answer,
-    explained,
-    is_out_of_memory,
+    answers,
     outcome_of,
     prepare,
+    running,
+    watched,
+    what_ran,
 )
 from mhacli.commands.bench.intervals import MIN_ROUNDS, median_interval, paired_ratio
-from mhacli.commands.bench.result import BackendStatus, Benchmark, BenchRow
-from mhacli.commands.bench.timing import Clock, Timed, clock_for, product_rate, time_in_turns
-from mhacli.commands.bench.workload import (
-    COMPILED,
-    EXPECTED_FUSED,
-    Direction,
-    Sweep,
-    Workload,
-    expected_flops,
-    expected_moved_bytes,
-    least_bytes,
-)
+from mhacli.commands.bench.result import Benchmark, BenchRow
+from mhacli.commands.bench.workload import COMPILED, EXPECTED_FUSED, LAYERS, Direction, Sweep, Timing, Workload
+from mhacli.errors import UsageError
 from mhacli.io import memory
-from mhacli.io.files import format_size, temporary_folder
+from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, n_cpus
 from mhacli.io.progress import Progress, no_progress
 from mhacli.settings import ITEM_BYTES, Dtype
@@ -76,310 +67,262 @@ def bench(
     seconds have passed. A backend whose single call is predicted to take longer than `call_limit_s` is skipped. Raises
     `MhaError` for a missing device and for invalid sizes.
     """
-    sweep = Sweep(
-        backends=tuple(backends), batch=tuple(batch), n_heads=tuple(n_heads), n_kv_heads=tuple(n_kv_heads),
-        d_head=tuple(d_head), lengths=tuple(lengths), dtypes=tuple(dtypes), causal=causal, directions=tuple(directions),
-        decode=decode,
+    given = {
+        "lengths": lengths, "backends": backends, "batch": batch, "n_heads": n_heads, "n_kv_heads": n_kv_heads,
+        "d_head": d_head, "dtypes": dtypes, "directions": directions, "causal": causal, "decode": decode,
+    }  # fmt: skip
+    try:
+        sweep = msgspec.convert({n: [*v] if isinstance(v, Iterable) else v for n, v in given.items()}, Sweep)
+    except msgspec.ValidationError as fault:
+        raise UsageError(f"bench: {fault}") from None
+    timing = Timing(
+        device=device, threads=threads, repeat=repeat, budget=budget_s, call_limit=call_limit_s, seed=seed
     )  # fmt: skip
-    return measure(
-        sweep.checked(),
-        device=device,
-        threads=threads,
-        repeat=repeat,
-        budget_s=budget_s,
-        call_limit_s=call_limit_s,
-        seed=seed,
-    )
+    return measure(sweep.checked(), timing)
 
 
-def measure(
-    sweep: Sweep,
-    report_progress: Progress = no_progress,
-    *,
-    device: str,
-    threads: int | None,
-    repeat: int | None,
-    budget_s: float,
-    call_limit_s: float,
-    seed: int,
-    command: tuple[str, ...] = (),
-) -> Benchmark:
+def measure(sweep: Sweep, timing: Timing, report_progress: Progress = no_progress) -> Benchmark:
     """The benchmark of every backend at every size of the sweep. A backend that cannot run has a row with the reason.
 
     Raises `MhaError` if the device is missing, and `UsageError` for invalid sizes.
     """
-    chosen = choose_device(device)
-    workloads, full = sweep.workloads(chosen.type), sweep.on(chosen.type)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    where = asdict(environment(chosen, device)) | {
+    device = choose_device(timing.device)
+    workloads, full = sweep.workloads(device.type), sweep.on(device.type)
+    if timing.threads is not None:
+        torch.set_num_threads(timing.threads)
+    where = asdict(environment(device, timing.device)) | {
         "cpu_name": cpu_name(),
         "n_cpus": n_cpus(),
-        "driver": driver() if chosen.type == "cuda" else None,
+        "driver": driver() if device.type == "cuda" else None,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
     rows: list[BenchRow] = []
-    with torch.cuda.device(chosen) if chosen.type == "cuda" else nullcontext(), _from_scratch():
-        clock = clock_for(chosen)
-        rates = {dtype: product_rate(dtype, chosen, clock) for dtype in dict.fromkeys(w.dtype for w in workloads)}
-        for place, workload in enumerate(workloads):
-            most_flops = call_limit_s * rates[workload.dtype]
-            size = SizeBenchmark(workload, chosen, clock, seed=seed, most_flops=most_flops)
-            for step, backend in enumerate(full.backends):
-                done = (place + step / len(full.backends) / 2) / len(workloads)
-                report_progress(done, f"{workload.k_len} tokens: {backend}")
-                size.enter(backend)
-            report_progress((place + 0.5) / len(workloads), f"{workload.k_len} tokens: rounds")
-            size.run(repeat=repeat, budget_s=budget_s)
-            size.close()
-            rows += size.rows
-    return Benchmark(command, seed, where, full, tuple(rows))
-
-
-@contextmanager
-def _from_scratch() -> Iterator[None]:
-    """Hides earlier compilation results from torch within the context, and silences its profiler."""
-    before = dict(os.environ)
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": temporary_folder(), "KINETO_LOG_LEVEL": "99"}
-    try:
-        yield
-    finally:
-        os.environ.clear()  # torch adds variables that refer to the folder
-        os.environ |= before
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        for place, work in enumerate(workloads):
+            report_progress(place / len(workloads), f"{work.k_len} tokens")
+            rows += _rows(work, full.backends, device, timing)
+    return Benchmark((), timing.seed, where, full, tuple(rows))
 
 
 # ------------------------------------------------------------------------------------------------------------- one size
 
 
-MOST_EXACT_FLOPS = {"cpu": 2e10, "cuda": 1e12, "mps": 2e10}
-"""The most operations for the exact answer in float64. Beyond it, only some queries are computed."""
-_UNFUSED = ("math", "unfused")
-_EXACT_BLOCKS_BYTES = 512 << 20
-"""In the exact answer: the scores of a block of queries, and the tensors beside them."""
-_NO_ROOM = "not enough memory to measure the error"
+Ready = tuple[Prepared, Tensor]
+"""What the rounds need: a backend, and the gradient of its output for backward."""
 
 
-@dataclass
-class _Entry:
-    row: BenchRow
-    prepared: Prepared | None = None
+def _rows(work: Workload, names: Sequence[str], device: torch.device, timing: Timing) -> list[BenchRow]:
+    """A row for each backend at one size: first calls one by one, then all in turns."""
+    rows: dict[str, BenchRow] = {}
+    ready: dict[str, Ready] = {}
+    exact: dict[bool, list[Tensor]] = {}
+    most_flops, latest = timing.call_limit * product_rate(work.dtype, device), ""
 
+    def fail(name: str, fault: Exception, warned: Sequence[str] = ()) -> None:
+        status, reason = outcome_of(name, fault, warned)
+        rows[name] = replace(rows[name], status=status, reason=reason)
+        ready.pop(name, None)
 
-class _BrokeError(Exception):
-    """A backend raised an error during a round."""
+    def sample(name: str, n_calls: int) -> float:
+        nonlocal latest
+        latest, ((leaves, call, _), weight) = name, ready[name]
+        with running(name, work):
+            if work.direction == "forward":
+                return seconds_of(call, n_calls, device)
+            if work.direction == "both":
+                return seconds_of(lambda: grad(call(), leaves, weight), n_calls, device)
+            out = call()
+            return seconds_of(lambda: grad(out, leaves, weight), 1, device)
 
-    def __init__(self, backend: str, fault: Exception) -> None:
-        super().__init__(backend)
-        self.backend, self.fault = backend, fault
-
-
-class SizeBenchmark:
-    """Benchmarks one size: backends enter one by one and then run in turns. `rows` has the state of each, in entry
-    order."""
-
-    def __init__(self, workload: Workload, device: torch.device, clock: Clock, *, seed: int, most_flops: float) -> None:
-        self.workload, self._device, self._clock, self._seed = workload, device, clock, seed
-        self._most_flops = most_flops
-        self._heads: HeadTensors | None = None
-        self._exact: Exact | None = None
-        self._entries: dict[str, _Entry] = {}
-        self._weights: dict[torch.Size, Tensor] = {}
-
-    @property
-    def rows(self) -> list[BenchRow]:
-        """One row for each backend that entered."""
-        return [entry.row for entry in self._entries.values()]
-
-    def enter(self, backend: str) -> None:
-        """Tries a backend: whether it fits, the first call, the memory, and the error."""
-        entry = self._entries[backend] = _Entry(self._empty_row(backend))
-        if entry.row.status != "ok":
-            return
-        failure = None
+    for name in names:
+        rows[name] = _planned(name, work, device, most_flops)
+        if rows[name].status == "ok":
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                try:
+                    generator = torch.Generator(device).manual_seed(timing.seed)
+                    rows[name], ready[name] = _first_calls(rows[name], exact, generator)
+                except Exception as fault:
+                    fail(name, fault, [str(each.message).partition(" (Triggered")[0] for each in warned])
+    while ready:
+        most_calls = 1 if device.type == "cuda" or work.direction == "backward" else 1000
         try:
-            with explained(backend):
-                self._first_calls(entry)
+            timed = time_in_turns([*ready], sample, timing, most_calls=most_calls)
         except Exception as fault:
-            failure = outcome_of(fault)
-        if failure is not None:  # outside of `except`, where the fault no longer holds the failed call's memory
-            self._withdraw(backend, *failure)
+            fail(latest, fault)
+        else:
+            rows |= _ranked(rows, *timed)
+            break
+    if any(name in COMPILED and row.first_s is not None for name, row in rows.items()):
+        torch.compiler.reset()  # compiled code must not affect the next size
+    return [*rows.values()]
 
-    def run(self, *, repeat: int | None, budget_s: float) -> None:
-        """Times the backends in turns. If one fails it is withdrawn and the rest start again.
 
-        An error that a device reports after the call that caused it withdraws all backends.
-        """
-        while running := {name: e.prepared for name, e in self._entries.items() if e.prepared is not None}:
-            entries = {name: self._timed(name, prepared) for name, prepared in running.items()}
-            try:
-                rounds = time_in_turns(entries, self._clock, repeat=repeat, budget_s=budget_s, seed=self._seed)
-            except _BrokeError as broke:
-                withdrawn, outcome = [broke.backend], outcome_of(broke.fault)
-            except RuntimeError as fault:
-                withdrawn, outcome = list(running), outcome_of(fault)
-            else:
-                self._judge(*rounds)
-                return
-            for backend in withdrawn:
-                self._withdraw(backend, *outcome)
+def _planned(name: str, work: Workload, device: torch.device, most_flops: float) -> BenchRow:
+    """The row with the work to do, and the reason if the backend needs too much memory or time."""
+    (flops, moved, held), available = work.cost(name), free_bytes(str(device))
+    row = BenchRow(**asdict(work), backend=name, status="ok", flops=flops, bytes=moved, flops_per_byte=flops / moved)
+    if not memory.fits(held, available):
+        reason = f"needs {format_size(held)}, and {format_size(available)} is available"
+        return replace(row, status="too-large", reason=reason)
+    if flops > most_flops:
+        longer = flops / most_flops
+        reason = f"a call would take {longer:.3g} × --call-limit or more, at the rate of a matrix product"
+        return replace(row, status="too-slow", reason=reason)
+    return row
 
-    def close(self) -> None:
-        """Discards code compiled for this size, so that it does not affect the next."""
-        if any(name in COMPILED and e.row.first_s is not None for name, e in self._entries.items()):
-            torch.compiler.reset()
 
-    def _empty_row(self, backend: str) -> BenchRow:
-        """The row with the work to do, and the reason if the backend needs too much memory or time."""
-        work, flops = self.workload, expected_flops(backend, self.workload)
-        moved = expected_moved_bytes(backend, work)
-        row = BenchRow(
-            **asdict(work), backend=backend, status="ok", flops=flops, bytes=moved, flops_per_byte=flops / moved
-        )
-        needed, available = least_bytes(backend, work), free_bytes(str(self._device))
-        if not memory.fits(needed, available):
-            reason = f"needs {format_size(needed)}, and {format_size(available)} is available"
-            return replace(row, status="too-large", reason=reason)
-        if flops > self._most_flops:
-            longer = flops / self._most_flops
-            reason = f"a call would take {longer:.3g} × --call-limit or more, at the rate of a matrix product"
-            return replace(row, status="too-slow", reason=reason)
-        return row
+def _first_calls(row: BenchRow, exact: dict[bool, list[Tensor]], generator: torch.Generator) -> tuple[BenchRow, Ready]:
+    """The row with the time of the first call, with any compilation, the kernel, the memory and the error; and what the rounds
+    need. `exact` are the answers in float64 of heads and of layers, as far as they are known."""
+    work, name, device, is_layer = row.size, row.backend, generator.device, row.backend in LAYERS
+    with running(name, work):
+        leaves, call, _ = prepared = prepare(name, work, generator)
 
-    def _first_calls(self, entry: _Entry) -> None:
-        """Times the first call, with any compilation, and finds the kernel, the memory and the error."""
-        work, row = self.workload, entry.row
-        if self._heads is None:
-            self._heads = draw_heads(work, self._device, self._seed)
-        _wait(self._device)
+        def whole() -> tuple[Tensor, ...]:
+            out = call()
+            return (out.detach(), *(() if work.direction == "forward" else grad(out, leaves, torch.ones_like(out))))
+
+        wait(device)
         began = perf_counter()
-        prepared = prepare(row.backend, work, self._heads, self._seed)
-        whole = partial(prepared.once, work.direction)
-        whole()
-        _wait(self._device)
+        out = whole()[0]
+        wait(device)
         row = replace(row, first_s=perf_counter() - began)
-        operators, peak = _watched(whole, self._device)
-        n_bytes = None if peak is None else peak + prepared.mask_bytes
-        row = replace(_with_what_ran(row, operators), extra_bytes=n_bytes)
-        entry.row = self._with_deviation(row, prepared)
-        entry.prepared = prepared
-
-    def _with_deviation(self, row: BenchRow, prepared: Prepared) -> BenchRow:
-        """The row with the error against the exact answer, or the reason why it has none."""
-        most = MOST_EXACT_FLOPS[self._device.type]
-        in_float64 = 8 * self.workload.input_bytes // ITEM_BYTES[self.workload.dtype]
-        if not memory.fits(3 * in_float64 + _EXACT_BLOCKS_BYTES, free_bytes(str(self._device))):
-            return replace(row, reason=_NO_ROOM)
-        try:
-            exact = self._exact
-            if exact is None or prepared.leaves is not self._heads:
-                exact = exact_answer(prepared, self.workload, most_flops=most)
-            if prepared.leaves is self._heads:
-                self._exact = exact
-            error = deviation(prepared, self.workload, exact)
-        except Exception as fault:
-            if not is_out_of_memory(fault):
-                raise
-            return replace(row, reason=_NO_ROOM)
-        if not isfinite(error.mean_error):
-            return replace(row, reason="results are not finite", n_error_queries=error.n_queries)
-        return replace(row, max_error=error.max_error, mean_error=error.mean_error, n_error_queries=error.n_queries)
-
-    def _withdraw(self, backend: str, status: BackendStatus, reason: str) -> None:
-        entry = self._entries[backend]
-        entry.row, entry.prepared = replace(entry.row, status=status, reason=reason), None
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _timed(self, backend: str, prepared: Prepared) -> Timed:
-        """The timed and untimed parts of a call in this direction."""
-        direction = self.workload.direction
-        around = partial(prepared.running, direction)
-        if direction == "forward":
-            return Timed(_naming(backend, prepared.forward), around)
-        if direction == "both":
-            return Timed(_naming(backend, lambda: self._backward(prepared, prepared.forward())), around)
-        graphs: list[Tensor] = []  # at most one, because a graph holds everything for backward
-        run = _naming(backend, lambda: self._backward(prepared, graphs.pop()))
-        return Timed(run, around, before=_naming(backend, lambda: graphs.append(prepared.forward())))
-
-    def _backward(self, prepared: Prepared, out: Tensor) -> object:
-        """The gradients of the leaves, for a fixed random gradient of the output."""
-        if out.shape not in self._weights:
-            generator = torch.Generator(out.device).manual_seed(self._seed)
-            self._weights[out.shape] = torch.empty_like(out).normal_(generator=generator)
-        return torch.autograd.grad(out, prepared.leaves, self._weights[out.shape])
-
-    def _judge(self, samples: Mapping[str, tuple[float, ...]], n_calls: Mapping[str, int]) -> None:
-        """Fills in times, ratios to the fastest, and the backends that are surely fastest."""
-        medians = {name: median_interval(column) for name, column in samples.items()}
-        first = min(medians, key=lambda name: medians[name].median)
-        ratios = {name: paired_ratio(column, samples[first]) for name, column in samples.items()}
-        is_sure = len(samples[first]) >= MIN_ROUNDS
-        similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= 1}
-        fastest = self._fastest(similar | {first}, len(ratios)) if is_sure else set()
-        for name, column in samples.items():
-            middle, ratio, row = medians[name], ratios[name], self._entries[name].row
-            p25, p75 = np.quantile(column, (0.25, 0.75)).tolist()
-            self._entries[name].row = replace(
-                row, samples_s=column, n_samples=len(column), n_calls=n_calls[name], median_s=middle.median,
-                median_low_s=middle.low, median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(column),
-                ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high, tflops=row.flops / middle.median / 1e12,
-                is_sure=is_sure, is_similar=name in similar, is_fastest=name in fastest,
-            )  # fmt: skip
-
-    def _fastest(self, near: set[str], n_backends: int) -> set[str]:
-        """The backends in `near` if they ran the same kernel and all others are surely slower; else none."""
-        kernels = {self._entries[name].row.ran for name in near}
-        is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
-        return near if len(near) < n_backends and is_one_kernel else set()
+        operators, peak = watched(whole, device)
+        ran = what_ran(name, operators)
+        row = replace(row, ran=ran, is_fallback=name in EXPECTED_FUSED and ran in ("math", "unfused"), extra_bytes=peak)
+        ready = prepared, out.normal_(generator=generator)
+        room = 3 * EXACT_BYTES + 24 * sum(leaf.numel() for leaf in leaves)
+        if not memory.fits(room, free_bytes(str(device))):
+            return replace(row, reason="not enough memory to measure the error"), ready
+        ours, exact[is_layer], n_queries = answers(prepared, work, exact.get(is_layer))
+    pairs = zip(ours, exact[is_layer], strict=True)
+    errors = torch.cat([(a.detach().to(b.device).double() - b).abs().flatten() for a, b in pairs])
+    row, largest, mean = replace(row, n_error_queries=n_queries), float(errors.max()), float(errors.mean())
+    if not math.isfinite(mean):
+        return replace(row, reason="results are not finite"), ready
+    return replace(row, max_error=largest, mean_error=mean), ready
 
 
-def _watched(call: Callable[[], object], device: torch.device) -> tuple[frozenset[str], int | None]:
-    """The operators that a call runs, and the most bytes that torch's allocator held for it at a time, results included;
-    None where the allocator does not say."""
+def _ranked(
+    rows: Mapping[str, BenchRow], samples: Mapping[str, list[float]], n_calls: Mapping[str, int]
+) -> dict[str, BenchRow]:
+    """The rows with times, ratios to the fastest, and the backends that are surely fastest: one, or those that ran the same
+    kernel if all others are surely slower."""
+    medians = {name: median_interval(column) for name, column in samples.items()}
+    first = min(medians, key=lambda name: medians[name].median)
+    ratios = {name: paired_ratio(column, samples[first]) for name, column in samples.items()}
+    is_sure = len(samples[first]) >= MIN_ROUNDS
+    similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= 1}
+    near = similar | {first}
+    kernels = {rows[name].ran for name in near}
+    is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
+    fastest = near if is_sure and is_one_kernel and len(near) < len(ratios) else set()
+    ranked = {}
+    for name, column in samples.items():
+        middle, ratio = medians[name], ratios[name]
+        p25, p75 = np.quantile(column, (0.25, 0.75)).tolist()
+        ranked[name] = replace(
+            rows[name], samples_s=tuple(column), n_samples=len(column), n_calls=n_calls[name], median_s=middle.median,
+            median_low_s=middle.low, median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(column),
+            ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high,
+            tflops=rows[name].flops / middle.median / 1e12, is_sure=is_sure, is_similar=name in similar,
+            is_fastest=name in fastest,
+        )  # fmt: skip
+    return ranked
+
+
+# -------------------------------------------------------------------------------------------------------------- timing
+
+
+CLOSE_ENOUGH = 0.01
+"""The rounds are enough if the interval of every median lies within this fraction of it."""
+MAX_ROUNDS = 384
+MIN_SAMPLE_S = 2e-3
+"""Shorter calls are repeated within a sample, so that the overhead of clock and loop does not count."""
+L2_BYTES = 256 << 20
+"""More than the level-2 cache of any GPU, so that clearing so many bytes evicts the inputs.
+
+Source: `triton.testing.do_bench`.
+"""
+
+
+def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -> float:
+    """The seconds of a call. On CUDA events time a single one, behind a level-2 cache that is cleared: while the device does
+    this the host queues the call, so its own time does not count. Elsewhere the wall clock times all calls together."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-    with profile(use_kineto=False, profile_memory=device.type == "cpu") as seen:
-        kept = call()
-    assert seen.kineto_results is not None  # it has been stopped
-    events = seen.kineto_results.events()
-    operators = frozenset(event.name() for event in events)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return operators, torch.cuda.max_memory_allocated(device) - before
-    del kept
-    if device.type != "cpu":
-        return operators, None
-    held = peak = 0
-    for event in sorted((event for event in events if event.name() == "[memory]"), key=lambda e: int(e.start_ns())):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return operators, peak
+        torch.empty(L2_BYTES, dtype=torch.int8, device=device).zero_()
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
+    wait(device)
+    start = perf_counter()
+    for _ in range(n_calls):
+        call()
+    wait(device)
+    return (perf_counter() - start) / n_calls
 
 
-def _with_what_ran(row: BenchRow, operators: frozenset[str]) -> BenchRow:
-    """The row with the observed kernel, and whether it is a fallback."""
-    kernel = kernel_among(operators)
-    if row.backend in COMPILED and any(name.startswith("Torch-Compiled Region") for name in operators):
-        return replace(row, ran=row.backend if kernel is None else f"{row.backend}, {kernel}")
-    ran = "explicit" if row.backend == "explicit" and kernel == "unfused" else kernel or "unknown"
-    return replace(row, ran=ran, is_fallback=row.backend in EXPECTED_FUSED and ran in _UNFUSED)
-
-
-def _naming(backend: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call, with its errors marked by the backend."""
-
-    def run() -> Any:
-        try:
-            return call()
-        except Exception as fault:
-            raise _BrokeError(backend, fault) from fault
-
-    return run
-
-
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Returns when the device has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def time_in_turns(
+    names: Sequence[str],
+    sample: Callable[[str, int], float],
+    timing: Timing,
+    *,
+    most_calls: int,
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """The seconds of each backend by round, and the calls of each per sample, at most `most_calls`. `sample` takes a name and a
+    number of calls, and gives the seconds of one.
+
+    In each round all backends take their turn, in a new random order, until there are enough rounds: `timing.repeat` of them,
+    or as many as put the interval of every median within 1 % of it, or fill its budget; at least six. The
+    intervals are checked after 6, 12, 24, … rounds, since checking after each would stop at a lucky moment.
+    """
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()  # it would disturb single samples
+    try:
+        n_calls = {}
+        for name in names:
+            sample(name, 1)  # to warm up
+            n_calls[name] = max(1, min(most_calls, math.ceil(MIN_SAMPLE_S / max(sample(name, 1), 1e-9))))
+        samples: dict[str, list[float]] = {name: [] for name in names}
+        order, began = random.Random(timing.seed), perf_counter()
+        while not _enough([*samples.values()], timing, perf_counter() - began):
+            for name in order.sample(names, len(names)):
+                samples[name].append(sample(name, n_calls[name]))
+    finally:
+        if collects:
+            gc.enable()
+    return samples, n_calls
+
+
+def _enough(samples: Sequence[Sequence[float]], timing: Timing, elapsed_s: float) -> bool:
+    n_rounds = len(samples[0])
+    if timing.repeat is not None or n_rounds < MIN_ROUNDS:
+        return n_rounds == timing.repeat
+    if n_rounds >= MAX_ROUNDS or elapsed_s > timing.budget:
+        return True
+    is_checkpoint = n_rounds % MIN_ROUNDS == 0 and (n_rounds // MIN_ROUNDS).bit_count() == 1
+    return is_checkpoint and all(median_interval(column).relative_width <= CLOSE_ENOUGH for column in samples)
+
+
+@cache
+def product_rate(dtype: Dtype, device: torch.device) -> float:
+    """Operations per second of a square matrix product: more than attention reaches in this dtype.
+
+    A kernel may widen 16-bit numbers, so their rate is the better of their own product's and of float32's.
+    """
+    n, seconds = {"cpu": 512, "cuda": 8192, "mps": 4096}[device.type], []
+    for name in (dtype, "float32") if ITEM_BYTES[dtype] == 2 else (dtype,):
+        numbers = torch.ones(n, n, dtype=getattr(torch, name), device=device)
+        seconds += [seconds_of(partial(torch.mm, numbers, numbers), 1, device) for _ in range(4)]
+    return 2 * n**3 / min(seconds)

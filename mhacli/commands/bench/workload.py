@@ -9,20 +9,49 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from mhacli.errors import UsageError
-from mhacli.settings import ITEM_BYTES, MAX_LENGTH, MAX_WIDTH, Config, Dtype, counts, like, setting, words_of
+from mhacli.settings import (
+    ITEM_BYTES,
+    MAX_LENGTH,
+    MAX_SECONDS,
+    MAX_WIDTH,
+    Config,
+    Dtype,
+    counts,
+    like,
+    setting,
+    words_of,
+)
 
 Direction = Literal["forward", "backward", "both"]
 
-_TIMES_FORWARD_FLOPS = {"forward": 2, "backward": 5, "both": 7}
-"""In halves of the forward pass: backward has five products against two, recomputed scores included.
-
-Source: Dao 2023, "FlashAttention-2", section 4.1.
-"""
+BACKENDS: Mapping[str, str] = {
+    "explicit": "the readable definition, attend, which builds the whole pattern",
+    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
+    "math": "scaled_dot_product_attention, its unfused kernel",
+    "flash": "scaled_dot_product_attention, its flash kernel",
+    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
+    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
+    "flex": "FlexAttention through torch.compile",
+    "compiled": "attend through torch.compile",
+    "torch-mha": "nn.MultiheadAttention without weights",
+    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
+}
+"""The backends in default order, each with what it is."""
+COMPILED = ("flex", "compiled")
+EXPECTED_FUSED = ("sdpa", "flex", "compiled", "torch-mha")
+"""Backends that are expected to run a fused kernel."""
+LAYERS = ("torch-mha", "torch-mha-weights")
+"""Whole layers: they compute the projections too, and cannot decode because they have no cache."""
+_OFF_CUDA = ("explicit", "sdpa", "math", "flash", *LAYERS)
+"""The default backends on other devices than CUDA."""
+RETURNS_PATTERN = "torch-mha-weights"
+_HOLDS_SCORES = ("explicit", "math", "compiled", *LAYERS)
+"""Backends that hold all scores of a call at a time."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One size of attention to measure, with values as wide as keys. With `causal`, queries are the last tokens."""
+    """One size of attention to measure, with values as wide as keys. A single query is the newest token, which sees all keys."""
 
     batch: int
     n_heads: int
@@ -58,58 +87,35 @@ class Workload:
         return f"{batch}{self.k_len:,} {'keys' if self.q_len < self.k_len else 'tokens'}"
 
     @property
-    def offset(self) -> int:
-        """The key position of the first query."""
-        return self.k_len - self.q_len
-
-    @property
-    def pairs(self) -> int:
-        """The visible cells of one head."""
-        return self.q_len * self.k_len - (self.q_len * (self.q_len - 1) // 2 if self.causal else 0)
-
-    @property
     def is_masked(self) -> bool:
-        """Whether any cell is masked. A single query that is the newest token sees all keys."""
-        return self.pairs < self.q_len * self.k_len
+        """Whether any cell is masked."""
+        return self.causal and self.q_len > 1
 
-    @property
-    def attention_flops(self) -> int:
-        """The operations of the products: forward `4 · batch · n_heads · pairs · d_head`, backward 2.5 times as many."""
-        return 2 * self.batch * self.n_heads * self.pairs * self.d_head * _TIMES_FORWARD_FLOPS[self.direction]
+    def cost(self, backend: str) -> tuple[int, int, int]:
+        """The operations of the products, the least bytes to move, and roughly the bytes that a call holds at a time.
 
-    @property
-    def input_bytes(self) -> int:
-        """The bytes of q, k and v."""
-        numbers = self.n_heads * self.q_len + 2 * self.n_kv_heads * self.k_len
-        return self.batch * numbers * self.d_head * ITEM_BYTES[self.dtype]
+        Forward has two products of visible cells and backward five, recomputed scores included. A layer has four
+        projections too, of which backward computes the gradient of the input alone. Source: Dao 2023,
+        "FlashAttention-2", section 4.1.
+        """
+        item, width, rows = ITEM_BYTES[self.dtype], self.n_heads * self.d_head, self.batch * self.q_len
+        n_passes = {"forward": 1, "backward": 1, "both": 2}[self.direction]
+        all_cells = rows * self.n_heads * self.k_len
+        cells = all_cells - self.is_masked * rows * self.n_heads * (self.q_len - 1) // 2
+        flops = 2 * cells * self.d_head * {"forward": 2, "backward": 5, "both": 7}[self.direction]
+        of_keys = 2 * self.batch * self.n_kv_heads * self.k_len * self.d_head
+        if backend in LAYERS:
+            flops += 8 * rows * width * width * n_passes
+            moved = (2 * rows * width + 4 * width * width + (backend == RETURNS_PATTERN) * all_cells) * n_passes
+        else:  # backward reads inputs and results of forward too
+            moved = (2 * rows * width + of_keys) * {"forward": 1, "backward": 2, "both": 3}[self.direction]
+        n_matrices = (2 if self.direction == "forward" else 3) if backend in _HOLDS_SCORES else 0
+        held = 2 * n_passes * (rows * width + of_keys) * item + n_matrices * all_cells * max(item, 4)
+        return flops, moved * item, held
 
 
-# ------------------------------------------------------------------------------------------------- backends and sweeps
+# ------------------------------------------------------------------------------------------------------------- settings
 
-
-BACKENDS: Mapping[str, str] = {
-    "explicit": "the readable definition, attend, which builds the whole pattern",
-    "sdpa": "scaled_dot_product_attention with the kernel that torch picks",
-    "math": "scaled_dot_product_attention, its unfused kernel",
-    "flash": "scaled_dot_product_attention, its flash kernel",
-    "efficient": "scaled_dot_product_attention, its memory-efficient kernel",
-    "cudnn": "scaled_dot_product_attention, cuDNN's kernel",
-    "flex": "FlexAttention through torch.compile",
-    "compiled": "attend through torch.compile",
-    "torch-mha": "nn.MultiheadAttention without weights",
-    "torch-mha-weights": "nn.MultiheadAttention with weights for every head",
-}
-"""The backends in default order, each with what it is."""
-COMPILED = ("flex", "compiled")
-EXPECTED_FUSED = ("sdpa", "flex", "compiled", "torch-mha")
-"""Backends that are expected to run a fused kernel."""
-LAYERS = ("torch-mha", "torch-mha-weights")
-"""Whole layers: they compute the projections too, and cannot decode because they have no cache."""
-_OFF_CUDA = ("explicit", "sdpa", "math", "flash", "torch-mha", "torch-mha-weights")
-"""The default backends on other devices than CUDA."""
-RETURNS_PATTERN = "torch-mha-weights"
-_HOLDS_SCORES = ("explicit", "math", "compiled", "torch-mha", "torch-mha-weights")
-"""Backends that hold all scores of a call at a time."""
 
 _ALL = "all"
 _COMPUTED, _SIZES = "Computation", "Sizes"
@@ -161,11 +167,11 @@ class Sweep:
         if self.decode and self.directions != ("forward",):
             chosen = ",".join(self.directions)
             raise UsageError(f"--direction {chosen} does not go with --decode: a decoding step has no backward pass")
-        for n_heads, n_kv_heads, d_head in product(self.n_heads, self.n_kv_heads or (None,), self.d_head or (64,)):
-            _require_sizes(n_heads, n_kv_heads, d_head)
         for name, values in (("batch", self.batch), ("lengths", self.lengths)):
             if not all(1 <= value <= MAX_LENGTH for value in values):
                 raise UsageError(f"--{name} {','.join(map(str, values))}: each is a number from 1 to {MAX_LENGTH}")
+        if self.n_heads:
+            self.workloads("cpu")
         return self
 
     def on(self, kind: str) -> Sweep:
@@ -189,60 +195,33 @@ class Sweep:
         """
         full = self.on(kind)
         width, n_tokens = (2048, 16_384) if kind == "cuda" else (512, 1024)
-        batches = full.batch or ((1,) if full.decode else (None,))
         sizes: list[Workload] = []
         for dtype, direction, d_head in product(full.dtypes, full.directions, full.d_head):
             for n_heads in full.n_heads or (max(1, width // d_head),):
-                for n_kv_heads in full.n_kv_heads or (n_heads,):
-                    _require_sizes(n_heads, n_kv_heads, d_head)
-                    sizes += [
-                        Workload(
-                            batch or max(1, n_tokens // length), n_heads, n_kv_heads, d_head,
-                            1 if full.decode else length, length, dtype, full.causal, direction,
-                        )
-                        for batch, length in product(batches, full.lengths)
-                    ]  # fmt: skip
+                for n_kv_heads, batch, k_len in product(
+                    full.n_kv_heads or (n_heads,), full.batch or (1 if full.decode else None,), full.lengths
+                ):
+                    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+                    n, q_len = batch or max(1, n_tokens // k_len), 1 if full.decode else k_len
+                    sizes.append(Workload(n, n_heads, n_kv_heads, d_head, q_len, k_len, dtype, full.causal, direction))
         return tuple(dict.fromkeys(sizes))
 
 
-def _require_sizes(n_heads: int, n_kv_heads: int | None, d_head: int) -> None:
-    """Raises `UsageError` for heads and widths that contradict each other."""
-    Config(d_model=MAX_WIDTH, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head).resolved()
+_TIMING = "Timing"
+_BUDGET = "Seconds of timing for each size."
+_CALL_LIMIT = "Skip a backend whose single call is predicted to take longer."
+_REPEAT = "until each median is accurate to 1 %, or --budget is spent"
 
 
-# ---------------------------------------------------------------------------------------------------------------- cost
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Where and how long sizes are measured."""
 
-
-_PASSES = {"forward": 1, "backward": 1, "both": 2}
-"""Passes of a projection: only the input's gradient is computed, with one product of the forward size."""
-
-
-def expected_flops(backend: str, workload: Workload) -> int:
-    """The operations of the products of attention, and of the four projections if the backend has them."""
-    if backend not in LAYERS:
-        return workload.attention_flops
-    width = workload.n_heads * workload.d_head
-    rows = workload.batch * (2 * workload.q_len + 2 * workload.k_len)
-    return workload.attention_flops + 2 * rows * width * width * _PASSES[workload.direction]
-
-
-def expected_moved_bytes(backend: str, workload: Workload) -> int:
-    """The least bytes to move. Attention: q and z for every head, k and v for every kv head. A layer: input, output, and
-    weights of the projections, and a returned pattern, which is also read for its gradient."""
-    w = workload
-    if backend not in LAYERS:
-        numbers = 2 * w.batch * (w.n_heads * w.q_len + w.n_kv_heads * w.k_len) * w.d_head
-        passes = {"forward": 1, "backward": 2, "both": 3}  # backward reads forward's inputs and outputs too
-        return numbers * ITEM_BYTES[w.dtype] * passes[w.direction]
-    width = w.n_heads * w.d_head
-    numbers = 2 * w.batch * w.q_len * width + 4 * width * width
-    numbers += w.batch * w.n_heads * w.q_len * w.k_len * (backend == RETURNS_PATTERN)
-    return numbers * ITEM_BYTES[w.dtype] * _PASSES[w.direction]
-
-
-def least_bytes(backend: str, workload: Workload) -> int:
-    """Roughly the memory that a call needs: its inputs, its results, and the scores that it holds at a time: the scores and
-    the pattern, backward also the gradients."""
-    n_matrices = (2 if workload.direction == "forward" else 3) if backend in _HOLDS_SCORES else 0
-    scores = workload.batch * workload.n_heads * workload.q_len * workload.k_len * max(ITEM_BYTES[workload.dtype], 4)
-    return 2 * _PASSES[workload.direction] * workload.input_bytes + n_matrices * scores
+    # fmt: off
+    device: str = like(Config, "device", _TIMING, default="", common=True)
+    threads: int | None = like(Config, "threads", _TIMING)
+    repeat: int | None = setting(None, _TIMING, "Number of timed runs.", low=1, high=100_000, default=_REPEAT)
+    budget: float = setting(3.0, _TIMING, _BUDGET, above=0, high=MAX_SECONDS, metavar="SECONDS")
+    call_limit: float = setting(5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS")
+    seed: int = like(Config, "seed", _TIMING)
+    # fmt: on
