@@ -11,19 +11,21 @@ from pathlib import Path
 
 from peak import peak_mib
 
-from mhacli.attention.memory import make_plan
+from mhacli.attention.memory import require_memory
+from mhacli.run import Run
 from mhacli.settings import Config
-from mhacli.sites import Facts
+from mhacli.text.encode import encode
 
 MHA = str(Path(sys.executable).with_name("mha"))
 
 
 def compare_memory(length: int, n_heads: int) -> None:
     """Prints the largest memory of a run beside what was predicted for it."""
-    facts = Facts(Config(n_heads=n_heads, causal=True).resolved(), batch=1, q_len=length, k_len=length)
-    predicted = make_plan(facts, None).peak_bytes / 2**20
+    config = Config(n_heads=n_heads, causal=True).resolved()
+    words_of_text = "a b c d " * (length // 4)
+    predicted = require_memory(Run(encoded=encode([words_of_text], config), config=config), 1 << 60) / 2**20
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
-        text.write("a b c d " * (length // 4))
+        text.write(words_of_text)
         text.flush()
         words = [MHA, "run", "--file", text.name, "--causal", "--heads", str(n_heads), "--view", "none"]
         peak = peak_mib(words)

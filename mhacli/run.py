@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mhacli.attention.memory import Plan, make_plan, require_layer_room
+from mhacli.attention.memory import arrays_to_keep
 from mhacli.errors import UsageError, out_of_range
-from mhacli.io import memory
 from mhacli.record.heads import Kept
 from mhacli.settings import DEFAULT_KEEP_LIMIT, Config, ModelSettings, Statistics
 from mhacli.sites import Facts
@@ -69,9 +68,9 @@ class Run:
         return Facts.of(self.config, encoded.sequences, encoded.context, n_tokens=len(encoded.vocabulary.tokens))
 
     @cached_property
-    def plan(self) -> Plan:
-        """The arrays of a layer to keep, and the memory that its run takes. Raises `MhaError` as `make_plan` does."""
-        return make_plan(self.facts, self.keep, self.keep_limit, also=self.also)
+    def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
+        """The arrays of a layer to keep, with their bytes, and those that do not fit. Raises `MhaError` as `arrays_to_keep`."""
+        return arrays_to_keep(self.facts, self)
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,3 @@ class CellIndex:
             if getattr(self, name) >= count:
                 typed = f"--cell {self.head},{self.query},{self.key}: {name}"
                 raise UsageError(out_of_range(typed, getattr(self, name), count))
-
-
-def require_memory(run: Run, available: int | None = None) -> None:
-    """Raises `MhaError` as `require_layer_room` does. `available` is by default that of this machine, for a run on its CPU."""
-    if available is None and run.config.device not in ("auto", "cpu"):
-        return
-    have = memory.available_bytes() if available is None else available
-    require_layer_room(run.facts, run.keep, run.keep_limit, have, also=run.also)

@@ -40,8 +40,8 @@ def decode(
     cache: CacheKind = setting("preallocated", _DECODING, _CACHE, common=True, modes=("layer",)),
 ) -> None:
     """Decodes with a layer of mha or a checkpoint and prints the steps."""
+    from mhacli.attention.memory import require_memory
     from mhacli.cli.source import load_checkpoint, make_run, require_heads, require_one_layer
-    from mhacli.run import require_memory
 
     require_output(options, output, keep=output.keep)
     if what.given.get("causal") is False:

@@ -112,7 +112,7 @@ def heads(
 
 def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> HeadsRun:
     """The statistics of a layer, ready to run."""
-    from mhacli.attention.memory import predict_heads_memory
+    from mhacli.attention.memory import require_memory
 
     if run.config.train:
         raise UsageError(
@@ -127,8 +127,7 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
             f"--map {head}: head {head} is not among the heads chosen with --head", hint=f"add {head} to --head"
         )
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
-    if run.config.device in ("auto", "cpu"):
-        predict_heads_memory(facts, run)
+    require_memory(run, has_matrices=False)
     with loading_torch():
         from mhacli.compute.heads import prepare_heads
     with show_activity("projecting"):

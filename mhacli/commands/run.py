@@ -58,10 +58,10 @@ def computed(run: Run, options: ViewOptions) -> tuple[Record, tuple[str, ...]]:
 
     Raises `MhaError`, before torch is loaded, for options that cannot work.
     """
+    from mhacli.attention.memory import require_memory
     from mhacli.cli.source import load_checkpoint, require_heads
     from mhacli.record.record import kinds_of
     from mhacli.render.base.selection import query_texts, require_rows
-    from mhacli.run import require_memory
 
     require_heads(options.heads, run)
     if run.model.path is not None:

@@ -157,8 +157,9 @@ def trace(
 
 def _walked(run: Run, walk: Walk) -> tuple[Record, tuple[str, ...]]:
     """The record of a layer of mha or of a checkpoint, by default its first one, and the notes to print."""
+    from mhacli.attention.memory import require_memory
     from mhacli.cli.source import load_checkpoint
-    from mhacli.run import CellIndex, require_memory
+    from mhacli.run import CellIndex
 
     place = None if walk.cell is None else CellIndex(walk.sequence, *walk.cell)
     if run.model.path is not None:

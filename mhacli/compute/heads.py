@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mhacli.attention.core import is_finite, visible_cells
 from mhacli.attention.devices import choose_device, free_bytes, one_thread, shared_out
-from mhacli.attention.memory import predict_heads_memory
+from mhacli.attention.memory import require_memory
 from mhacli.attention.taps import Capture, stage_timings, to_array
 from mhacli.attention.tiled.reducer import ReducerChoice, choice, choice_for, summarise_by
 from mhacli.attention.tiled.scores import Scores, VirtualPattern
@@ -213,7 +213,7 @@ def prepare_heads(request: Run) -> HeadsRun:
     """
     device = request.config.device
     on_gpu = choose_device(device).type != "cpu"
-    peak_bytes = predict_heads_memory(request.facts, request, free_bytes(device), on_gpu=on_gpu)
+    peak_bytes = require_memory(request, free_bytes(device), has_matrices=False, on_gpu=on_gpu)
     setup = make_setup(request, allow_nonfinite=request.allow_nonfinite)
     began = perf_counter()
     shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}

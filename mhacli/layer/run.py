@@ -14,6 +14,7 @@ from mhacli.attention import masks
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.layer import merge_heads
+from mhacli.attention.memory import require_memory
 from mhacli.attention.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
 from mhacli.attention.tiled import statistics as stats
 from mhacli.attention.tiled.scores import ComputedPattern
@@ -25,7 +26,7 @@ from mhacli.record.checks import TOLERANCES, SelfCheck
 from mhacli.record.heads import HeadStatistics
 from mhacli.record.record import Record, Step, Timing
 from mhacli.record.tables import HeadTable
-from mhacli.run import Run, require_memory
+from mhacli.run import Run
 from mhacli.settings import Config
 from mhacli.text.encode import Encoded, encode
 
@@ -77,7 +78,7 @@ def record_run(
 ) -> tuple[Record, Observed]:
     """The record of one observed run and its repetitions, and the observed run, which keeps the sites of `also` as
     well."""
-    observed = observe(setup, (*request.plan.keep, *also), route=route, values=values)
+    observed = observe(setup, (*request.plan[0], *also), route=route, values=values)
     if not request.allow_nonfinite:
         require_finite(observed.tensors["qk"], observed.tensor("out"), setup.config.dtype)
     timings = time_stages(lambda tap: setup.run(tap, route), observed.first_s, setup.device, request.repeat)
@@ -144,7 +145,7 @@ def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping
             raise UsageError(f"--keep: this run does not compute {name}", hint=f"it computes {' '.join(passed)}")
     entropy, heads = _statistics_of(setup, observed)
     tensors = {**observed.tensors, "out": observed.tensor("out")}  # under the route's own name
-    arrays = {name: to_array(tensors[name]) for name in request.plan.keep}
+    arrays = {name: to_array(tensors[name]) for name in request.plan[0]}
     arrays |= {
         "allowed": to_array(observed.visible),
         "entropy": to_array(entropy),
@@ -162,7 +163,7 @@ def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping
         self_check=_self_check(setup, observed),
         environment=setup.environment,
         weights=setup.weights,
-        not_kept=request.plan.not_kept,
+        not_kept=request.plan[1],
         arrays=arrays,
     )
 

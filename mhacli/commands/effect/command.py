@@ -50,8 +50,8 @@ def effect(
 
 
 def _of_layer(run: Run, effect: EffectSettings) -> tuple[Record, tuple[str, ...]]:
+    from mhacli.attention.memory import require_memory
     from mhacli.cli.source import require_heads
-    from mhacli.run import require_memory
 
     if any(layer is not None for _, layer, _ in effect.heads or ()):
         raise UsageError("--head LAYER.HEAD needs --model: a layer has heads such as 0,2", hint="add --model DIR")

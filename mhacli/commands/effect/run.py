@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mhacli.attention.memory import CheckpointFacts, rows_that_fit
+from mhacli.attention.memory import CheckpointFacts
 from mhacli.commands.effect.first_order import first_order, z_gradients
 from mhacli.commands.effect.metric import Changes, Reading, Target, changes, read_position
 from mhacli.commands.effect.parts import ModelParts, find_parts
@@ -137,9 +137,9 @@ class EffectRun:
     def foresee(self, facts: CheckpointFacts, available: int) -> Cost:
         """Sets the number of rows of a batch and returns the cost. Raises `MhaError` if not even one row fits in memory."""
         most = rows_at_once(self.keywords)
-        rows_that_fit(facts, most, available, n_run=facts.length - self._first_changed)  # at best
+        facts.rows_that_fit(most, available, n_run=facts.length - self._first_changed)  # at best
         _ = self.untouched
-        self.most_rows = rows_that_fit(facts, most, available, n_run=self.segment.n_tokens)
+        self.most_rows = facts.rows_that_fit(most, available, n_run=self.segment.n_tokens)
         n_removals = len(self.plan) if self.n_screened is None else min(2 * self.n_screened, len(self.plan))
         batches = [*self._batches(range(n_removals))]
         rows = [len(batch) + N_UNTOUCHED for batch in batches]

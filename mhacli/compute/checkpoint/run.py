@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.devices import free_bytes
-from mhacli.attention.memory import CheckpointFacts, predict_checkpoint_memory
+from mhacli.attention.memory import CheckpointFacts
 from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.base.head_statistics import Axes
 from mhacli.compute.checkpoint.layers import (
@@ -118,7 +118,7 @@ class CheckpointRun:
 
     def foresee(self) -> None:
         """Predicts the memory of the pass. Raises `MhaError` if it does not fit."""
-        self.peak_bytes = predict_checkpoint_memory(self.facts(), free_bytes(str(self.loaded.device)))
+        self.peak_bytes = self.facts().require(free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
     def run(self, report_progress: Progress = no_progress) -> None:
