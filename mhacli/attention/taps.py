@@ -15,11 +15,13 @@ from mhacli.attention.core import Tap
 from mhacli.errors import MhaError
 from mhacli.record.arrays import Array
 from mhacli.record.record import Step, TensorSummary, Timing, WeightShape
-from mhacli.sites import SITES, Facts, Site, filled_in
+from mhacli.sites import SITES, Facts, filled_in
 
 HISTOGRAM_BINS = 16
 SMALL_TENSOR = 64
 """The most numbers of a tensor that is shown in full."""
+_SOURCES = frozenset(source for site in SITES.values() for source in site.sources)
+"""The sites of which another may be a view."""
 
 
 class Capture:
@@ -33,52 +35,41 @@ class Capture:
     def __init__(
         self, facts: Facts, parameters: Mapping[str, tuple[int, ...]], *, keep: Collection[str], values: bool = False
     ) -> None:
-        self._facts, self._keep, self._values = facts, keep, values
-        self._shapes = parameters
-        self._storages: dict[str, int] = {}
-        self._held: list[Tensor] = []
+        self._facts, self._parameters, self._keep, self._values = facts, parameters, keep, values
+        self._sources: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[Step] = []
 
     def __call__(self, site: str, tensor: Tensor, **_: Any) -> None:
         """Records one tensor."""
-        entry = SITES[site]
-        if tuple(tensor.shape) != entry.shape_for(self._facts):
-            raise AssertionError(
-                f"{site} must have the shape {entry.shape_for(self._facts)}, got {tuple(tensor.shape)}"
-            )
-        self.steps.append(self._step(entry, tensor))
-        if site in self._keep:
-            self.tensors[site] = tensor
-
-    def _step(self, site: Site, tensor: Tensor) -> Step:
-        view_of = self._view_of(site, tensor)
-        return step_of(
-            site.name,
+        entry, facts = SITES[site], self._facts
+        if tuple(tensor.shape) != entry.shape_for(facts):
+            raise AssertionError(f"{site} must have the shape {entry.shape_for(facts)}, got {tuple(tensor.shape)}")
+        memory = tensor.untyped_storage().data_ptr()
+        sources = {name: self._sources[name] for name in entry.sources if name in self._sources}
+        view_of = next((name for name, t in sources.items() if t.untyped_storage().data_ptr() == memory), None)
+        is_repeated = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        step = step_of(
+            site,
             tensor,
-            axes=site.axes_for(self._facts),
-            formula=filled_in(site.words.formula, self._facts),
-            meaning=filled_in(site.words.explanation, self._facts),
-            is_view=view_of is not None or _is_repeated(tensor),
-            flops=site.flops(self._facts),
+            axes=entry.axes_for(facts),
+            formula=filled_in(entry.words.formula, facts),
+            meaning=filled_in(entry.words.explanation, facts),
+            is_view=view_of is not None or is_repeated,  # rows of an expanded tensor share memory
+            flops=entry.flops(facts),
             view_of=view_of,
             parameters=tuple(
                 WeightShape(name, shape)
-                for name, shape in self._shapes.items()
-                if name.partition(".")[0] in site.parameters
+                for name, shape in self._parameters.items()
+                if name.partition(".")[0] in entry.parameters
             ),
             values=summarise(tensor) if self._values else None,
         )
-
-    def _view_of(self, site: Site, tensor: Tensor) -> str | None:
-        """The source whose memory the tensor shares, or None. Sources are kept alive, so that their memory is not
-        reused."""
-        storage = tensor.untyped_storage().data_ptr()
-        source_of_memory = next((source for source in site.sources if self._storages.get(source) == storage), None)
-        if any(site.name in other.sources for other in SITES.values()):
-            self._storages[site.name] = storage
-            self._held.append(tensor)
-        return source_of_memory
+        self.steps.append(step)
+        if site in _SOURCES:  # kept alive, so that its memory is not reused
+            self._sources[site] = tensor
+        if site in self._keep:
+            self.tensors[site] = tensor
 
 
 def step_of(
@@ -106,11 +97,6 @@ def step_of(
         bytes=tensor.numel() * tensor.element_size(),
         **more,
     )
-
-
-def _is_repeated(tensor: Tensor) -> bool:
-    """Whether rows share memory: an expanded tensor has strides of 0."""
-    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def summarise(tensor: Tensor) -> TensorSummary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.nn.functional import linear
 
 from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
@@ -108,19 +109,9 @@ class Observed:
 
 
 _ALWAYS = (
-    "q",
-    "q_per_head",
-    "k",
-    "k_per_head",
-    "v",
-    "v_per_head",
-    "qk",
-    "scores",
-    "pattern",
-    "dropped",
-    "out",
-    "out_sum",
-)
+    "q", "q_per_head", "k", "k_per_head", "v", "v_per_head", "qk", "scores", "pattern", "dropped", "out", "out_sum"
+)  # fmt: skip
+"""The sites that statistics, the self-check and a cell read, under the names of all routes."""
 
 
 def observe(setup: Setup, keep: Sequence[str], *, route: str = "separate", values: bool = False) -> Observed:
@@ -187,24 +178,17 @@ def _self_check(setup: Setup, observed: Observed) -> SelfCheck:
     The tolerance is relative to the largest sum of magnitudes behind an output, which bounds its rounding.
     """
     weights, out, o_proj = observed.tensor("shares"), observed.tensor("out"), setup.layer.attention.o_proj
+    w, b = (
+        None if p is None else p.detach().cpu().double()
+        for p in (getattr(o_proj, "weight", None), getattr(o_proj, "bias", None))
+    )
     v = per_query_head(observed.tensor("v"), setup.config.n_heads).double()
     block = max(1, _BLOCK_CELLS // (weights.shape[0] * weights.shape[1] * weights.shape[3]))
     error, magnitude = 0.0, 0.0
-    for start in range(0, weights.shape[2], block):
-        rows = weights[:, :, start : start + block].double()
-        again, sums = _output(rows @ v, o_proj), _output(rows @ v.abs(), o_proj, magnitudes=True)
-        error = max(error, largest_difference(again, out[:, start : start + block]))
+    for rows, given in zip(weights.split(block, dim=2), out.split(block, dim=1), strict=True):
+        again, sums = (merge_heads(rows.double() @ values) for values in (v, v.abs()))
+        if w is not None:
+            again, sums = linear(again, w, b), linear(sums, w.abs(), None if b is None else b.abs())
+        error = max(error, largest_difference(again, given))
         magnitude = max(magnitude, torch.nan_to_num(sums, nan=0.0, posinf=0.0).max().item())
-    tolerance = TOLERANCES[setup.config.dtype].output * magnitude
-    return SelfCheck.of(error, tolerance)
-
-
-def _output(z: Tensor, o_proj: torch.nn.Linear | None, *, magnitudes: bool = False) -> Tensor:
-    """The output of the heads in float64, or with `magnitudes` the sum of the absolute values of its terms."""
-    concat = merge_heads(z)
-    if o_proj is None:
-        return concat
-    weight, bias = (None if p is None else p.detach().cpu().double() for p in (o_proj.weight, o_proj.bias))
-    if magnitudes:
-        weight, bias = (None if p is None else p.abs() for p in (weight, bias))
-    return torch.nn.functional.linear(concat, weight, bias)
+    return SelfCheck.of(error, TOLERANCES[setup.config.dtype].output * magnitude)

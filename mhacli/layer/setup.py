@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +52,7 @@ class Setup:
     config: Config
     encoded: Encoded
     facts: Facts
+    axes: Axes
     layer: LayerWeights
     queries: Tokens
     context: Tokens | None
@@ -64,23 +65,7 @@ class Setup:
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
-        return self.queries.ids.device
-
-    @property
-    def axes(self) -> Axes:
-        """The tokens on the query and key axes."""
-        ids = self.encoded.vocabulary.id_of
-        return Axes(
-            queries=self.encoded.sequences,
-            keys=self.encoded.context or self.encoded.sequences,
-            q_len=self.facts.q_len,
-            k_len=self.facts.k_len,
-            side=self.config.padding,
-            is_self=self.encoded.context is None,
-            id_of=lambda word: ids.get(word, -1),
-            dtype=self.config.dtype,
-            device=self.device,
-        )
+        return self.axes.device
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
         """The output of one forward pass by a route of `ROUTES`. Reproducible: dropout starts from the seed."""
@@ -173,41 +158,52 @@ def make_setup(request: Run, *, allow_nonfinite: bool = False) -> Setup:
                 f"the vocabulary has {n_tokens} entries, but embed.weight of {source.path} has {n_rows} rows",
                 hint="--vocab FILE names the vocabulary that the weights were made with",
             )
+    axes = make_axes(encoded, facts, device)
     return Setup(
         config=replace(config, device=str(device)),
         encoded=encoded,
         facts=facts,
+        axes=axes,
         layer=layer.to(device),
-        queries=_tokens(encoded.sequences, facts, device),
-        context=None if encoded.context is None else _tokens(encoded.context, facts, device),
+        queries=_tokens(axes.queries, axes.on_queries, facts),
+        context=None if axes.is_self else _tokens(axes.keys, axes.on_keys, facts),
         random=None if config.random is None else _random_rows(config, device),
-        allowed=make_mask(encoded, facts, device),
+        allowed=make_mask(axes, facts),
         bias=None if config.score_bias is None else _bias(config.score_bias, facts, device, allow_nonfinite),
         environment=environment(device, config.device),
         weights=None if source is None else source.path,
     )
 
 
-def _tokens(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Tokens:
-    return Tokens(_padded([text.ids for text in sequences], -1, facts, device), _places(sequences, facts, device))
+def make_axes(encoded: Encoded, facts: Facts, device: torch.device) -> Axes:
+    """The texts of a run on the query and key axes."""
+    ids = encoded.vocabulary.id_of
+    return Axes(
+        queries=encoded.sequences,
+        keys=encoded.context or encoded.sequences,
+        q_len=facts.q_len,
+        k_len=facts.k_len,
+        side=facts.config.padding,
+        is_self=encoded.context is None,
+        id_of=lambda word: ids.get(word, -1),
+        dtype=facts.config.dtype,
+        device=device,
+    )
 
 
-def _places(sequences: Sequence[TokenSequence], facts: Facts, device: torch.device) -> Places:
-    """The position of each token in its text: one row for all sequences if they begin together."""
-    if facts.has_separate_positions:
-        return _padded([sequence.places for sequence in sequences], 0, facts, device)
-    return torch.arange(max(len(sequence.ids) for sequence in sequences), device=device)
+Padded = Callable[[Sequence[Sequence[int]], int], Int[Tensor, "batch length"]]
+"""A number for each token of each text on an axis, and another for padding."""
 
 
-def _padded(
-    rows: Sequence[Sequence[int]], value: int, facts: Facts, device: torch.device
-) -> Int[Tensor, "batch length"]:
-    """Rows of different lengths as one tensor, padded with `value` on the config's side."""
-    longest = max(map(len, rows))
-    fill = [[value] * (longest - len(row)) for row in rows]
-    is_left = facts.config.padding == "left"
-    full = [[*more, *row] if is_left else [*row, *more] for row, more in zip(rows, fill, strict=True)]
-    return torch.tensor(full, dtype=torch.int64, device=device)
+def _tokens(texts: Sequence[TokenSequence], padded: Padded, facts: Facts) -> Tokens:
+    ids = padded([text.ids for text in texts], -1)
+    return Tokens(ids, _places(texts, padded, facts))
+
+
+def _places(texts: Sequence[TokenSequence], padded: Padded, facts: Facts) -> Places:
+    """The position of each token in its text: one row for all texts if they begin together."""
+    places = padded([text.places for text in texts], 0)
+    return places if facts.has_separate_positions else torch.arange(places.shape[1], device=places.device)
 
 
 def _random_rows(config: Config, device: torch.device) -> Float[Tensor, "batch query d_input"]:
@@ -230,32 +226,28 @@ def _bias(where: str, facts: Facts, device: torch.device, allow_nonfinite: bool)
     return bias.to(device)
 
 
-def make_mask(encoded: Encoded, facts: Facts, device: torch.device) -> Allowed | None:
+def make_mask(axes: Axes, facts: Facts) -> Allowed | None:
     """The mask of a run, or None if all cells are allowed.
 
-    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of positions, and
-    documents.
+    A cell is allowed if no rule forbids it: padding of queries and keys, the config's order of positions (causality, a window
+    with its sinks, and the prefix that all queries see), and documents.
     """
-    config, keys = facts.config, encoded.context or encoded.sequences
-
-    def padding(sequences: Sequence[TokenSequence], of: Literal["key", "query"]) -> Allowed:
-        lengths = torch.tensor([len(sequence.ids) for sequence in sequences], device=device)
-        longest = facts.k_len if of == "key" else facts.q_len
-        return masks.padding(lengths, config.padding, padded_len=longest, of=of)
-
-    rules = [padding(keys, "key"), padding(encoded.sequences, "query")] if facts.padded else []
-    rules += _order(config, _places(keys, facts, device))
-    if facts.packed:
-        rules.append(
-            masks.documents(*(_padded([s.documents for s in f], -1, facts, device) for f in (encoded.sequences, keys)))
-        )
-    return masks.both(*rules) if rules else None
-
-
-def _order(config: Config, places: Places) -> list[Mask]:
-    """The rules on positions: causality, a window with its sinks, and the prefix that all queries see."""
-    rules = [masks.causal()] if config.causal or config.prefix is not None else []
+    config, rules = facts.config, list[Mask]()
+    if config.causal or config.prefix is not None:
+        rules.append(masks.causal())
+    places = _places(axes.keys, axes.on_keys, facts)
     if config.window is not None:
         near = masks.window(*config.window)
         rules.append(near if config.sink is None else masks.either(near, masks.leading(config.sink, places)))
-    return rules if config.prefix is None else [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
+    if config.prefix is not None:
+        rules = [masks.either(masks.leading(config.prefix, places), masks.both(*rules))]
+    if facts.padded:
+        k_lens, q_lens = (
+            torch.tensor([len(text.ids) for text in texts], device=axes.device) for texts in (axes.keys, axes.queries)
+        )
+        rules.append(masks.padding(k_lens, axes.side, padded_len=axes.k_len, of="key"))
+        rules.append(masks.padding(q_lens, axes.side, padded_len=axes.q_len, of="query"))
+    if facts.packed:
+        of_queries = axes.on_queries([text.documents for text in axes.queries], -1)
+        rules.append(masks.documents(of_queries, axes.on_keys([text.documents for text in axes.keys], -1)))
+    return masks.both(*rules) if rules else None

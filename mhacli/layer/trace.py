@@ -16,7 +16,7 @@ from mhacli.attention.masks import both
 from mhacli.errors import MhaError
 from mhacli.io.data import finite
 from mhacli.layer.run import Observed, prepare, record_run
-from mhacli.layer.setup import Setup, make_mask
+from mhacli.layer.setup import Setup, make_axes, make_mask
 from mhacli.record.mask import MaskSummary, SequenceMask
 from mhacli.record.record import Cell, Record, ScorePart
 from mhacli.run import CellIndex, Run
@@ -175,7 +175,7 @@ def summarise_mask(request: Run) -> MaskSummary:
             hint="--max-tokens takes a shorter text, --random a smaller shape",
             code="too-large",
         )
-    allowed = make_mask(request.encoded, facts, device) or both()
+    allowed = make_mask(make_axes(request.encoded, facts, device), facts) or both()
     queries, keys = (torch.arange(n, dtype=torch.int32, device=device) for n in (facts.q_len, facts.k_len))
     block = -(-max(facts.q_len, facts.k_len) // MAX_BLOCKS)
     height = block * max(1, _STRIP_CELLS // (facts.batch * facts.k_len * block))
