@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mhacli.attention.core import is_finite
-from mhacli.attention.fused import Attended, fused_lse
 from mhacli.attention.masks import Mask
 from mhacli.attention.tiled.scores import LOG2_E, PatternOfScores, Scores, VirtualPattern
 from mhacli.attention.tiled.tiles import PENALTY, BlankTile, PatternTiles, reduce_tiles
@@ -34,14 +34,35 @@ _LOWEST = PENALTY / 10
 """The least that the largest score of a query counts as: above every forbidden cell, so that 2^(penalty − it) is 0 and not 1."""
 
 
+class Attended(NamedTuple):
+    """z, the natural log-sum-exp of the scores (0 for a query without keys), and the kernel that made them."""
+
+    z: Float[Tensor, "batch head query d_v"]
+    lse: Float[Tensor, "batch head query"]
+    kernel: str
+
+
 def attend_lse(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
     """`attend`'s z with the log-sum-exp of each query's scores, at the cost of fused attention."""
     is_causal = isinstance(scores.allowed, Mask) and scores.allowed.causal_offset == 0
-    if scores.is_plain and scores.scale > 0 and (scores.allowed is None or is_causal):
-        fused = fused_lse(scores.q, scores.k, v, scale=scores.scale, causal=is_causal)
-        if fused is not None:
-            return fused
+    is_simple = scores.is_plain and scores.scale > 0 and (scores.allowed is None or is_causal)
+    if is_simple and v.device.type == "cpu" and v.shape[3] == scores.q.shape[3]:
+        return _fused(scores.q, scores.k, v, scale=scores.scale, causal=is_causal)
     return tiled_attend(scores, v)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Attended:
+    """By the flash kernel for CPUs. 16-bit numbers are widened, for it rounds the log-sum-exp of theirs. Heads that share keys
+    become a batch of their own, whose keys have stride 0."""
+    (batch, n_heads, q_len, _), dtype = q.shape, v.dtype
+    shared = (batch * k.shape[1], n_heads // k.shape[1])
+    q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k, v))
+    if shared[1] > 1:
+        q = q.reshape(*shared, *q.shape[2:])
+        k, v = (t.reshape(shared[0], 1, *t.shape[2:]).expand(*shared, *t.shape[2:]) for t in (k, v))
+    z, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    z, lse = z.to(dtype).reshape(batch, n_heads, q_len, -1), lse[..., :q_len].reshape(batch, n_heads, q_len)
+    return Attended(z, lse, "flash")
 
 
 def tiled_attend(scores: Scores, v: Float[Tensor, "batch kv_head key d_v"]) -> Attended:
