@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
-from mhacli.models.kernels import KernelWatch
 from mhacli.text.tokens import AttentionKind
 
 InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
@@ -20,12 +18,19 @@ InterceptionLevel = Literal["registry", "module", "sdpa", "softmax"]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One attention: the `name` of its module, its place in the pass, and how it was captured.
+    """One attention of a model: the `name` of its module, its place in the pass, its tensors, and how it was captured.
 
     `layer` is the number of its layer. A module may compute several attentions in one layer; `part` counts the earlier ones.
-    `v` are the values and `z` the head outputs, None if the product of pattern and values was not found. `unknown` names the
-    keywords whose meaning is not known. `is_token_first` says that the module's inputs have the tokens as first axis and the
-    sequences as second.
+
+    A call of a function has queries, keys and values after rotation and with cached ones, and the head outputs `z`. Then `mask`
+    is bool (True = may attend), or is added to the scores, or is an object of the implementation. `causal` hides later keys;
+    query 0 is key 0. `sinks` are scores in the softmax that contribute no value, one per head or per query.
+
+    Attention written out in code has its final `scores` and its `pattern` instead of queries and keys, and neither v nor z if the
+    product of pattern and values was not found.
+
+    `unknown` names the keywords whose meaning is not known. `is_token_first` says that the module's inputs have the tokens as
+    first axis and the sequences as second.
     """
 
     name: str
@@ -33,9 +38,19 @@ class Call:
     kind: AttentionKind
     part: int
     level: InterceptionLevel
-    implementation: str
+    kernel: str
     v: Float[Tensor, "batch kv_head key d_v"] | None = None
     z: Float[Tensor, "batch head query d_v"] | None = None
+    q: Float[Tensor, "batch head query d_head"] | None = None
+    k: Float[Tensor, "batch kv_head key d_head"] | None = None
+    scale: float = 1.0
+    mask: Shaped[Tensor, "..."] | None = None
+    causal: bool = False
+    softcap: float | None = None
+    bias: Float[Tensor, "..."] | None = None
+    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
+    scores: Float[Tensor, "batch head query key"] | None = None
+    pattern: Float[Tensor, "batch head query key"] | None = None
     unknown: tuple[str, ...] = ()
     is_token_first: bool = False
 
@@ -47,16 +62,29 @@ class Call:
     @property
     def shape(self) -> tuple[int, ...]:
         """`(batch, head, query, key)` of the pattern."""
-        raise NotImplementedError
+        if self.q is None or self.k is None:
+            assert self.scores is not None
+            return tuple(self.scores.shape)
+        return (*self.q.shape[:3], self.k.shape[2])
 
     @property
     def device(self) -> torch.device:
         """The device on which it was computed."""
-        raise NotImplementedError
+        return next(tensor for tensor in (self.q, self.scores) if tensor is not None).device
 
-    def cropped(self, queries: slice, keys: slice) -> Call:
-        """The attention of some queries on some keys."""
-        raise NotImplementedError
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of a call of a function."""
+        assert self.q is not None
+        assert self.k is not None
+        assert self.v is not None
+        return self.q, self.k, self.v
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     @property
     def has_dropout(self) -> bool:
@@ -64,105 +92,23 @@ class Call:
         return any(name in DROPOUT for name in self.unknown)
 
     @property
-    def extras(self) -> dict[str, str]:
-        """The keywords, with descriptions, that change the scores besides scale, softcap, bias and sinks."""
-        return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredCall(Call):
-    """An attention whose queries, keys and values were captured, after rotation and with cached ones.
-
-    `mask` is bool (True = may attend), or is added to the scores, or is an object of the implementation. `causal` hides later
-    keys; query 0 is key 0. `sinks` are scores in the softmax that contribute no value, one per head or per query. `lse` is the
-    log-sum-exp returned by the `kernel`, if any.
-    """
-
-    q: Float[Tensor, "batch head query d_head"]
-    k: Float[Tensor, "batch kv_head key d_head"]
-    v: Float[Tensor, "batch kv_head key d_v"]
-    z: Float[Tensor, "batch head query d_v"]
-    scale: float
-    mask: Shaped[Tensor, "..."] | None = None
-    causal: bool = False
-    softcap: float | None = None
-    bias: Float[Tensor, "..."] | None = None
-    sinks: Float[Tensor, " head"] | Float[Tensor, "batch head query"] | None = None
-    lse: Float[Tensor, "batch head query"] | None = None
-    kernel: str = "eager"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(batch, head, query, key)`."""
-        return (*self.q.shape[:3], self.k.shape[2])
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the queries."""
-        return self.q.device
-
-    def cropped(self, queries: slice, keys: slice) -> ScoredCall:
-        """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
-        q_len, k_len = self.shape[2:]
-
-        def cells(added: Tensor | None) -> Tensor | None:
-            if not isinstance(added, Tensor):
-                return added
-            added = added[..., keys] if added.shape[-1] == k_len else added
-            return added[..., queries, :] if added.ndim > 1 and added.shape[-2] == q_len else added
-
-        return replace(
-            self,
-            q=self.q[:, :, queries],
-            k=self.k[:, :, keys],
-            v=self.v[:, :, keys],
-            z=self.z[:, :, queries],
-            mask=cells(self.mask),
-            bias=cells(self.bias),
-            sinks=self.sinks if self.sinks is None or self.sinks.ndim != 3 else self.sinks[:, :, queries],
-            lse=None if self.lse is None else self.lse[:, :, queries],
-        )
-
-    @property
-    def scoring(self) -> dict[str, Any]:
-        """The fields of `Scores` that turn products of queries and keys into scores, except mask and bias."""
-        return {"scale": self.scale, "softcap": self.softcap}
-
-    @property
     def sink_scores(self) -> Float[Tensor, "_batch head _query"] | None:
         """The scores of sinks, with axes of 1 if batch and query do not matter."""
         return self.sinks if self.sinks is None or self.sinks.ndim == 3 else self.sinks.reshape(1, -1, 1)
 
-
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxCall(Call):
-    """An attention written out in code, captured at its softmax: the final `scores` and the `pattern`."""
-
-    scores: Float[Tensor, "batch head query key"]
-    pattern: Float[Tensor, "batch head query key"]
-
-    def cropped(self, queries: slice, keys: slice) -> SoftmaxCall:
-        """The attention of some queries on some keys."""
-        return replace(
-            self,
-            scores=self.scores[:, :, queries, keys],
-            pattern=self.pattern[:, :, queries, keys],
-            v=None if self.v is None else self.v[:, :, keys],
-            z=None if self.z is None else self.z[:, :, queries],
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(batch, head, query, key)`."""
-        return tuple(self.scores.shape)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the scores."""
-        return self.scores.device
-
-
-# ------------------------------------------------------------------------------------------- the arguments of a function
+    def cropped(self, queries: slice, keys: slice) -> Call:
+        """The attention of some queries on some keys; a mask that is no tensor is not cropped."""
+        q_len, k_len = self.shape[2:]
+        cut: dict[str, Any] = {}
+        for name, tensor in self.tensors.items():
+            if name in ("q", "z", "k", "v"):
+                cut[name] = tensor[:, :, queries if name in ("q", "z") else keys]
+            elif name == "sinks":
+                cut[name] = tensor[:, :, queries] if tensor.ndim == 3 else tensor
+            else:
+                cells = tensor[..., keys] if tensor.shape[-1] == k_len else tensor
+                cut[name] = cells[..., queries, :] if cells.ndim > 1 and cells.shape[-2] == q_len else cells
+        return replace(self, **cut)
 
 
 NEUTRAL = frozenset((
@@ -173,49 +119,7 @@ NEUTRAL = frozenset((
 ))  # fmt: skip
 """Keywords of attention functions that are not captured and do not change the result, given the mask. `sliding_window` is
 already in the mask. Source: transformers 5, integrations/."""
-DROPOUT = frozenset(("dropout", "dropout_p"))
-"""Keywords in `Call.unknown` that mean dropout."""
 COMPUTED = frozenset(("is_causal", "position_bias", "s_aux", "scaling", "sinks", "softcap"))
 """Keywords that change the result and are captured."""
-
-
-def unknown_keywords(arguments: dict[str, Any]) -> tuple[str, ...]:
-    """The keywords that may change the result in an unknown way: neither known nor None nor False."""
-    return tuple(
-        sorted(
-            name
-            for name, value in arguments.items()
-            if name not in NEUTRAL | COMPUTED and value is not None and value is not False
-        )
-    )
-
-
-def seen_fields(
-    module: nn.Module, arguments: dict[str, Any], z: Tensor, kernel: KernelWatch, level: InterceptionLevel
-) -> dict[str, Any]:
-    """The fields of `ScoredCall` for a call of an attention function with these `arguments`."""
-    q, scaling, mask = arguments["query"], arguments.get("scaling"), arguments.get("attention_mask")
-    is_causal = arguments.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
-    is_training = bool(arguments.get("dropout")) and (level == "registry" or module.training)
-    return {
-        "q": q,
-        "k": arguments["key"],
-        "v": arguments["value"],
-        "z": z,
-        "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
-        "mask": mask,
-        "causal": level == "registry" and mask is None and is_causal and q.shape[2] > 1,
-        "softcap": arguments.get("softcap"),
-        "bias": arguments.get("position_bias"),
-        "sinks": _sinks(arguments),
-        "lse": kernel.lse_of(q),
-        "kernel": kernel.kernel or ("math" if level == "registry" else "eager"),
-        "unknown": unknown_keywords(arguments) + (("dropout",) if is_training else ()),
-    }
-
-
-def _sinks(arguments: Mapping[str, Any]) -> Tensor | None:
-    """The scores of sinks: one per head, or one per query, passed as a further key."""
-    sinks = arguments.get("s_aux") if arguments.get("s_aux") is not None else arguments.get("sinks")
-    return sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks
+DROPOUT = frozenset(("dropout", "dropout_p"))
+"""Keywords in `Call.unknown` that mean dropout."""

@@ -1,4 +1,4 @@
-"""Captures the attention of a checkpoint while the model runs its usual code path.
+"""Captures the attention of a model while it runs its usual code path.
 
 The functions in use are wrapped, not replaced under a new name: transformers' registry has no mask function for a new name, so
 padding and causality would be silently lost. Wrapping is process-wide and is undone on any exit.
@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from types import FunctionType
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 from mhacli.errors import MhaError
-from mhacli.models.calls import Call, InterceptionLevel, ScoredCall, SoftmaxCall, seen_fields
-from mhacli.models.inputs import called
-from mhacli.models.kernels import KernelWatch
-from mhacli.models.layer_names import LayerNumbers, is_numbered
+from mhacli.models.calls import COMPUTED, NEUTRAL, Call, InterceptionLevel
+from mhacli.models.layer_names import LayerNumbers, is_attention, is_numbered
 
 Take = Callable[[Call], Tensor | None]
 """Receives each call. Its tensors belong to the model, so copy or reduce them before returning. A returned tensor replaces `z`
 in the model; None changes nothing."""
 
 _ONE_AT_A_TIME = threading.RLock()
-_ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
 
 
 @contextmanager
@@ -49,13 +46,16 @@ def captured(model: nn.Module, take: Take, *, batch: int) -> Iterator[None]:
 def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
     """A context like `captured` for a `watch` whose batch may change between passes. Functions are unwrapped in reverse order,
     also if a watch that was opened earlier is closed first; it then captures nothing more."""
-    writes_out = _writes_out(model)
-    with _ONE_AT_A_TIME, _hooked(model, watch, every_module=writes_out), ExitStack() as stack:
-        for wrap in (_wrapped_registry, _wrapped_files):
-            stack.enter_context(wrap(model, watch))
-        if writes_out:
-            stack.enter_context(_FunctionWatch(watch))
-        _OPEN.append((watch, stack.pop_all()))
+    with _ONE_AT_A_TIME, ExitStack() as hooks:
+        for module in model.modules():
+            if module is model or any(module.children()) or not type(module).__module__.startswith("torch.nn."):
+                hooks.callback(module.register_forward_pre_hook(Hook(watch.enter)).remove)
+                hooks.callback(module.register_forward_hook(Hook(watch.leave), always_call=True).remove)
+        with ExitStack() as wrapped:
+            _wrap_functions(model, watch, wrapped)
+            if _writes_out(model):
+                wrapped.enter_context(_Functions(watch))
+            _OPEN.append((watch, wrapped.pop_all()))
         try:
             yield
         finally:
@@ -66,154 +66,6 @@ def watched(model: nn.Module, watch: Watch) -> Iterator[None]:
 
 _OPEN: list[tuple[Watch, ExitStack]] = []
 """The open watches with the functions that they wrap, the innermost first."""
-
-
-class Watch:
-    """The state of a capture while a model runs: the running modules, and the receiver of calls."""
-
-    def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
-        self.names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-        self.batch, self.may_lack_batch = batch, False
-        self.is_inside = self.is_closed = False
-        self.pending: _Pending | None = None
-        self.open: list[nn.Module] = []
-        self.blocks: list[nn.Module] = []
-        self.running: list[tuple[nn.Module, int]] = []
-        self.n_runs = self.n_entered = self.n_captured = self.n_captured_before = 0
-        self.silent: dict[str, str] = {}
-        self._take, self._is_pair = take, is_pair(model)
-        self.begin_pass()
-
-    def begin_pass(self) -> None:
-        """Starts a forward pass: layers are counted from 0."""
-        self._numbers, self.pending = LayerNumbers(is_pair=self._is_pair), None
-
-    def where(self) -> tuple[str | None, int]:
-        """The outermost running module of a list, if any, and the number of this run."""
-        if self.blocks:
-            return self.names[id(self.blocks[0])], self.n_runs
-        return None, self.n_runs if self.open or not self.running else -self.running[-1][1]
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether the current computation is not to be captured."""
-        return self.is_inside or self.is_closed
-
-    @property
-    def caller(self) -> nn.Module | None:
-        """The module whose code runs: the innermost one named like an attention, otherwise the innermost."""
-        if self.is_blind:
-            return None
-        return self.open[-1] if self.open else self.running[-1][0] if self.running else None
-
-    def by_head(self, *tensors: Tensor) -> list[Tensor]:
-        """The tensors of an attention with axes for sequences and heads, which code may merge or leave out. The first tensor
-        has a row for each query."""
-        first = tensors[0]
-        n = first.shape[:-3].numel()
-        if first.ndim == 3:
-            is_one = self.may_lack_batch and first.shape[1] == self.batch
-            n = 1 if is_one or first.shape[0] % self.batch else self.batch
-        return [_by_head(tensor, n) for tensor in tensors]
-
-    def notify(
-        self, kind: type[Call], module: nn.Module, level: InterceptionLevel, where: tuple[str | None, int], **seen: Any
-    ) -> Tensor | None:
-        """Passes a complete call, made `where`, to the receiver. Returns the replacement of its `z`, if any."""
-        self.n_captured += 1
-        name, (block, run) = self.names[id(module)], where
-        layer, of, part = self._numbers.next(name, block or name, run)
-        is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
-        place: dict[str, Any] = {
-            "name": name,
-            "layer": layer,
-            "kind": of,
-            "part": part,
-            "is_token_first": is_token_first,
-        }
-        call = kind(**place, level=level, implementation=_implementation_of(module) or "eager", **seen)
-        self.is_inside = True  # computations on a call are not the model's
-        try:
-            return self._take(call)
-        finally:
-            self.is_inside = False
-
-    def notify_pending(self) -> Tensor | None:
-        """Passes on a pattern that still waits for its product with the values, if there is one."""
-        pending, self.pending = self.pending, None
-        if pending is None:
-            return None
-
-        names = [name for name in ("scores", "pattern", "v", "z") if getattr(pending, name) is not None]
-        return self.notify(
-            SoftmaxCall,
-            pending.module,
-            "softmax",
-            pending.where,
-            **dict(zip(names, self.by_head(*(getattr(pending, name) for name in names)), strict=True)),
-            unknown=("dropout",) if pending.is_dropped else (),
-        )
-
-    def note_silence(self, module: nn.Module) -> None:
-        """Notes a module with parts that is named like an attention and ran without a captured call."""
-        if self.n_captured == self.n_captured_before and any(module.children()):
-            self.silent[self.names[id(module)]] = type(module).__name__
-
-    def watched(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The wrapped function, which captures every call by a module of the model."""
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)  # other wrappers read its signature
-        def watching(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self.is_blind or id(module) not in self.names:
-                return original(module, *args, **kwargs)
-            self.is_inside, kernel = True, KernelWatch()
-            try:
-                with nullcontext() if _implementation_of(module) == _COMPILED else kernel:
-                    result = called(original, module, *args, **kwargs)
-            finally:
-                self.is_inside = False
-            given = _flat(signature.bind(module, *args, **kwargs), signature)
-            seen = seen_fields(module, given, result[0].transpose(1, 2), kernel, level)
-            changed = self.notify(ScoredCall, module, level, self.where(), **seen)
-            return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
-
-        return watching
-
-
-_COMPILED = "flex_attention"
-"""The implementation that calls torch.compile, which computes differently while operators are watched."""
-
-
-def _implementation_of(module: nn.Module) -> str | None:
-    return getattr(getattr(module, "config", None), "_attn_implementation", None)
-
-
-def _by_head(tensor: Tensor, n: int) -> Tensor:
-    """A tensor of `n` sequences with a separate axis for them, also if all of them share it."""
-    if tensor.ndim == 4 and tensor.shape[0] == n:
-        return tensor
-    rows = tensor.reshape(-1, *tensor.shape[-2:])
-    is_shared = (tensor.ndim > 3 and tensor.shape[:-3].numel() == 1) or len(rows) % n
-    return rows.expand(n, -1, -1, -1) if is_shared else rows.reshape(n, -1, *rows.shape[-2:])
-
-
-def _flat(bound: inspect.BoundArguments, signature: inspect.Signature) -> dict[str, Any]:
-    """All arguments by name, including those in `**kwargs`."""
-    given = dict(bound.arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            given |= given.pop(name, {})
-    return given
-
-
-# ------------------------------------------------------------------------------------------------ what is wrapped, and put back
-
-
-def is_pair(model: nn.Module) -> bool:
-    """Whether a model has an encoder, and a decoder that reads its output."""
-    says_so = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    return says_so or any(isinstance(module, nn.Transformer) for module in model.modules())
 
 
 class Hook:
@@ -232,105 +84,251 @@ class Hook:
         return Hook, ()
 
 
-@contextmanager
-def _hooked(model: nn.Module, watch: Watch, *, every_module: bool) -> Iterator[None]:
-    """A context that tracks the beginning of passes and the running attention modules and modules of lists, innermost last; with
-    `every_module`, all running modules."""
+class Watch:
+    """The state of a capture while a model runs: the running modules, a softmax that waits for its product with the values, and
+    the receiver of calls. `silent` are modules, with their classes, that are named like attentions but ran without any."""
 
-    def followed(running: list[nn.Module], followed_module: nn.Module) -> Iterator[Any]:
-        def enter(module: nn.Module, *_: Any) -> None:
-            if not watch.blocks:  # a module that starts outside any block is a layer or contains all layers
-                watch.n_runs += 1
-            if running is watch.open and not running:
-                watch.n_captured_before = watch.n_captured
-            running.append(module)
+    is_taking = False
+    """Whether a receiver of any watch computes: nothing of that is the model's."""
 
-        def leave(module: nn.Module, _: Any, output: Any) -> None:
-            if running and running[-1] is module:  # otherwise an earlier hook raised, and `enter` was not called
-                running.pop()
-            if not watch.open:  # its product of pattern and values cannot follow any more
-                watch.notify_pending()
-                if running is watch.open and output is not None:
-                    watch.note_silence(module)
+    def __init__(self, model: nn.Module, take: Take, batch: int) -> None:
+        named = dict(model.named_modules())
+        self.names = {id(module): name or type(module).__name__ for name, module in named.items()}
+        self.batch, self.may_lack_batch = batch, False
+        self.is_inside = self.is_closed = False
+        self.silent: dict[str, str] = {}
+        self._model, self._take, self._numbers = model, take, LayerNumbers(model)
+        self._attentions = {id(module) for name, module in named.items() if is_attention(name, module)}
+        self._numbered = {id(module) for name, module in named.items() if is_numbered(name)}
+        self._n_runs = self._n_captured = 0
+        self.begin_pass()
 
-        yield followed_module.register_forward_pre_hook(Hook(enter))
-        yield followed_module.register_forward_hook(Hook(leave), always_call=True)
+    def begin_pass(self) -> None:
+        """Starts a forward pass: layers are counted from 0, and what an interrupted pass left is forgotten."""
+        self._numbers.begin_pass()
+        self._running: list[tuple[nn.Module, int, int]] = []
+        self.open: list[nn.Module] = []
+        self._pending: Call | None = None
+        self._n_sequences, self._held = 1, list[Tensor]()
 
-    def begin(module: nn.Module, *_: Any) -> None:
-        watch.n_entered += 1
-        watch.running.append((module, watch.n_entered))
+    # ------------------------------------------------------------------------------------------------ the running modules
 
-    def end(module: nn.Module, *_: Any) -> None:
-        if watch.running and watch.running[-1][0] is module:
-            watch.running.pop()
+    def enter(self, module: nn.Module, *_: Any) -> None:
+        """The hook before a module."""
+        if module is self._model:
+            self.begin_pass()
+        self._n_runs += 1
+        self._running.append((module, self._n_runs, self._n_captured))
+        if id(module) in self._attentions:
+            self.open.append(module)
 
-    def begin_model(*_: Any) -> None:
-        watch.begin_pass()
-        for running in (watch.open, watch.blocks, watch.running):
-            running.clear()  # left by an interrupted pass, which calls no hook
+    def leave(self, module: nn.Module, _: Any, output: Any) -> None:
+        """The hook after a module, also if it raised."""
+        if not self._running or self._running[-1][0] is not module:
+            return  # an earlier hook raised, and `enter` was not called
+        *_, n_captured = self._running.pop()
+        if id(module) not in self._attentions:
+            return
+        self.open.pop()
+        if not self.open:  # its product of pattern and values cannot follow any more
+            self.give_pending()
+            if output is not None and self._n_captured == n_captured and any(module.children()):
+                self.silent[self.names[id(module)]] = type(module).__name__
 
-    handles = [model.register_forward_pre_hook(Hook(begin_model))]
-    for name, module in model.named_modules():
-        handles += followed(watch.open, module) if is_attention(name, module) else ()
-        handles += followed(watch.blocks, module) if is_numbered(name) else ()
-        if every_module:
-            handles.append(module.register_forward_pre_hook(Hook(begin)))
-            handles.append(module.register_forward_hook(Hook(end), always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    @property
+    def caller(self) -> nn.Module | None:
+        """The module whose code runs: the innermost one named like an attention, otherwise the innermost."""
+        if self.is_inside or self.is_closed or Watch.is_taking or not self._running:
+            return None
+        return self.open[-1] if self.open else self._running[-1][0]
+
+    def _block(self) -> tuple[str, int]:
+        """The name and the run of the module that is the layer: the outermost one of a list, else the outermost attention, else
+        the innermost module."""
+        for layers in (self._numbered, self._attentions):
+            for module, run, _ in self._running:
+                if id(module) in layers:
+                    return self.names[id(module)], run
+        return (self.names[id(self._running[-1][0])], self._running[-1][1]) if self._running else ("", 0)
+
+    # --------------------------------------------------------------------------------------------------------- the calls
+
+    def _call(self, module: nn.Module, level: InterceptionLevel, **seen: Any) -> Call:
+        """A call by a module, with its place in the pass."""
+        name = self.names[id(module)]
+        kind, layer, part = self._numbers.next(name, *self._block())
+        self._n_captured += 1
+        is_token_first = isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        place: dict[str, Any] = {"kind": kind, "layer": layer, "part": part, "is_token_first": is_token_first}
+        return Call(name=name, level=level, **place, **seen)
+
+    def _give(self, call: Call) -> Tensor | None:
+        """Passes a complete call to the receiver. Returns the replacement of its `z`, if any."""
+        Watch.is_taking = True
+        try:
+            return self._take(call)
+        finally:
+            Watch.is_taking = False
+
+    def watching(self, level: InterceptionLevel, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An attention function of transformers, wrapped so that every call by a module of the model is captured."""
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)  # other wrappers read its signature
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self.is_inside or self.is_closed or Watch.is_taking or id(module) not in self.names:
+                return original(module, *args, **kwargs)
+            self.is_inside = True
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self.is_inside = False
+            bound = signature.bind(module, *args, **kwargs)
+            more = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+            given = dict(bound.arguments) | {k: v for name in more for k, v in bound.arguments.get(name, {}).items()}
+            given = {name: value for name, value in given.items() if name not in more}
+            seen = _arguments(module, given, level)
+            changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
+            return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
+
+        return wrapper
+
+    def sdpa(self, module: nn.Module, given: Mapping[str, Any], z: Tensor) -> Tensor:
+        """The result of torch's own function, after its call was captured."""
+        n, scale = self._count(given["query"]), given.get("scale")
+        q, k, v = (_by_head(given[name], n) for name in ("query", "key", "value"))
+        call = self._call(
+            module,
+            "sdpa",
+            q=q,
+            k=k,
+            v=v,
+            z=_by_head(z, n),
+            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
+            mask=given.get("attn_mask"),
+            causal=bool(given.get("is_causal")),
+            kernel=_kernel(**given),
+            unknown=("dropout_p",) if given.get("dropout_p") else (),
+        )
+        changed = self._give(call)
+        return z if changed is None else changed.reshape(z.shape)
+
+    def softmax(self, scores: Tensor, pattern: Tensor) -> None:
+        """Keeps a softmax over the keys until its product with the values."""
+        self.give_pending()
+        self._n_sequences, self._held = self._count(scores), [pattern]
+        by_head = {name: _by_head(own, self._n_sequences) for name, own in (("scores", scores), ("pattern", pattern))}
+        self._pending = self._call(self.open[-1], "softmax", kernel="softmax", **by_head)
+
+    def is_pattern(self, value: Any) -> bool:
+        """Whether a value is the waiting pattern, or a tensor made of it with the same weights."""
+        return any(value is own for own in self._held)
+
+    def is_same_pattern(self, tensor: Tensor, *, drops: bool) -> None:
+        """Notes a tensor with the weights of the waiting pattern, which dropout may have changed."""
+        if self._pending is not None and tensor.numel() == self._held[0].numel():
+            self._held.append(tensor)
+            self._pending = replace(self._pending, unknown=("dropout",)) if drops else self._pending
+
+    def product(self, v: Tensor, z: Tensor) -> Tensor:
+        """The head outputs, after the waiting pattern was captured with its values."""
+        assert self._pending is not None
+        v_by_head, z_by_head = (_by_head(tensor, self._n_sequences) for tensor in (v, z))
+        self._pending = replace(self._pending, v=v_by_head, z=z_by_head)
+        changed = self.give_pending()
+        return z if changed is None else changed.reshape(z.shape)
+
+    def give_pending(self) -> Tensor | None:
+        """Passes on a pattern that still waits for its product with the values, if there is one."""
+        pending, self._pending, self._held = self._pending, None, []
+        return None if pending is None else self._give(pending)
+
+    def _count(self, first: Tensor) -> int:
+        """The number of sequences of a tensor with a row for each query, whose code may merge the axes of sequences and heads, or
+        leave one out."""
+        if first.ndim != 3:
+            return first.shape[:-3].numel()
+        is_one = self.may_lack_batch and first.shape[1] == self.batch
+        return 1 if is_one or first.shape[0] % self.batch else self.batch
 
 
-def is_attention(name: str, module: nn.Module) -> bool:
-    """Whether a module is or contains an attention, judged by its name."""
-    return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
+def _by_head(tensor: Tensor, n: int) -> Tensor:
+    """A tensor of `n` sequences with a separate axis for them, also if all of them share it."""
+    if tensor.ndim == 4 and tensor.shape[0] == n:
+        return tensor
+    rows = tensor.reshape(-1, *tensor.shape[-2:])
+    is_shared = (tensor.ndim > 3 and tensor.shape[:-3].numel() == 1) or len(rows) % n
+    return rows.expand(n, -1, -1, -1) if is_shared else rows.reshape(n, -1, *rows.shape[-2:])
 
 
-@contextmanager
-def _wrapped_registry(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """A context in which the functions of the registry that the model uses are wrapped: the common ones and those of its
-    files."""
-    if "transformers" not in sys.modules:
-        yield
-        return
-    from transformers import AttentionInterface
-
-    wanted = {_implementation_of(module) for module in model.modules()}
-    registries: list[dict[str, Any]] = [AttentionInterface._global_mapping]
-    for file in _files(model):
-        own = getattr(getattr(file, "ALL_ATTENTION_FUNCTIONS", None), "_local_mapping", None)
-        registries += [own] if isinstance(own, dict) else []
-    changed = [(registry, name, registry[name]) for registry in registries for name in wanted if name in registry]
-    try:
-        for registry, name, original in changed:
-            registry[name] = watch.watched("registry", original)
-        yield
-    finally:
-        for registry, name, original in changed:
-            registry[name] = original
-
-
-@contextmanager
-def _wrapped_files(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """A context in which `eager_attention_forward` of the modelling files is wrapped."""
-    changed = [
-        (file, file.eager_attention_forward) for file in _files(model) if hasattr(file, "eager_attention_forward")
-    ]
-    try:
-        for file, original in changed:
-            file.eager_attention_forward = watch.watched("module", original)
-        yield
-    finally:
-        for file, original in changed:
-            file.eager_attention_forward = original
+def _arguments(module: nn.Module, given: Mapping[str, Any], level: InterceptionLevel) -> dict[str, Any]:
+    """The fields of `Call` for the arguments of an attention function of transformers. `unknown` are those that are neither known
+    nor None nor False."""
+    q, k, v, scaling, mask = (given.get(n) for n in ("query", "key", "value", "scaling", "attention_mask"))
+    assert isinstance(q, Tensor)
+    assert isinstance(k, Tensor)
+    is_causal = given.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
+    causal = level == "registry" and mask is None and is_causal and q.shape[2] > 1
+    sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
+    dropout = given.get("dropout") if level == "registry" or module.training else 0
+    known = NEUTRAL | COMPUTED
+    unknown = sorted(n for n, value in given.items() if n not in known and value is not None and value is not False)
+    implementation = _implementation_of(module) or "eager"
+    kernel = implementation if level == "registry" else "eager"
+    if kernel == "sdpa":
+        is_grouped = q.shape[1] != k.shape[1]
+        kernel = _kernel(q, k, v, mask, dropout_p=dropout or 0.0, is_causal=causal, enable_gqa=is_grouped)
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "scale": float(q.shape[-1] ** -0.5 if scaling is None else scaling),
+        "mask": mask,
+        "causal": causal,
+        "softcap": given.get("softcap"),
+        "bias": given.get("position_bias"),
+        "sinks": sinks.squeeze(-1) if isinstance(sinks, Tensor) and sinks.ndim == 4 else sinks,
+        "kernel": kernel,
+        "unknown": (*unknown, "dropout") if dropout else tuple(unknown),
+    }
 
 
-def _files(model: nn.Module) -> list[Any]:
-    """The Python modules that define the classes of the model's parts."""
-    names = dict.fromkeys(type(module).__module__ for module in model.modules())
-    return [sys.modules[name] for name in names if name in sys.modules and not name.startswith("torch.")]
+def _kernel(query: Any, key: Any, value: Any, attn_mask: Any = None, **given: Any) -> str:
+    """The name of the kernel that torch chooses for a call of `scaled_dot_product_attention`: flash, efficient, cudnn or math."""
+    chosen = torch._fused_sdp_choice(query, key, value, attn_mask, **given)
+    return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
+
+
+# ------------------------------------------------------------------------------------------------ what is wrapped, and put back
+
+
+def _implementation_of(module: nn.Module) -> str | None:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def _wrap_functions(model: nn.Module, watch: Watch, stack: ExitStack) -> None:
+    """Wraps the functions of transformers' registries that the model uses, and `eager_attention_forward` of its modelling files,
+    until the stack is closed."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    files = [sys.modules[name] for name in {kind.__module__ for kind in kinds} if name in sys.modules]
+    for file in files:
+        if original := getattr(file, "eager_attention_forward", None):
+            stack.callback(setattr, file, "eager_attention_forward", original)
+            file.eager_attention_forward = watch.watching("module", original)  # type: ignore[attr-defined]
+    registries = {id(own): own for file in files if (own := getattr(file, "ALL_ATTENTION_FUNCTIONS", None)) is not None}
+    for registry in registries.values():
+        for name in {_implementation_of(module) or "eager" for module in model.modules()}:
+            if name in registry:
+                stack.callback(_put_back, registry, name, registry[name])
+                registry[name] = watch.watching("registry", registry[name])
+
+
+def _put_back(registry: Any, name: str, original: Callable[..., Any]) -> None:
+    """Gives a registry its function again, which may be that of all registries."""
+    del registry[name]
+    if registry.get(name) is not original:
+        registry[name] = original
 
 
 _LIBRARIES = ("torch.", "transformers.pytorch_utils")
@@ -339,11 +337,11 @@ _LIBRARIES = ("torch.", "transformers.pytorch_utils")
 
 def _writes_out(model: nn.Module) -> bool:
     """Whether an attention of the model may not use the registry, and must be captured at torch's functions."""
-    parts = (
+    parts = [
         module
         for name, module in model.named_modules()
         if is_attention(name, module) or not type(module).__module__.startswith(("torch.", "transformers."))
-    )
+    ]
     files = {type(module).__module__ for module in parts if not type(module).__module__.startswith(_LIBRARIES)}
     is_of_torch = any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
     return is_of_torch or any(not hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
@@ -352,36 +350,18 @@ def _writes_out(model: nn.Module) -> bool:
 # --------------------------------------------------------------------------------------------------- torch's own functions
 
 
-_SDPA = nn.functional.scaled_dot_product_attention
+_SDPA, _MULTI_HEAD = nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_SOFTMAX = {torch.softmax, Tensor.softmax, nn.functional.softmax}
-_PRODUCTS = {torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__}
-_SAME_SHARES = {
-    Tensor.to, Tensor.type, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.view, Tensor.reshape, torch.reshape,
-    Tensor.contiguous, Tensor.type_as, nn.functional.dropout, torch.dropout,
-}  # fmt: skip
+_SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+_PRODUCTS = ("matmul", "bmm", "__matmul__")
+_SAME_WEIGHTS = (
+    "to", "type", "type_as", "float", "double", "half", "bfloat16", "view", "reshape", "flatten", "unflatten", "squeeze",
+    "unsqueeze", "expand", "contiguous", "clone", "dropout",
+)  # fmt: skip
 """Functions that keep the weights of a pattern: changes of dtype or shape, and dropout, which does nothing in evaluation."""
 
 
-_DROPPING = {nn.functional.dropout, torch.dropout}
-
-
-def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of `nn.functional.dropout` or `torch.dropout` sets anything to 0."""
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
-    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
-
-
-_MULTI_HEAD = nn.functional.multi_head_attention_forward
-_SEEN_MULTI_HEAD = FunctionType(
-    _MULTI_HEAD.__code__,
-    {**_MULTI_HEAD.__globals__, "has_torch_function": lambda _: False},
-    argdefs=_MULTI_HEAD.__defaults__,
-)
-"""Functions without their dispatch to modes, so that the mode receives the functions that they call."""
-
-
-class _FunctionWatch(TorchFunctionMode):
+class _Functions(TorchFunctionMode):
     """Captures `scaled_dot_product_attention` and softmax called by a modelling file itself."""
 
     def __init__(self, watch: Watch) -> None:
@@ -390,100 +370,64 @@ class _FunctionWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Runs the function, and captures it if it is part of an attention."""
-        kwargs = kwargs or {}
-        caller = self._watch.caller
-        if caller is None:
+        watch, caller, kwargs = self._watch, self._watch.caller, kwargs or {}
+        if caller is None or not (watch.open or func is _SDPA):
             return func(*args, **kwargs)
         if torch.compiler.is_compiling():  # this is traced, which allows a message of fixed words alone
-            if func is _SDPA or (self._watch.open and func in _SOFTMAX):
+            if func is _SDPA or func in _SOFTMAX:
                 raise MhaError("a function made by torch.compile hides the attention within it", code="hidden")
-            return func(*args, **kwargs)
-        if func is _SDPA:
-            return self._sdpa(caller, args, kwargs)
-        if not self._watch.open:
             return func(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self._multi_head(args, kwargs)
         result = func(*args, **kwargs)
-        if func in _SOFTMAX and isinstance(result, Tensor):
-            self._softmax(args, kwargs, result)
-        elif self._watch.pending is not None and args and isinstance(result, Tensor):
-            return self._follow(self._watch.pending, func, args, kwargs, result)
+        if func is _SDPA:
+            return watch.sdpa(caller, dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs), result)
+        if func in _SOFTMAX:
+            scores = args[0] if args else kwargs["input"]
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
+                watch.softmax(scores, result)
+        elif func is torch.einsum:
+            return self._einsum(args, result)
+        elif args and watch.is_pattern(args[0]) and isinstance(result, Tensor):
+            name = func.__name__
+            if name in _PRODUCTS:
+                return watch.product(args[1], result)
+            if name in _SAME_WEIGHTS:
+                watch.is_same_pattern(result, drops=name == "dropout" and _drops(args, kwargs))
         return result
-
-    def _sdpa(self, caller: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        kernel = KernelWatch()
-        with kernel:
-            z = called(_SDPA, *args, **kwargs)
-        given = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
-        q, k, v, z_by_head = self._watch.by_head(given["query"], given["key"], given["value"], z)
-        scale = given.get("scale")
-        changed = self._watch.notify(
-            ScoredCall,
-            caller,
-            "sdpa",
-            self._watch.where(),
-            q=q,
-            k=k,
-            v=v,
-            z=z_by_head,
-            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
-            mask=given.get("attn_mask"),
-            causal=bool(given.get("is_causal")),
-            lse=kernel.lse_of(q),
-            kernel=kernel.kernel or "math",
-            unknown=("dropout_p",) if given.get("dropout_p") else (),
-        )
-        return z if changed is None else changed.reshape(z.shape)
 
     def _multi_head(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Runs the function behind nn.MultiheadAttention, whose operators a mode does not see. The batch is its second axis."""
+        """Runs the function behind nn.MultiheadAttention, whose batch is its second axis. It would hand itself over to this mode
+        as a whole; told that there is none, it runs, and its operators are seen one by one."""
         query = args[0] if args else kwargs["query"]
-        watch = self._watch
-        before = watch.batch, watch.may_lack_batch
+        watch, functional = self._watch, nn.functional
+        before = watch.batch, watch.may_lack_batch, functional.has_torch_function  # type: ignore[attr-defined]
         watch.batch, watch.may_lack_batch = query.shape[1] if query.ndim == 3 else 1, False
+        functional.has_torch_function = lambda _: False  # type: ignore[attr-defined]
         try:
             with self:
-                return called(_SEEN_MULTI_HEAD, *args, **kwargs)
+                return _MULTI_HEAD(*args, **kwargs)
         finally:
-            watch.batch, watch.may_lack_batch = before
+            watch.batch, watch.may_lack_batch, functional.has_torch_function = before  # type: ignore[attr-defined]
 
-    def _softmax(self, args: Any, kwargs: Mapping[str, Any], pattern: Tensor) -> None:
-        """Stores a softmax over the keys until its product with the values."""
-        scores = args[0] if args else kwargs["input"]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        if scores.ndim in (3, 4) and dim in (-1, scores.ndim - 1):
-            self._watch.notify_pending()
-            self._watch.pending = _Pending(self._watch.open[-1], self._watch.where(), scores, pattern)
-
-    def _follow(self, pending: _Pending, func: Any, args: Any, kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-        if func is torch.einsum:
-            return self._follow_einsum(pending, args, result)
-        if not pending.is_held(args[0]):
-            return result
-        if func in _PRODUCTS:
-            pending.v, pending.z = args[1], result
-            changed = self._watch.notify_pending()
-            return result if changed is None else changed.reshape(result.shape)
-        if func in _SAME_SHARES and result.numel() == pending.pattern.numel():
-            pending.hold(result)
-            pending.is_dropped |= func in _DROPPING and _drops(args, kwargs)
-        return result
-
-    def _follow_einsum(self, pending: _Pending, args: Any, result: Tensor) -> Tensor:
+    def _einsum(self, args: Any, result: Tensor) -> Tensor:
         """Captures the product with the values if it is an einsum of two tensors."""
         equation, *tensors = args
-        at = next((i for i, tensor in enumerate(tensors) if pending.is_held(tensor)), None)
+        at = next((i for i, tensor in enumerate(tensors) if self._watch.is_pattern(tensor)), None)
         orders = None if at is None or len(tensors) != 2 else _product_axes(equation, at, [t.ndim for t in tensors])
         if at is None or orders is None:
             return result
         of_values, of_output = orders
-        pending.v, pending.z = tensors[1 - at].permute(of_values), result.permute(of_output)
-        shape = pending.z.shape
-        changed = self._watch.notify_pending()
-        if changed is None:
-            return result
-        return changed.reshape(shape).permute([of_output.index(axis) for axis in range(len(of_output))])
+        z = result.permute(of_output)
+        changed = self._watch.product(tensors[1 - at].permute(of_values), z)
+        return result if changed is z else changed.permute([of_output.index(axis) for axis in range(len(of_output))])
+
+
+def _drops(args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of `nn.functional.dropout` or `torch.dropout` sets anything to 0."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    return bool(given.get("p", 0.5)) and bool(given.get("training", given.get("train", True)))
 
 
 def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[int], list[int]] | None:
@@ -508,25 +452,3 @@ def _product_axes(equation: str, at: int, n_axes: Sequence[int]) -> tuple[list[i
     if sorted(values) != sorted(wanted) or sorted(output) != sorted(made):
         return None
     return [values.index(axis) for axis in wanted], [output.index(axis) for axis in made]
-
-
-class _Pending:
-    """A pattern that waits for its product with the values; `storages` are those of the tensors with its weights."""
-
-    def __init__(self, module: nn.Module, where: tuple[str | None, int], scores: Tensor, pattern: Tensor) -> None:
-        self.module, self.where, self.scores, self.pattern = module, where, scores, pattern
-        self.v: Tensor | None = None
-        self.z: Tensor | None = None
-        self.is_dropped = False
-        self._held: list[Tensor] = []
-        self.storages: set[int] = set()
-        self.hold(pattern)
-
-    def is_held(self, value: Any) -> bool:
-        """Whether a value is a tensor with the same weights."""
-        return isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self.storages
-
-    def hold(self, tensor: Tensor) -> None:
-        """Adds a tensor with the same weights. It is kept alive, so that its memory is not reused."""
-        self._held.append(tensor)
-        self.storages.add(tensor.untyped_storage().data_ptr())

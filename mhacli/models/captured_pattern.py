@@ -14,12 +14,10 @@ from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Mask
 from mhacli.attention.tiled.scores import ComputedPattern, Scores, tensor_bias
 from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, exact_enough, pattern_of
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.calls import Call
 
 FORBIDDING = -9e3
 """A value up to this one, added to a score, masks its cell: code uses −∞, the lowest number of a dtype, −1e5 and −1e4."""
-_MOST_LSE = 1e28
-"""A log-sum-exp beyond this belongs to a query without keys, whose scores are all −∞ or the lowest number."""
 
 
 KEPT_MASKS = 4
@@ -39,7 +37,7 @@ class KnownMasks:
     def __init__(self) -> None:
         self._known: dict[object, Added] = {}
 
-    def of(self, call: ScoredCall, real: Bool[Tensor, "batch query"]) -> Added:
+    def of(self, call: Call, real: Bool[Tensor, "batch query"]) -> Added:
         """The mask and bias of a call."""
         rows = real.cpu().numpy().tobytes()  # two kinds of layers may differ only in their padded queries
         key = (*self.key(call), rows, _place(call.mask), _place(call.bias))
@@ -50,9 +48,9 @@ class KnownMasks:
         return self._known[key]
 
     @staticmethod
-    def key(call: ScoredCall) -> tuple[object, ...]:
+    def key(call: Call) -> tuple[object, ...]:
         """The settings besides tensors that a mask depends on."""
-        return (call.causal, call.device, tuple(call.q.shape[:3]), call.k.shape[2])
+        return (call.causal, call.device, call.shape)
 
 
 def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
@@ -67,23 +65,18 @@ def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
 
 def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
     """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding."""
-    if isinstance(call, ScoredCall):
-        return _of_scores(call, *known.of(call, real))
-    assert isinstance(call, SoftmaxCall)
-    return _of_softmax(call, real)
+    return _of_softmax(call, real) if call.q is None else _of_scores(call, *known.of(call, real))
 
 
-def _of_scores(call: ScoredCall, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
+def _of_scores(call: Call, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
+    (q, k, v), z = call.qkv, call.z
+    assert z is not None
     added = None if bias is None else tensor_bias(bias)
-    scores = Scores(call.q, call.k, bias=added, allowed=allowed, **call.scoring)
-    known = call.lse
-    if known is not None:
-        known = torch.where(known.abs() < _MOST_LSE, known, 0.0)
-    elif call.device.type != "cpu":
-        known = attend_lse(scores, call.v).lse
+    scores = Scores(q, k, bias=added, allowed=allowed, scale=call.scale, softcap=call.softcap)
+    known = None if call.device.type == "cpu" else attend_lse(scores, v).lse
     pattern = pattern_of(scores, known, call.sink_scores)
     lse = pattern.lse if known is None else known
-    return AttentionResult(range(call.q.shape[1]), pattern, lse, call.z, call.v, call.kernel, call.sink_scores)
+    return AttentionResult(range(q.shape[1]), pattern, lse, z, v, call.kernel, call.sink_scores)
 
 
 @dataclass(frozen=True)
@@ -110,11 +103,13 @@ class CapturedPattern(ComputedPattern):
         return CapturedPattern(self.pattern[:, :, queries], allowed, scores=self.scores[:, :, queries])
 
 
-def _of_softmax(call: SoftmaxCall, real: Bool[Tensor, "batch query"]) -> AttentionResult:
+def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> AttentionResult:
     """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
 
     Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
     """
+    assert call.pattern is not None
+    assert call.scores is not None
     hidden = (call.pattern == 0) & (call.scores <= FORBIDDING)
     keep = _alike(~hidden) & real[:, None, :, None]
     scores = call.scores.to(torch.promote_types(call.scores.dtype, torch.float32)).masked_fill(hidden, -torch.inf)
@@ -137,7 +132,7 @@ def _copied(keep: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
     return once.clone().expand(keep.shape)
 
 
-def mask_of(call: ScoredCall, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
+def mask_of(call: Call, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None, Float[Tensor, "..."] | None]:
     """The mask of a call, and the bias added to its scores."""
     rules: list[Mask] = [masks.causal()] if call.causal else []
     added: list[Tensor] = []

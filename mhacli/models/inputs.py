@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import os
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from mhacli.errors import MhaError, UsageError
 from mhacli.models.device_map import device_of
 from mhacli.settings import PaddingSide
 from mhacli.text.tokens import TokenSequence
 
-_FROM_PYTHON = "mhacli.models.capture watches any model from Python"
+_FROM_PYTHON = "mhacli.inspecting inspects any model while you call it from Python"
 
 
 @dataclass(frozen=True)
@@ -120,15 +118,7 @@ def are_identical(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 T = TypeVar("T")
-_OURS = str(Path(__file__).parents[1]) + os.sep
-_PASSING = ("__torch_function__", "__torch_dispatch__")
-"""Functions that torch calls for every operator, those of the model and of mha; the caller is further out in the stack."""
 _NO_MEMORY = ("allocate memory", "out of memory")
-
-
-def called(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
-    """The result of a function called on behalf of the model. Its exceptions count as the model's."""
-    return function(*args, **keywords)
 
 
 def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,54 +128,36 @@ def outputs_of(model: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def run_model(model: Any, run: Callable[[], T]) -> T:
-    """The result of `run`, which calls the model.
+    """The result of `run`, which calls the model. Raises `MhaError` for an exception in the pass, such as that of inconsistent
+    sizes in the config, with its message and the innermost module that raised it."""
+    raised: list[nn.Module] = []
 
-    Raises `MhaError` for exceptions of the model's code, such as inconsistent sizes in its config, with their message and the
-    running module. Exceptions of mha during a pass are not changed.
-    """
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        if output is None and sys.exception() is not None:
+            raised.append(module)
+
+    handle = register_module_forward_hook(leave, always_call=True)
     try:
         return run()
     except (MhaError, MemoryError):
         raise
     except Exception as fault:
-        frames = [frame for frame, _ in traceback.walk_tb(fault.__traceback__)]
-        if any(word in str(fault) for word in _NO_MEMORY) or not _is_of_model(frames, model, run):
+        if any(word in str(fault) for word in _NO_MEMORY):
             raise
-        raise _refused(model, fault, frames) from fault
+        raise _refused(model, fault, raised) from fault
+    finally:
+        handle.remove()
 
 
-def _is_of_model(frames: list[FrameType], model: Any, run: Callable[[], Any]) -> bool:
-    """Whether the innermost frame outside of torch and other libraries belongs to the model, or calls it or on its behalf."""
-    files = {os.path.dirname(path) for path in _files(model)}
-    for frame in reversed(frames):
-        path = frame.f_code.co_filename
-        if path.startswith(_OURS):
-            if frame.f_code.co_name in _PASSING:
-                continue
-            return frame.f_code in (getattr(run, "__code__", None), called.__code__)
-        if os.path.dirname(path) in files:
-            return True
-    return False
-
-
-def _files(model: nn.Module) -> Iterator[str]:
-    """The files of the classes of the model's parts, except those of torch."""
-    for kind in {type(module) for module in model.modules()}:
-        forward = getattr(kind.forward, "__code__", None)
-        if forward is not None and not kind.__module__.startswith("torch."):
-            yield forward.co_filename
-
-
-def _refused(model: Any, fault: Exception, frames: list[FrameType]) -> MhaError:
+def _refused(model: Any, fault: Exception, raised: Sequence[nn.Module]) -> MhaError:
     names = {id(module): name for name, module in model.named_modules() if name}
-    running = [frame.f_locals["self"] for frame in frames if id(frame.f_locals.get("self")) in names]
+    inner = next((module for module in raised if id(module) in names), None)
     kind = type(model).__name__
-    part = f"{names[id(running[-1])]} ({type(running[-1]).__name__}) of {kind}" if running else kind
+    part = kind if inner is None else f"{names[id(inner)]} ({type(inner).__name__}) of {kind}"
     said = next((line for line in str(fault).splitlines() if line.strip()), "no message")
-    path = getattr(model, "name_or_path", None) or None
     return MhaError(
         f"the forward pass of the model raised {type(fault).__name__} in {part}: {said:.300}",
         hint="sizes in its config.json may contradict each other, or it needs an input other than text",
         code="model-failed",
-        path=path,
+        path=getattr(model, "name_or_path", None) or None,
     )

@@ -1,4 +1,4 @@
-"""The layer and the kind of attention of a module, by its name."""
+"""The kind and number of each attention, by the names of the model's modules, and what a config says about its layers."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from mhacli.record.record import NonAttentionLayer
 from mhacli.text.tokens import AttentionKind
 
 LayerKey = tuple[AttentionKind, int]
 """The kind of an attention and the number of its layer."""
-_CROSS = re.compile(r"encdec|encoder_attn|cross|multihead_attn", re.IGNORECASE)
+_ATTENTION = re.compile(r"att(?:n|en)", re.IGNORECASE)
+_CROSS = re.compile(r"encdec|encoder_attn|cross", re.IGNORECASE)
+_SENSE = re.compile(r"vision|visual|image|video|audio|speech", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(^|\.)(language|text)", re.IGNORECASE)
 
 
-def kind_of(name: str, *, is_pair: bool) -> AttentionKind:
-    """The kind of an attention, by the name of its module.
-
-    >>> kind_of("decoder.block.2.layer.1.EncDecAttention", is_pair=True)
-    'cross'
-    """
-    if not is_pair:
-        return "self"
-    parts = name.split(".")
-    half = next((part for part in parts if part in ("encoder", "decoder")), "decoder")
-    if half == "encoder":
-        return "encoder"
-    return "cross" if _CROSS.search(parts[-1]) else "decoder"
+def is_attention(name: str, module: nn.Module) -> bool:
+    """Whether a module is or contains an attention, judged by its name."""
+    return bool(_ATTENTION.search(type(module).__name__) or _ATTENTION.search(name.rpartition(".")[2]))
 
 
 def is_numbered(name: str) -> bool:
@@ -35,34 +30,99 @@ def is_numbered(name: str) -> bool:
     return name.rpartition(".")[2].isdigit()
 
 
-class LayerNumbers:
-    """Numbers the attentions of one pass, in the order in which they run.
+def is_pair(model: nn.Module) -> bool:
+    """Whether a model has an encoder, and a decoder that reads its output."""
+    says_so = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return says_so or any(isinstance(module, nn.Transformer) for module in model.modules())
 
-    A layer is one run of a module of the list of layers. It has the number of this module; if that is taken, because layers share
-    a module or one list follows another, it gets the next number.
+
+class LayerNumbers:
+    """The kind and number of each attention of a model.
+
+    A layer has the number of its module in its list. Lists of one kind, such as two towers for images, are counted through in
+    the order of the model's modules. Only where a pass runs a module again is the number the next one after those that ran.
     """
 
-    def __init__(self, *, is_pair: bool) -> None:
-        self._is_pair = is_pair
-        self._last: dict[bool, tuple[int, int]] = {}
+    def __init__(self, model: nn.Module) -> None:
+        self._is_pair = is_pair(model)
+        self._counts_runs = quirks_of(getattr(model, "config", None)) == "layers by run"
+        lists: dict[str, int] = {}
+        for name, module in model.named_modules():
+            if is_attention(name, module) and (place := _place(name)) is not None:
+                lists[place[0]] = max(lists.get(place[0], 0), place[1] + 1)
+        self._has_language = any(map(_LANGUAGE.search, lists))
+        self._has_others = not all(map(_SENSE.search, lists))
+        self._before: dict[str, int] = {}
+        totals = Counter[AttentionKind]()
+        for name in sorted(lists, key=lambda name: bool(_SENSE.search(name))):
+            kind = self.kind_of(name)
+            self._before[name] = totals[kind]
+            totals[kind] += lists[name]
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Forgets which layers ran."""
+        self._layers: dict[tuple[bool, int], int] = {}
         self._parts = Counter[tuple[str, int]]()
 
-    def next(self, name: str, block: str, run: int) -> tuple[int, AttentionKind, int]:
-        """The layer, the kind and the part of an attention that module `name` computes, in a `run` of its `block`.
+    def kind_of(self, name: str) -> AttentionKind:
+        """The kind of an attention by the name of its module. A model that reads images or sound besides text has its layers of
+        text as `self`, the others as `encoder`."""
+        parts, tail = name.split("."), re.split(r"\.\d+(?=\.|$)", name)[-1]
+        half = next((part for part in parts if part in ("encoder", "decoder")), None) if self._is_pair else None
+        if half is None:
+            is_main = _LANGUAGE.search(name) if self._has_language else not (self._has_others and _SENSE.search(name))
+            half = "decoder" if is_main else "encoder"
+        if half == "encoder":
+            return "encoder"
+        if _CROSS.search(tail) or (self._is_pair and "multihead_attn" in tail):  # the latter is torch's name
+            return "cross"
+        return "decoder" if self._is_pair else "self"
 
-        >>> places = LayerNumbers(is_pair=False)
-        >>> [places.next("layers.0.attn", "layers.0", run)[0] for run in (1, 1, 2)]
-        [0, 0, 1]
-        """
-        kind = kind_of(name, is_pair=self._is_pair)
-        last, last_run = self._last.get(kind == "encoder", (-1, None))
-        if run != last_run:
-            own = next((int(part) for part in block.split(".") if part.isdigit()), 0)
-            last = max(own, last + 1)
-            self._last[kind == "encoder"] = last, run
+    def next(self, name: str, block: str, run: int) -> tuple[AttentionKind, int, int]:
+        """The kind, the layer and the part of an attention that module `name` computes, in a `run` of its `block`, the outermost
+        module of a list around it."""
+        kind, (stack, index) = self.kind_of(name), _place(block) or ("", 0)
+        key = (kind == "encoder", run)
+        taken = {layer for (is_encoder, _), layer in self._layers.items() if is_encoder == key[0]}
+        layer = 0 if self._counts_runs else self._before.get(stack, 0) + index
+        layer = self._layers.setdefault(key, 1 + max(taken) if layer in taken else layer)
         part = self._parts[name, run]
         self._parts[name, run] += 1
-        return last, kind, part
+        return kind, layer, part
+
+
+def _place(name: str) -> tuple[str, int] | None:
+    """The name of the outermost list around a module, and the number of the module in it.
+
+    >>> _place("encoder.block.2.layer.0.SelfAttention")
+    ('encoder.block', 2)
+    """
+    found = re.search(r"(?:^|\.)(\d+)(?=\.|$)", name)
+    return None if found is None else (name[: found.start()], int(found[1]))
+
+
+# ------------------------------------------------------------------------------------------------------------- the config
+
+
+QUIRKS: Mapping[str, str] = {
+    "bloom": "alibi",
+    "mpt": "alibi",
+    "codegen": "rope-interleaved",
+    "cohere": "rope-interleaved",
+    "gptj": "rope-interleaved",
+    "camembert": "positions after padding",
+    "roberta": "positions after padding",
+    "xlm-roberta": "positions after padding",
+    "hrm_text": "layers by run",
+}
+"""What a family does that neither its config nor the names of its modules say: how it encodes positions; that positions count
+from after the row for padding; that layers of two lists run in turns and are numbered by their runs, as in its own cache."""
+
+
+def quirks_of(config: Any) -> str:
+    """What is unusual in a family; empty for most."""
+    return QUIRKS.get(getattr(config, "model_type", ""), "")
 
 
 def n_attentions_of(config: Any) -> int:
@@ -103,7 +163,8 @@ def without_attention(
             return unfit.get((kind, number)) or str(types.get(number, "no attention matrix"))
         return f"{kind} {unfit.get((kind, number), 'attention, which was not seen')}"
 
-    missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in found]
+    seen = {("self", n) for kind, n in found if kind == "cross"} | {*found}  # some layers attend to images only
+    missing = [(kind, n) for kind, n_all in _stacks(config) for n in range(n_all) if (kind, n) not in seen]
     missing += [place for place in unfit if place not in missing]
     return tuple(NonAttentionLayer(n, instead(kind, n)) for kind, n in missing)
 
@@ -113,10 +174,10 @@ def positions_of(model: Any) -> str:
     config = model.config.get_text_config(decoder=True)
     kinds = {type(module).__name__ for module in model.modules()}
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+    if getattr(config, "alibi", False) or quirks_of(config) == "alibi":
         return "alibi"  # Falcon has a rotation too, but does not use it
     if any("Rotary" in kind for kind in kinds) or getattr(config, "rotary_dim", None):
-        return "rope-interleaved" if config.model_type in ("gptj", "codegen", "cohere") else "rope"
+        return "rope-interleaved" if quirks_of(config) == "rope-interleaved" else "rope"
     if "relative_attention_bias" in names or getattr(config, "relative_attention", False):
         return "relative"
     is_learned = names & {"wpe", "position_embeddings", "embed_positions", "position_embedding"}
@@ -127,17 +188,13 @@ def most_positions(config: Any) -> int | None:
     """The largest number of positions of a model; None if it has no such limit, as with ALiBi or binned distances."""
     text = config.get_text_config(decoder=True)
     is_binned = getattr(text, "relative_attention_num_buckets", None) or getattr(text, "relative_attention", False)
-    if is_binned or getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
+    if is_binned or getattr(text, "alibi", False) or quirks_of(text) == "alibi":
         return None
     for name in ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len"):
         value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
-            pad = (
-                getattr(text, "pad_token_id", None)
-                if text.model_type in ("roberta", "xlm-roberta", "camembert")
-                else None
-            )
-            return value - (pad + 1 if isinstance(pad, int) else 0)  # these count from after the row for padding
+            pad = getattr(text, "pad_token_id", None) if quirks_of(text) == "positions after padding" else None
+            return value - (0 if pad is None else pad + 1)
     return None
 
 

@@ -7,17 +7,17 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 from mhacli.errors import MhaError, UsageError
-from mhacli.models.calls import Call, ScoredCall
-from mhacli.models.capture import Hook, Watch, is_pair, watched
+from mhacli.models.calls import Call
+from mhacli.models.capture import Hook, Watch, watched
 from mhacli.models.captured_pattern import FORBIDDING
+from mhacli.models.layer_names import is_pair
 
 Half = Literal["encoder", "decoder"]
 """The half of an encoder-decoder; other models have only a decoder."""
@@ -212,7 +212,7 @@ class _Passes:
             return None
         if self._edits:
             return self._listener.take(call)
-        self._require_readable(vars(call).values())
+        self._require_readable(call.tensors.values())
         with torch.no_grad():
             seen = _detached(call)
             with torch.autocast(call.device.type, enabled=False):
@@ -244,8 +244,7 @@ def _is_unreadable(value: Any) -> bool:
     """Whether a value is a tensor without data, with rows of different lengths, or with several tensors inside."""
     if not isinstance(value, Tensor):
         return False
-    is_of_transform = torch._C._functorch.is_functorch_wrapped_tensor(value)
-    return value.is_meta or value.is_nested or is_of_transform or isinstance(value, FakeTensor)
+    return value.is_meta or value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _tensor(given: Mapping[str, Any], at: int) -> Tensor | None:
@@ -284,12 +283,10 @@ def _shown(mask: Any, ids: Tensor, n_past: int) -> list[list[bool]] | None:
 
 def _detached(call: Call) -> Call:
     """The call without its graph. Autocast rounds queries, keys and values within the operator that reads them."""
-    seen = {own.name: getattr(call, own.name) for own in fields(call)}
-    tensors: dict[str, Any] = {name: own.detach() for name, own in seen.items() if isinstance(own, Tensor)}
-    z = call.z
-    is_cast = isinstance(call, ScoredCall) and torch.is_autocast_enabled(call.device.type) and z is not None
-    if is_cast and z is not None and tensors["q"].dtype != z.dtype:
-        tensors |= {name: tensors[name].to(z.dtype) for name in ("q", "k", "v")} | {"lse": None}
+    tensors: dict[str, Any] = {name: own.detach() for name, own in call.tensors.items()}
+    q, z = call.q, call.z
+    if q is not None and z is not None and q.dtype != z.dtype and torch.is_autocast_enabled(call.device.type):
+        tensors |= {name: tensors[name].to(z.dtype) for name in ("q", "k", "v")}
     return replace(call, **tensors)
 
 

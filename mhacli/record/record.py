@@ -28,7 +28,7 @@ from mhacli.record.tables import EffectTable, HeadTable
 from mhacli.settings import Config
 from mhacli.sites import Facts
 from mhacli.text.escape import visible
-from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence
+from mhacli.text.tokens import AttentionKind, LayerChoice, TokenSequence, places
 
 if TYPE_CHECKING:
     Heads = HeadTable
@@ -121,7 +121,7 @@ class Record(Shown):
     def of_layer(self, index: int) -> Record:
         """The record of one inspected layer, with its own sizes, heads, arrays and texts."""
         layer = self.layers[index]
-        queries, keys = texts_of(layer.kind, self.sequences, self.context)
+        queries, keys = texts_of(layer.kind, self.sequences, self.context, layer.positions)
         sizes = {name: getattr(layer, name) for name in ("n_heads", "n_kv_heads", "d_head", "d_v", "scale", "softcap")}
         return dataclasses.replace(
             self,
@@ -141,13 +141,16 @@ class Record(Shown):
         """The attention weights of a head with their tokens; without `head` of all heads, without `layer` of all
         layers.
 
-        `batch` is the number of the text. In an encoder-decoder model, `kind` selects the attention. Raises `MhaError`
-        if the record lacks the pattern, or has several that do not fit into one array.
+        `batch` is the number of the text. In a model with several kinds of attention, `kind` selects one; without it,
+        that is the attention of a text to itself if the model has an encoder besides. Raises `MhaError` if the record
+        lacks the pattern, or has several that do not fit into one array.
         """
         if not 0 <= batch < len(self.sequences):
             raise UsageError(out_of_range("batch", batch, len(self.sequences)))
         attentions = [(each.layer, each.kind, self.of_layer(i)) for i, each in enumerate(self.layers)]
         attentions = attentions or [(self.heads[0].layer if self.heads else 0, "self", self)]
+        if kind is None and any(its_kind == "self" and layer in (None, n) for n, its_kind, _ in attentions):
+            kind = "self"
         chosen = [(n, view) for n, its_kind, view in attentions if layer in (None, n) and kind in (None, its_kind)]
         if not chosen:
             listed = ", ".join(dict.fromkeys(f"{its_kind} layer {n}" for n, its_kind, _ in attentions))
@@ -195,10 +198,23 @@ def layer_prefix(index: int) -> str:
 _Texts = tuple[TokenSequence, ...]
 
 
-def texts_of(kind: AttentionKind, sequences: _Texts, context: _Texts | None) -> tuple[_Texts, _Texts]:
-    """The texts of an attention's queries and of its keys. `context` is the encoder's input."""
+Positions = tuple[int, int | None, int | None]
+"""The numbers of sequences, of query positions and of key positions of an attention whose axes are not the tokens of the texts;
+None for an axis of tokens."""
+
+
+def texts_of(
+    kind: AttentionKind, sequences: _Texts, context: _Texts | None, positions: Positions | None = None
+) -> tuple[_Texts, _Texts]:
+    """The texts of an attention's queries and of its keys, or bare positions. `context` is the encoder's input."""
     encoder = context or sequences
-    return encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+    queries, keys = encoder if kind == "encoder" else sequences, encoder if kind in ("encoder", "cross") else sequences
+    if positions is not None:
+        n_texts, n_queries, n_keys = positions
+        is_self = kind != "cross" and n_queries == n_keys
+        queries = queries if n_queries is None else (places(n_queries),) * n_texts
+        keys = queries if is_self else keys if n_keys is None else (places(n_keys),) * n_texts
+    return queries, keys
 
 
 def kinds_of(layers: tuple[LayerChoice, ...] | None, *, is_pair: bool) -> tuple[AttentionKind, ...]:
@@ -265,7 +281,8 @@ class InspectedLayer:
     additive bias; `sinks`: sink logits take part. `verified`: the pattern times the values is the layer's output,
     within the tolerance, and every argument is understood; else `unverified` has the reasons. If a module computes
     several attentions in one layer, `call` counts them from 1, and the `name` of later ones includes it. `extras`
-    describes other changes to the scores, by the keyword of the attention function.
+    describes other changes to the scores, by the keyword of the attention function. `positions` are the sizes of axes
+    that are not the tokens of the texts, such as the patches of an image; None where they are.
     """
 
     layer: int
@@ -288,6 +305,7 @@ class InspectedLayer:
     survey: HeadsSummary
     call: int = 1
     extras: Mapping[str, str] = field(default_factory=dict, hash=False)
+    positions: Positions | None = None
 
     @property
     def label(self) -> str:

@@ -29,10 +29,9 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
 from mhacli.io.libraries import guarded
 from mhacli.io.progress import Progress, no_progress
-from mhacli.models.capture import is_attention
 from mhacli.models.folder import Checkpoint
 from mhacli.models.inputs import make_inputs, n_vocabulary_of
-from mhacli.models.layer_names import most_positions
+from mhacli.models.layer_names import is_attention, most_positions
 from mhacli.models.load import Loaded, find_checkpoint, load_config, load_model
 from mhacli.models.rounding import TIMES_SHAKEN
 from mhacli.models.tokenizer import ModelTokenizer, load_tokenizer, own_tokenizer, require_ids

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mhacli.commands.effect.metric import language_head, read_position
-from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.device_map import fetched
 from mhacli.models.layer_names import LayerKey, is_numbered
@@ -136,7 +136,7 @@ def _finding_attention(model: nn.Module, model_parts: ModelParts) -> Iterator[No
             parts.names[key] = call.name
             parts.z[key] = call.z.clone()
             every = torch.ones(call.shape[2:], dtype=torch.bool, device=call.z.device)
-            parts.visible[key] = every.tril() if isinstance(call, ScoredCall) and call.causal else every
+            parts.visible[key] = every.tril() if call.causal else every
             last.clear()
             last[key] = call.z.transpose(1, 2).flatten(2).clone()
         return None if call.z is None else call.z.clone()

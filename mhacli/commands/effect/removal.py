@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.calls import Call
 from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Replacement
@@ -134,16 +135,10 @@ def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:
         of_row = rows(tensor)
         return of_row if of_row is None or of_row.shape[-2] == 1 else of_row[..., queries, :]
 
-    if isinstance(call, SoftmaxCall):
-        scores, pattern, z = cells(call.scores), cells(call.pattern), cells(call.z)
-        assert scores is not None
-        assert pattern is not None
-        return replace(call, scores=scores, pattern=pattern, z=z, v=rows(call.v))
-    assert isinstance(call, ScoredCall)
     mask, sinks = cells(call.mask), call.sinks
     if call.causal:
-        mask = torch.arange(call.k.shape[2], device=queries.device) <= queries[:, None]
-    given = {"q": call.q[row : row + 1, :, queries], "z": call.z[row : row + 1, :, queries], "k": rows(call.k)}
+        mask = torch.arange(call.shape[3], device=queries.device) <= queries[:, None]
     sinks = sinks if sinks is None or sinks.ndim == 1 else sinks[row : row + 1][..., queries]
-    more = {"v": rows(call.v), "mask": mask, "bias": cells(call.bias), "sinks": sinks}
-    return replace(call, **given, **more, causal=False, lse=None)  # type: ignore[arg-type]
+    names = ("q", "z", "bias", "scores", "pattern")
+    given: dict[str, Any] = {name: cells(getattr(call, name)) for name in names}
+    return replace(call, **given, k=rows(call.k), v=rows(call.v), mask=mask, sinks=sinks, causal=False)

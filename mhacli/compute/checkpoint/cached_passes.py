@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhacli.io.files import format_size
-from mhacli.models.calls import Call, ScoredCall, SoftmaxCall
+from mhacli.models.calls import Call
 from mhacli.models.captured_pattern import FORBIDDING
 from mhacli.models.layer_names import LayerKey
 
@@ -29,7 +29,7 @@ class _Rows(NamedTuple):
     @property
     def n_bytes(self) -> int:
         """The size of the copy."""
-        return sum(own.numel() * own.element_size() for own in vars(self.call).values() if isinstance(own, Tensor))
+        return sum(own.numel() * own.element_size() for own in self.call.tensors.values())
 
 
 @dataclass
@@ -78,9 +78,8 @@ def _without_unfilled(call: Call, n_tokens: int) -> Call:
 
 def _is_masked_from(call: Call, key: int) -> bool:
     """Whether all keys from `key` on are masked for all queries."""
-    if isinstance(call, SoftmaxCall):
+    if call.pattern is not None:
         return not call.pattern[..., key:].any()
-    assert isinstance(call, ScoredCall)
     if call.causal:
         return key >= call.shape[2]
     if not isinstance(call.mask, Tensor) or call.mask.shape[-1] != call.shape[3]:
@@ -92,7 +91,7 @@ def _is_masked_from(call: Call, key: int) -> bool:
 def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
     """The reason why a pass cannot be joined to the earlier ones, None if it can."""
     q_len, k_len = call.shape[2:]
-    if isinstance(call, ScoredCall) and not isinstance(call.mask, Tensor | None):
+    if not isinstance(call.mask, Tensor | None):
         return f"attention whose mask is of type {type(call.mask).__name__}, not a tensor"
     if call.kind == "cross":
         return None if not before or before[0].columns.stop == k_len else _REORDERED
@@ -107,7 +106,7 @@ def _misfit(call: Call, before: Sequence[_Rows], n_past: int) -> str | None:
 
 
 def _keys(call: Call) -> Tensor | None:
-    return call.k if isinstance(call, ScoredCall) else call.v
+    return call.v if call.k is None else call.k
 
 
 def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
@@ -115,7 +114,7 @@ def _copied(call: Call, n_past: int, *, is_first: bool) -> _Rows:
     q_len, k_len = call.shape[2:]
     end = k_len if call.kind == "cross" else n_past + q_len
     new = slice(-q_len, None) if call.kind != "cross" else slice(None) if is_first else slice(0)
-    named: dict[str, Any] = {name: own for name, own in vars(call).items() if isinstance(own, Tensor)}
+    named: dict[str, Any] = call.tensors
     named |= {name: own[:, :, new] for name, own in named.items() if name in ("k", "v")}
     return _Rows(replace(call, **{name: own.clone() for name, own in named.items()}), slice(end - k_len, end))
 
@@ -126,17 +125,15 @@ def _joined(rows: Sequence[_Rows]) -> Call:
     if len(rows) == 1:
         return first
     joined: dict[str, Any] = {name: _cat(rows, name) for name in ("q", "k", "v", "z") if _has(rows, name)}
-    if isinstance(first, SoftmaxCall):
+    if first.pattern is not None:
         fills = {"scores": -torch.inf, "pattern": 0.0}
         joined |= {name: _stacked(_all(rows, name), rows, fills[name]) for name in fills}
         return replace(first, **joined)
-    assert isinstance(first, ScoredCall)
     if first.sinks is not None and first.sinks.ndim == 3:
         joined["sinks"] = _cat(rows, "sinks")
     if _has(rows, "bias"):
         joined["bias"] = _stacked(_all(rows, "bias"), rows, 0.0)
     joined["mask"] = _stacked([_mask_of(own) for own in rows], rows, -torch.inf)
-    joined["lse"] = _cat(rows, "lse") if _has(rows, "lse") else None
     return replace(first, **joined | {"causal": False})
 
 
@@ -167,7 +164,6 @@ def _stacked(blocks: Sequence[Tensor], rows: Sequence[_Rows], fill: float) -> Te
 def _mask_of(rows: _Rows) -> Tensor:
     """The mask of a pass as numbers added to its scores, −∞ at masked cells."""
     call, n_keys = rows.call, rows.columns.stop - rows.columns.start
-    assert isinstance(call, ScoredCall)
     added = torch.zeros(1, 1, call.shape[2], n_keys, device=call.device)
     if call.causal:
         added = added.masked_fill(torch.ones_like(added, dtype=torch.bool).triu(1), -torch.inf)

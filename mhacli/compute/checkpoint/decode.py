@@ -18,7 +18,7 @@ from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.io.files import format_size
 from mhacli.layer.decode import decode_step, largest_of, phase_of, spans_of
-from mhacli.models.calls import Call, ScoredCall
+from mhacli.models.calls import Call
 from mhacli.models.capture import captured
 from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
 from mhacli.models.inputs import run_model
@@ -170,7 +170,7 @@ class _Decoder:
     ) -> Step:
         (start, end), layer = span, self.layer
         batch, n_new = out.shape[0], end - start
-        k_len = call.k.shape[2] if isinstance(call, ScoredCall) else end
+        k_len = end if call.k is None else call.k.shape[2]
         token = batch * layer.n_kv_heads * (layer.d_head + layer.d_v) * out.element_size()
         new = (batch, layer.n_kv_heads, n_new)
         return decode_step(

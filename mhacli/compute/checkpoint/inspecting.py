@@ -19,10 +19,9 @@ from mhacli.compute.checkpoint.pass_texts import PassTexts
 from mhacli.compute.checkpoint.run import facts_of
 from mhacli.errors import MhaError, UsageError, out_of_range
 from mhacli.models.calls import Call
-from mhacli.models.capture import is_attention
 from mhacli.models.device_map import device_of
 from mhacli.models.inputs import ModelInputs
-from mhacli.models.layer_names import LayerKey
+from mhacli.models.layer_names import LayerKey, is_attention
 from mhacli.models.passes import ModelPass, followed, noted, require_open
 from mhacli.models.tokenizer import ModelTokenizer, own_tokenizer
 from mhacli.record.record import Model, Record
@@ -152,7 +151,7 @@ class Seen:
             self._chain.go_on(began)
         else:
             self.finish()
-            inspection = PassInspection(_NO_INPUTS, self._wanted, (), self._facts.model.dtype, 1)
+            inspection = PassInspection(_NO_INPUTS, self._wanted, (), self._facts.model.dtype, 1, any_length=True)
             self._chain = _TextPasses(
                 PassTexts(began, self._tokenizer), inspection, CachedPasses(self._wanted.keep_limit), began
             )

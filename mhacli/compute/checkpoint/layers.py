@@ -22,7 +22,7 @@ from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
 from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, make_statistics_request
 from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
 from mhacli.io.progress import Progress, no_progress
-from mhacli.models.calls import DROPOUT, Call, ScoredCall
+from mhacli.models.calls import DROPOUT, Call
 from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
@@ -33,6 +33,7 @@ from mhacli.record.record import (
     InspectedLayer,
     Model,
     NonAttentionLayer,
+    Positions,
     Record,
     SpanTokens,
     layer_prefix,
@@ -77,7 +78,7 @@ class PassInspection:
     """The attentions of one pass over the texts of `inputs`. `take` inspects each; `record` has the finished ones.
 
     `n_layers` is the expected number of attentions, `dtype` that of the model. `on_layer` is called with every requested
-    attention before it is reduced.
+    attention before it is reduced. With `any_length`, an attention over something else than the texts is shown by positions.
     """
 
     inputs: ModelInputs
@@ -88,6 +89,7 @@ class PassInspection:
     on_layer: Callable[[Call, AttentionResult], None] | None = None
     report_progress: Progress = no_progress
     peak_bytes: int = 0
+    any_length: bool = False
     results: list[LayerResults] = field(default_factory=list)
     found: list[LayerKey] = field(default_factory=list)
     unfit: dict[LayerKey, str] = field(default_factory=dict)
@@ -99,15 +101,19 @@ class PassInspection:
     def take(self, call: Call) -> None:
         """Reduces one attention, if it is requested, while the model waits."""
         dtype, place = coarser(self.dtype, call), (call.kind, call.layer)
-        axes = axes_of(self.inputs, call.kind, dtype=dtype, device=call.device)
+        positions = positions_of_axes(call, self.inputs) if self.any_length else None
+        axes = axes_of(self.inputs, call.kind, dtype=dtype, device=call.device, positions=positions)
         reason = misfit(call, axes)
+        if positions is not None and call.shape[0] < len(self.inputs.sequences):
+            reason = f"attention of {call.shape[0]} sequences, not of {len(self.inputs.sequences)}"
         if reason is not None:
             self.unfit.setdefault(place, reason)
             return
         self.found.append(place)
         if not self.wanted.model.includes(call.layer, call.kind):
             return
-        self.results.append(self._inspect(call, axes))
+        done = self._inspect(call, axes)
+        self.results.append(done._replace(layer=replace(done.layer, positions=positions)))
         self.report_progress(min(1.0, len(self.results) / self.n_layers), self.results[-1].layer.label)
 
     def release(self) -> None:
@@ -165,10 +171,10 @@ class PassInspection:
 
     def _baseline(self, call: Call, attention: AttentionResult, statistics_request: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
-        if not isinstance(call, ScoredCall):
+        if call.q is None:
             return make_baseline(attention.pattern, statistics_request, self.wanted.statistics.reducer)
         allowed = attention.pattern.allowed
-        key = (call.kind, call.device, id(allowed))
+        key = (call.kind, call.device, call.shape[2:], id(allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
@@ -222,7 +228,9 @@ class PassInspection:
         layers, model = tuple(done.layer for done in results), self._model(facts)
         return Record(
             command=self.wanted.command,
-            config=_config(facts, results[0].layer, model, self.inputs),
+            config=_config(
+                facts, next((each for each in layers if each.kind == "self"), layers[0]), model, self.inputs
+            ),
             sequences=self.inputs.sequences,
             context=self.inputs.context,
             vocabulary=(),
@@ -294,9 +302,27 @@ ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # ----------------------------------------------------------------------------------------------------------- whose tokens
 
 
-def axes_of(inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: torch.device) -> Axes:
-    """The texts on the query and key axes of an attention of this kind."""
-    queries, keys = texts_of(kind, inputs.sequences, inputs.context)
+def positions_of_axes(call: Call, inputs: ModelInputs) -> Positions | None:
+    """The sizes of the axes of an attention that are not the tokens of the texts; None if all are."""
+    n_texts, _, *lengths = call.shape
+    texts = texts_of(call.kind, inputs.sequences, inputs.context)
+    fits = [
+        len(of_axis) == n_texts and max(len(text.ids) for text in of_axis) == n
+        for of_axis, n in zip(texts, lengths, strict=True)
+    ]
+    if all(fits):
+        return None
+    q_len, k_len = (
+        lengths if call.kind != "cross" else (None if fits[0] else lengths[0], None if fits[1] else lengths[1])
+    )
+    return n_texts, q_len, k_len
+
+
+def axes_of(
+    inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: torch.device, positions: Positions | None = None
+) -> Axes:
+    """The texts on the query and key axes of an attention of this kind, or its positions."""
+    queries, keys = texts_of(kind, inputs.sequences, inputs.context, positions)
     ids = {token: i for text in (*queries, *keys) for token, i in zip(text.tokens, text.ids, strict=True)}
     return Axes(
         queries=queries,
@@ -304,7 +330,7 @@ def axes_of(inputs: ModelInputs, kind: AttentionKind, *, dtype: str, device: tor
         q_len=max(len(text.ids) for text in queries),
         k_len=max(len(text.ids) for text in keys),
         side=inputs.side,
-        is_self=kind != "cross",
+        is_self=kind != "cross" and (positions is None or positions[1] == positions[2]),
         id_of=lambda word: ids.get(word, -1),
         dtype=dtype,
         device=device,
@@ -355,7 +381,6 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         self_check=SelfCheck.of_layers([checks]),
         survey=survey,
         call=call.part + 1,
-        extras=call.extras,
     )
 
 
@@ -363,13 +388,13 @@ def misfit(call: Call, axes: Axes) -> str | None:
     """The reason why an attention cannot be shown: its axes are not the tokens of the text. None if they are."""
     batch, n_queries, n_keys = call.shape[0], *call.shape[-2:]
     if (batch, n_queries, n_keys) == (len(axes.queries), axes.q_len, axes.k_len):
-        return _unread_mask(call) if isinstance(call, ScoredCall) else None
+        return _unread_mask(call)
     if (n_queries, n_keys) == (axes.q_len, axes.k_len):
         return f"attention of {batch} sequences, not of {len(axes.queries)}"
     return f"attention from {axes.q_len} to {axes.k_len} tokens laid out as {n_queries} × {n_keys}"
 
 
-def _unread_mask(call: ScoredCall) -> str | None:
+def _unread_mask(call: Call) -> str | None:
     """The reason why the mask of an attention cannot be read, None if it can or there is none."""
     mask: Any = call.mask
     if mask is None:

@@ -86,8 +86,7 @@ class PassTexts:
             return (places(n),) * n_texts
         elif size != (self.read.batch, n):
             self.notes.append(f"attention has {n} positions for {len(read.ids[0])} ids: tokens are shown as positions")
-            return (places(n),) * self.read.batch
-        self._padded_to[half] = n
+        self._padded_to[half] = len(read.ids[0])
         if read.are_places:
             self.notes.append("the model was given vectors, not ids: tokens are shown as positions")
             return tuple(places(len(row)) for row in self._rows(read))

@@ -17,10 +17,9 @@ from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
-from mhacli.models.calls import Call, ScoredCall
-from mhacli.models.capture import is_attention
+from mhacli.models.calls import Call
 from mhacli.models.captured_pattern import full_matrices
-from mhacli.models.layer_names import kind_of, rope_theta_of
+from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.record.tables import HeadTable
 from mhacli.run import CellIndex
@@ -86,12 +85,12 @@ def walk_checkpoint(run: CheckpointRun, *, values: bool = False, place: CellInde
 
 def _roots_of(run: CheckpointRun, kind: AttentionKind | None) -> list[nn.Module]:
     """The outermost attention modules of a kind, which include the output projection."""
-    is_pair = bool(run.loaded.config.is_encoder_decoder)
+    numbers = LayerNumbers(run.loaded.model)
     parts = {name: module for name, module in run.loaded.model.named_modules() if name and is_attention(name, module)}
     names = [  # a norm has no parts, and a list never runs
         name for name, module in parts.items()
         if list(module.children()) and not isinstance(module, nn.ModuleList)
-        and kind in (None, kind_of(name, is_pair=is_pair))
+        and kind in (None, numbers.kind_of(name))
     ]  # fmt: skip
     return [parts[name] for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
@@ -160,17 +159,17 @@ def _inside(
     """The inputs of the attention and the matrices that follow from them; those that the kernel does not compute are computed
     here."""
     made, is_built = full_matrices(attention), layer.kernel in _BUILDING
-    if isinstance(call, ScoredCall):
-        shared = layer.n_heads // layer.n_kv_heads
+    if call.q is not None:
+        (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
         yield TracedTensor(
             "q",
-            call.q,
+            q,
             f"q = {derivations.of_queries}",
             "the queries of each head, as attention reads them",
         )
         said = f"; each is read by {shared} query heads in a row" if shared > 1 else ""
-        yield TracedTensor("k", call.k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
-        yield TracedTensor("v", call.v, "v = its projection, split into heads", f"what each token contributes{said}")
+        yield TracedTensor("k", k, f"k = {derivations.of_keys}", f"what each token is found by{said}")
+        yield TracedTensor("v", v, "v = its projection, split into heads", f"what each token contributes{said}")
         met = "the dot product of every query with every key: how well they match"
         yield TracedTensor("qk", made["qk"], "qk = q kᵀ", met, built=is_built)
         if call.mask is not None:
@@ -324,23 +323,25 @@ def _flops(made: TracedTensor, words: _AxisSizes) -> int:
 def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record: Record) -> Cell:
     """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside, and if queries and keys
     were not captured."""
-    if not isinstance(call, ScoredCall):
+    if call.q is None:
         raise UsageError("--cell needs the layer's queries and keys, and only its softmax could be captured")
     view = record.of_layer(0)
-    place.require_inside(call.q.shape[1], view.sequences, view.keys)
+    (q, k, v), z = call.qkv, call.z
+    assert z is not None
+    place.require_inside(q.shape[1], view.sequences, view.keys)
     b, h = place.sequence, place.head
     i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
-    group = call.q.shape[1] // call.k.shape[1]
+    group = q.shape[1] // k.shape[1]
     made, first, n_keys = full_matrices(attention), view.first_key(b), len(view.keys[b].ids)
     own = slice(first, first + n_keys)
     scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
     allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
     return Cell(
         sequence=b, head=h, query=place.query, key=place.key,
-        q=_numbers(call.q[b, h, i]), k=_numbers(call.k[b, h // group, j]), v=_numbers(call.v[b, h // group, j]),
+        q=_numbers(q[b, h, i]), k=_numbers(k[b, h // group, j]), v=_numbers(v[b, h // group, j]),
         qk=finite(made["qk"][b, h, i, j].item()), scale=call.scale, softcap=call.softcap, allowed=allowed,
         score=finite(scores[j].item()), scores_row=_numbers(scores[own]), pattern_row=_numbers(shares[own]),
-        share=finite(shares[j].item()), z=_numbers(call.z[b, h, i]), parts=_parts(attention, place, i, j),
+        share=finite(shares[j].item()), z=_numbers(z[b, h, i]), parts=_parts(attention, place, i, j),
     )  # fmt: skip
 
 

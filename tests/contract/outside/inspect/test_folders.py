@@ -140,7 +140,6 @@ def test_a_model_that_reads_images_is_refused_as_that(mha: Any, tmp_path: Path) 
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the hint names a private module")
 def test_a_model_that_reads_sound_leads_to_the_public_function(mha: Any, tmp_path: Path) -> None:
     import transformers
 
