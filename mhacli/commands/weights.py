@@ -109,11 +109,12 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     is_layer, tensors = metadata.get("format") == FORMAT, tuple(checkpoint.tensors.values())
     config = _config_of_layer(checkpoint) if is_layer else checkpoint.config
     notes = () if config else ("no config.json is beside the file, so its heads are not known",)
+    family = config.get("model_type")
     by_dtype = {dtype: [t for t in tensors if t.dtype == dtype] for dtype in sorted({t.dtype for t in tensors})}
     return Contents(
         checkpoint.path,
         "layer" if is_layer else "checkpoint",
-        checkpoint.family,
+        family if isinstance(family, str) and family else None,
         "mha" if is_layer else None,
         *_totals(tensors),
         dtypes=tuple((dtype, *_totals(same)) for dtype, same in by_dtype.items()),

@@ -24,7 +24,6 @@ from mhacli.models.sizes import check_sizes
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 _MAX_JSON_BYTES = {CONFIG: 1 << 20, INDEX: 64 << 20}
-_SHARD_NAME = re.compile(r"[\w.\-]+\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,6 @@ class Checkpoint:
     metadata: Any = None
     tokenizer: str | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def family(self) -> str | None:
-        """The `model_type` of the config."""
-        kind = self.config.get("model_type")
-        return kind if isinstance(kind, str) and kind else None
 
 
 def read_checkpoint(path: str) -> Checkpoint:
@@ -129,11 +122,7 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
     elif INDEX in names:
         index = os.path.join(folder, INDEX)
         shards = sorted(set(decode(dict[str, str], _json(folder, INDEX).get("weight_map"), index).values()))
-        if not shards or not all(map(_SHARD_NAME.fullmatch, shards)):
-            hint = "a shard is a file in the folder of its index, such as model-00001-of-00002.safetensors"
-            message = f"{index} names {_listed(shards) or 'no file'}, which are not all shards beside it"
-            raise bad_file(index, message, hint=hint)
-        missing = [name for name in shards if name not in stored]
+        missing = [name for name in shards if name not in stored]  # a name that leads out of the folder is in none
         if missing:
             message = (
                 f"{folder} lacks {len(missing)} of the {len(shards)} shards that {INDEX} names: {_listed(missing)}"
@@ -145,10 +134,8 @@ def _weight_files(folder: str, names: Sequence[str]) -> dict[str, str]:
         hint = "if you trust it, from_pretrained and save_pretrained of transformers write it as safetensors"
         raise pickled(folder, f"its weights are pickles ({_listed(pickles)})", hint)
     if not stored or (len(stored) > 1 and INDEX not in names):
-        found = _listed(stored or names)
-        raise bad_file(
-            folder, f"{folder} has neither {WHOLE} nor {INDEX} nor one other .safetensors file: it holds {found}"
-        )
+        rule = f"neither {WHOLE}, nor {INDEX} that names files, nor one other .safetensors file"
+        raise bad_file(folder, f"{folder} has {rule}: it holds {_listed(stored or names)}")
     return {name: _real(folder, name) or "" for name in stored}
 
 

@@ -55,21 +55,14 @@ class CorpusFormat:
     """
 
     # fmt: off
-    field: str | None = setting(None, CORPUS, _FIELD, metavar="NAME", common=True)
-    column: str | None = setting(None, CORPUS, _COLUMN, metavar="NAME", common=True)
+    field: str | None = setting(None, CORPUS, _FIELD, metavar="NAME", common=True, excludes=("column", "lines"))
+    column: str | None = setting(None, CORPUS, _COLUMN, metavar="NAME", common=True, excludes=("lines",))
     lines: bool = setting(False, CORPUS, "Treat each line of a file as a sequence.", common=True)
     max_docs: int | None = setting(None, CORPUS, "Use only the first N documents.", low=1, high=10**12, common=True)
     max_bytes: int = setting(
         DEFAULT_MAX_BYTES, CORPUS, "Leave out larger documents.", parse=parse_bytes, metavar="SIZE", default="64.0 MiB"
     )
     # fmt: on
-
-    def __post_init__(self) -> None:
-        """Raises `UsageError` for options that exclude each other."""
-        options = {"--lines": self.lines, "--field": self.field is not None, "--column": self.column is not None}
-        names = [name for name, is_set in options.items() if is_set]
-        if len(names) > 1:
-            raise UsageError(f"{names[0]} and {names[1]} exclude each other: all files are read in the same way")
 
     def kind(self, file: str) -> str:
         """How a file is read: as `text`, `lines`, `json` or `parquet`."""

@@ -10,7 +10,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from time import process_time
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -27,7 +26,6 @@ MAX_FILE_BYTES: Final = 16 << 20
 LIMIT_S: Final = 5.0
 """Seconds of processor time for all expressions of a command together: half of the ten seconds within which a command must
 refuse bad input."""
-MAX_MATCHES: Final = 100_000
 MAX_CHARACTERS: Final = 500
 _ROLE = re.compile(r"[A-Za-z_-]{1,40}")
 _NAME = re.compile(r"[^\W\d][\w.-]{0,39}")
@@ -133,9 +131,7 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
     for name, value in _named(words).items():
         if value is None:
             spans[name] = _of_chat(name, chat)
-        elif _is_regex(value):
-            spans[name] = _matches(name, _compiled(name, value[1:-1]), text, ends)
-        else:
+        elif isinstance(value, str):
             match = _RANGE.fullmatch(value)
             start, end = (int(match[1] or 0), int(match[2] or len(text))) if match else (0, 0)
             if not start < end <= len(text):
@@ -144,6 +140,8 @@ def find_spans(words: Sequence[str], text: str, chat: Mapping[str, Ranges]) -> d
                     hint="START and END count the characters of the text from 0; END is excluded and above START",
                 )
             spans[name] = ((start, end),)
+        else:
+            spans[name] = _matches(name, value, text, ends)
     return spans
 
 
@@ -151,26 +149,26 @@ def require_expressions(words: Sequence[str]) -> None:
     """Raises `UsageError` unless the arguments are regular expressions with different names, the only spans for any
     text."""
     for name, value in _named(words).items():
-        if value is None or not _is_regex(value):
+        if value is None or isinstance(value, str):
             raise UsageError(
                 f"--span {name}: a corpus has spans by regular expressions only", hint=f"try --span {name}=/REGEX/"
             )
-        _compiled(name, value[1:-1])
 
 
-def _named(words: Sequence[str]) -> dict[str, str | None]:
-    """The value of each name, None for a role or turn."""
-    named: dict[str, str | None] = {}
+def _named(words: Sequence[str]) -> dict[str, regex.Pattern[str] | str | None]:
+    """The expression or the other value of each name, None for a role or turn."""
+    named: dict[str, regex.Pattern[str] | str | None] = {}
     for word in words:
-        first, equals, value = word.partition("=")
-        if equals and not _NAME.fullmatch(first.strip()):
+        first, equals, value = (part.strip() for part in word.partition("="))
+        if equals and not _NAME.fullmatch(first):
             raise UsageError(
                 f"--span: {first[:60]!r} is not a name: a letter, then letters, digits, _, - and ., at most 40 in all"
             )
-        for name in [first] if equals else word.split(","):
-            if name.strip() in named:
-                raise UsageError(f"--span {name.strip()} is given twice")
-            named[name.strip()] = value.strip() if equals else None
+        is_regex = len(value) > 2 and value[0] == value[-1] == "/"
+        for name in [first] if equals else map(str.strip, word.split(",")):
+            if name in named:
+                raise UsageError(f"--span {name} is given twice")
+            named[name] = _compiled(name, value[1:-1]) if is_regex else value if equals else None
     return named
 
 
@@ -184,10 +182,6 @@ def _of_chat(name: str, chat: Mapping[str, Ranges]) -> Ranges:
     if not chat[name]:
         raise MhaError(f"span {name!r} is empty: its messages have no text", code="no-span", exit_code=EXIT_USAGE)
     return chat[name]
-
-
-def _is_regex(value: str) -> bool:
-    return len(value) > 2 and value[0] == value[-1] == "/"
 
 
 def _compiled(name: str, expression: str) -> regex.Pattern[str]:
@@ -208,20 +202,18 @@ def _compiled(name: str, expression: str) -> regex.Pattern[str]:
 def _matches(name: str, pattern: regex.Pattern[str], text: str, ends: float) -> Ranges:
     """The ranges of all non-empty matches. The library `regex` searches, because Python's `re` has no time limit.
 
-    Raises `MhaError` if there are none or too many, or if processor time passes `ends`.
+    Raises `MhaError` if there are none, or if processor time passes `ends`.
     """
     shown = f"--span {name}=/{pattern.pattern}/"
     found = pattern.finditer(text, timeout=max(1e-3, ends - process_time()))
     try:
-        ranges = tuple(islice((match.span() for match in found if match.end() > match.start()), MAX_MATCHES + 1))
+        ranges = tuple(match.span() for match in found if match.end() > match.start())
     except TimeoutError:
         raise MhaError(
             f"{shown} takes longer than {LIMIT_S:g} seconds to search",
             hint="nested repetitions such as (a+)+ can take forever; NAME=START:END needs no search",
             code="too-slow",
         ) from None
-    if len(ranges) > MAX_MATCHES:
-        raise MhaError(f"{shown} matches more than {MAX_MATCHES} times", code="too-large")
     if not ranges:
         raise MhaError(f"{shown} matches no characters of the text", code="no-span", exit_code=EXIT_USAGE)
     return ranges
