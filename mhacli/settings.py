@@ -593,7 +593,3 @@ class Statistics:
 # --------------------------------------------------------------------------------------------------------------- views
 
 VIEW, PICTURES = "View", "Pictures"
-FITTING = "all that fit"
-PRECISION = "Decimals of attention weights."
-ALL = "Show everything; leave out no row, column, head or layer."
-VERBOSE = "Print every table, column and detail."

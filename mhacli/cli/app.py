@@ -79,8 +79,6 @@ _EXAMPLES = (
     'mha run "the cat sat on the mat" --model MiniLM --layer 5\n'
     "mha check my_attention.py:MultiHeadAttention"
 )
-_HALF = 300
-"""Half of the characters of the longest message of Typer that is printed whole."""
 
 
 def _root(
@@ -155,10 +153,8 @@ def _as_error(fault: Exception) -> MhaError:
 
 
 def _usage_error(fault: typer.TyperException) -> MhaError:
-    """The error for an option or argument that Typer rejected, in Typer's words; a very long one loses its middle."""
+    """The error for an option or argument that Typer rejected, in Typer's words."""
     message = fault.format_message().strip()
-    if len(message) > 2 * _HALF:
-        message = f"{message[:_HALF]} … {message[-_HALF:]}"
     option, context = getattr(fault, "option_name", ""), getattr(fault, "ctx", None)
     if option[1:2].isdigit():
         return UsageError(message, hint=f"put -- before a text that begins with a minus: mha run -- {option!r}")

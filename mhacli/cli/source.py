@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -84,7 +84,7 @@ def _of_layer(run: Run, what: Computation) -> Run:
         encoded = encode(
             texts,
             config,
-            context=_context(what),
+            context=argument_texts(what.context, what, option="--context"),
             vocabulary=vocabulary,
             vocabulary_source=origin,
             max_tokens=what.max_tokens,
@@ -151,7 +151,7 @@ def _of_checkpoint(run: Run, what: Computation, reading: Reading) -> Run:
         checkpoint=checkpoint,
         texts=texts,
         chat=() if reading.chat is None else read_chat(reading.chat),
-        context=tuple(_context(what)),
+        context=tuple(argument_texts(what.context, what, option="--context")),
         spans=reading.span,
         n_generated=reading.generate or 0,
     )
@@ -202,15 +202,15 @@ def are_literal() -> bool:
     return "--" in sys.argv[1:]
 
 
-def require_words(word: str, *, option: str = "") -> None:
-    """Raises `UsageError` for a text, of an option if one is named, that is an existing path, unless `are_literal`."""
-    if os.path.lexists(word) and not are_literal():
-        hint = (
-            "with -- behind it texts are taken as they are"
-            if option
-            else "--file FILE reads a text; --text takes a word"
-        )
-        raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
+def argument_texts(words: Iterable[str], source: Source, *, option: str = "") -> list[str]:
+    """The texts given as arguments, or of an option. Raises `UsageError` for an existing path, unless `are_literal`."""
+    texts = []
+    for word in words:
+        if os.path.lexists(word) and not are_literal():
+            hint = "--file FILE reads a text; after -- texts are taken as they are, and so is that of --text"
+            raise UsageError(f"{option} {word!r} is a path, not a text".strip(), hint=hint, path=word)
+        texts.append(argument_text(word, source))
+    return texts
 
 
 def source_paths(source: Source) -> list[str]:
@@ -224,11 +224,9 @@ def source_paths(source: Source) -> list[str]:
 
 
 def typed_texts(source: Source) -> list[str]:
-    """The texts given as arguments. Raises `UsageError` for one that is an existing path."""
-    words = [word for word in source.typed if word != "-"]
-    for word in words:
-        require_words(word)
-    return [argument_text(word, source) for word in (*words, *source.text)]
+    """The texts of the command line. Raises `UsageError` for an argument that is an existing path."""
+    typed = argument_texts((word for word in source.typed if word != "-"), source)
+    return typed + [argument_text(word, source) for word in source.text]
 
 
 def read_texts(source: Source) -> list[str]:
@@ -240,13 +238,6 @@ def read_texts(source: Source) -> list[str]:
         lines = [line for line in text.split("\n") if line.strip()] if source.lines else []  # only LF ends a line
         texts.extend(lines or [text])
     return texts
-
-
-def _context(what: Computation) -> list[str]:
-    """The texts of `--context`. Raises `UsageError` for one that is an existing path."""
-    for word in what.context:
-        require_words(word, option="--context")
-    return [argument_text(word, what) for word in what.context]
 
 
 def record_command() -> tuple[str, ...]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
 _SEQUENCES = "Show only these sequences, such as 0,2. (default: the first four)"
 _QUERY = "List the strongest keys of these queries in every head, such as 1000 or 0,5-7."
-_TOP = "Keys per query, with --query."
 _ROWS, _KEYS = "Print the matrix rows of queries A to B−1.", "Print the matrix columns of keys C to D−1."
 
 
@@ -46,7 +45,7 @@ class Cells:
     # fmt: off
     head: tuple[int, ...] | None = setting(None, "View", _HEAD, parse=index_list, metavar="LIST", common=True)
     query: tuple[int, ...] | None = setting(None, HEADS, _QUERY, parse=index_list, metavar="LIST", common=True)
-    top: int = setting(10, HEADS, _TOP, TOP, low=1, high=1000, metavar="K", needs=("query",))
+    top: int = setting(10, HEADS, "Keys per query, with --query.", TOP, low=1, high=1000, metavar="K", needs=("query",))
     rows: str | None = setting(None, HEADS, _ROWS, metavar="A:B")
     keys: str | None = setting(None, HEADS, _KEYS, metavar="C:D")
     # fmt: on

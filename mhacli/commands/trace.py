@@ -22,9 +22,9 @@ from mhacli.settings import (
     MAX_LENGTH,
     MAX_SECONDS,
     TIME_LIMIT,
-    VERBOSE,
     Computation,
     Mode,
+    like,
     numbers,
     pairs,
     setting,
@@ -36,14 +36,11 @@ if TYPE_CHECKING:
 
 _WALK, _CODE = "Walkthrough", "Your own attention"
 _OURS: tuple[Mode, ...] = ("layer", "model")
-_JOB = "mhacli.compute.user_trace.trace:trace_request"
 _ROUTE = "Formulation to trace; all three give the same output."
-_VALUES = "Show the range and distribution of each tensor, and small ones whole."
 _CELL = "Show only how this attention weight is computed; not for FILE.py:NAME."
 _PLACE = "HEAD,QUERY,KEY"
 _MASK = "Draw only the mask, with its density."
 _OF_A_LAYER = ("cell", "values", "step", "save", "save_weights", "keep", "score_bias", "html", "svg", "png")
-_STEP = "Wait for a key after each step; q quits."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +52,14 @@ class Walk:
     call_arg: tuple[str, ...] = setting((), _CODE, CALL_ARG, metavar="NAME=VALUE", modes=("code",))
     time_limit: float = setting(5, _CODE, TIME_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS", modes=("code",))
     route: Literal["separate", "fused", "per-head"] = setting("separate", _WALK, _ROUTE, modes=("layer",))
-    values: bool = setting(False, _WALK, _VALUES)
+    values: bool = setting(False, _WALK, "Show the range and distribution of each tensor, and small ones whole.")
     cell: tuple[int, int, int] | None = setting(
         None, _WALK, _CELL, parse=numbers(_PLACE, "0,5,1"), metavar=_PLACE, common=True, modes=_OURS
     )
     sequence: int = setting(0, _WALK, "Sequence of --cell.", low=0, high=MAX_LENGTH, modes=_OURS)
-    verbose: bool = setting(False, _WALK, VERBOSE, common=True)
+    verbose: bool = like(ViewOptions, "verbose", _WALK, common=True)
     mask: bool = setting(False, _WALK, _MASK, common=True, modes=("layer",), excludes=_OF_A_LAYER)
-    step: bool = setting(False, _WALK, _STEP)
+    step: bool = setting(False, _WALK, "Wait for a key after each step; q quits.")
     # fmt: on
 
 
@@ -233,7 +230,7 @@ def walk_code(target: str, walk: Walk, given: Mapping[str, Any]) -> Record:
     )
     job: dict[str, Any] = {"of": asdict(request), "values": walk.values, "command": list(record_command())}
     with show_activity(f"walking {target}"):
-        outcome = run_in_child(_JOB, job, time_limit_s=walk.time_limit)
+        outcome = run_in_child("mhacli.compute.user_trace.trace:trace_request", job, time_limit_s=walk.time_limit)
     record = decode(Record, load_json(outcome.result, target), target)
     module = record.module
     return replace(record, module=None if module is None else replace(module, printed=outcome.printed))

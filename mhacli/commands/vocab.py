@@ -12,7 +12,8 @@ from mhacli.cli.output import COLOUR, Output, note_written, print_report, requir
 from mhacli.cli.parameters import command, offers
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.files import describe, write_whole
-from mhacli.settings import ALL, OUTPUT, TOKENIZER, TOP, VIEW, Config, Source, setting
+from mhacli.render.base.options import ViewOptions
+from mhacli.settings import OUTPUT, TOKENIZER, TOP, VIEW, Config, Source, like, setting
 from mhacli.text.escape import token_label
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def vocab(
     config: Annotated[Config, offers("keep_case", "punctuation", tokenizer=f"{TOKENIZER} (default: word)")],
     *,
     top: int | None = setting(None, OUTPUT, _TOP, TOP, low=1, high=10**9, metavar="K", common=True),
-    everything: bool = setting(False, VIEW, ALL, "--all"),
+    everything: bool = like(ViewOptions, "everything", VIEW),
     output: Annotated[Output, offers("json", "force", *COLOUR, save=_SAVE)],
 ) -> None:
     """Counts the tokens of the texts and prints the vocabulary."""

@@ -10,7 +10,7 @@ import typer
 from mhacli.cli.console import loading_torch, progress
 from mhacli.cli.output import COLOUR, Output, json_document, print_report
 from mhacli.cli.parameters import command, layer_or_model, offers
-from mhacli.cli.source import local_checkpoint, record_command, require_words
+from mhacli.cli.source import argument_texts, local_checkpoint, record_command
 from mhacli.errors import EXIT_CHECK, MhaError, UsageError
 from mhacli.settings import CHECKPOINT, DEVICE, Config, Dtype, ModelSettings, Source, like, setting
 from mhacli.text.reading import argument_text
@@ -37,9 +37,7 @@ def doctor(
 ) -> None:
     """Examines the installation or a checkpoint and prints the report; exit code 3 if a check failed."""
     Config(d_model=1, n_heads=1, device=device).resolved()
-    for word in typed:
-        require_words(word)
-    texts = tuple(argument_text(word, Source()) for word in (*typed, *text))
+    texts = (*argument_texts(typed, Source()), *(argument_text(word, Source()) for word in text))
     settings = ModelSettings(path=path, revision=revision, tokenizer=tokenizer, device=device, dtype=dtype)
     if path is None and texts:
         raise UsageError(f"a text works only with --model: {texts[0]!r:.80}", hint="add --model DIR")
