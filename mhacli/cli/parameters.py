@@ -208,7 +208,7 @@ def _number(option: Option, *, is_real: bool) -> Callable[[str], Any]:
 
     def parsed(word: str) -> Any:
         if not re.fullmatch(form, word):
-            raise typer.BadParameter(f"{word!r} is not a valid {noun} in the range {option.range_text}.")
+            raise typer.BadParameter(f"{word[:80]!r} is not a valid {noun} in the range {option.range_text}.")
         value = float(word) if is_real else int(word)
         if not option.contains(value):
             raise typer.BadParameter(f"{word} is not in the range {option.range_text}.")
