@@ -24,18 +24,22 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
 
     Raises `MhaError` if torch or the machine lacks the device; the message names `option`.
     """
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
     kind, _, index = name.partition(":")
-    if kind == "cuda":
-        _require_cuda(name, int(index or 0), option)
-    if kind == "mps" and not torch.backends.mps.is_available():
-        reason = (
-            "this machine has no such device" if torch.backends.mps.is_built() else "this build of torch has no MPS"
-        )
-        raise MhaError(f"{option} mps is not available: {reason}", hint=_ELSE[option], code="no-device")
+    why = None
+    if kind == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        why = f"this build of torch ({torch.__version__}) has no CUDA"
+    elif kind == "cuda" and not has_cuda:
+        why = "this machine has no CUDA device that torch can use"
+    elif kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
+    elif kind == "mps" and not has_mps:
+        has_support = torch.backends.mps.is_built()
+        why = "this machine has no such device" if has_support else "this build of torch has no MPS"
+    if why is not None:
+        raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device")
     return torch.device(name)
 
 
@@ -52,18 +56,6 @@ def free_bytes(device_name: str) -> int:
         return memory.available_bytes()
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
-
-
-def _require_cuda(name: str, index: int, option: str) -> None:
-    if torch.version.cuda is None and torch.version.hip is None:
-        why = f"this build of torch ({torch.__version__}) has no CUDA"
-    elif not torch.cuda.is_available():
-        why = "this machine has no CUDA device that torch can use"
-    elif index >= torch.cuda.device_count():
-        why = f"this machine has {torch.cuda.device_count()}, numbered from 0"
-    else:
-        return
-    raise MhaError(f"{option} {name} is not available: {why}", hint=_ELSE[option], code="no-device")
 
 
 def environment(device: torch.device, requested: str) -> Environment:

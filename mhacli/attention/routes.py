@@ -6,105 +6,82 @@ head, with batched products, and the heads' outputs added up. The tensors on the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Linear
+from torch.nn.functional import linear
 
 from mhacli.attention.core import Allowed, Tap
 from mhacli.attention.layer import KeyRows, MultiHeadAttention, Places, TokenVectors, split_heads
 
 
-class RouteInputs(NamedTuple):
-    """What a layer reads, and how: rows, the context where keys and values come from one, mask, bias, places."""
-
-    x: TokenVectors
-    context: KeyRows | None = None
-    allowed: Allowed | None = None
-    bias: Float[Tensor, "..."] | None = None
-    places: Places | None = None
-
-
-Route = Callable[[MultiHeadAttention, RouteInputs, Tap], Float[Tensor, "batch query d_out"]]
-"""`(layer, reading, tap) -> out`."""
-
-
-def separate(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
-    """Four projections, as the layer itself computes."""
-    x, context, allowed, bias, places = reading
-    return layer(x, context, allowed=allowed, bias=bias, places=places, tap=tap)[0]  # type: ignore[no-any-return]
-
-
-def fused(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
-    """One product for queries, keys and values (for keys and values, where they come from a context), then cut."""
-    x, context = reading.x, reading.context
-    if context is None:
-        qkv = _side_by_side(x, layer.q_proj, layer.k_proj, layer.v_proj)
-        tap("qkv", qkv)
-        q, k, v = qkv.split([layer.q_proj.out_features, layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
-    else:
-        q = layer.q_proj(x)
-        tap("q_proj", q)
-        kv = _side_by_side(context, layer.k_proj, layer.v_proj)
-        tap("kv", kv)
-        k, v = kv.split([layer.k_proj.out_features, layer.v_proj.out_features], dim=-1)
-    heads_q = split_heads(q, layer.n_heads)
-    tap("q", heads_q)
-    heads_k = split_heads(k, layer.n_kv_heads)
-    tap("k", heads_k)
-    heads_v = split_heads(v, layer.n_kv_heads)
-    tap("v", heads_v)
-    return layer.joined(_attended(layer, reading, heads_q, heads_k, heads_v, tap), tap)
-
-
-def per_head(layer: MultiHeadAttention, reading: RouteInputs, tap: Tap) -> Tensor:
-    """A small weight per head, all heads in one batched product; each head's share of the output, then their sum."""
-    rows = reading.x if reading.context is None else reading.context
-    q = _each_head(reading.x, layer.q_proj, layer.n_heads)
-    tap("q_per_head", q)
-    k = _each_head(rows, layer.k_proj, layer.n_kv_heads)
-    tap("k_per_head", k)
-    v = _each_head(rows, layer.v_proj, layer.n_kv_heads)
-    tap("v_per_head", v)
-    z = _attended(layer, reading, q, k, v, tap)
-    if layer.o_proj is None:
-        return layer.joined(z, tap)
-    w_o = layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
-    head_out = z @ w_o
-    tap("head_out", head_out)
-    out: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
-    tap("out_sum", out)
-    return out
-
-
-ROUTES: Mapping[str, Route] = {"separate": separate, "fused": fused, "per-head": per_head}
-"""Every route by the name that the command line uses."""
-
-
-def _attended(layer: MultiHeadAttention, reading: RouteInputs, q: Tensor, k: Tensor, v: Tensor, tap: Tap) -> Tensor:
-    places = reading.places
-    key_places = places if reading.context is None else None
+def run_route(
+    route: str,
+    layer: MultiHeadAttention,
+    x: TokenVectors,
+    context: KeyRows | None,
+    *,
+    allowed: Allowed | None,
+    bias: Float[Tensor, "..."] | None,
+    places: Places | None,
+    tap: Tap,
+) -> Float[Tensor, "batch query d_out"]:
+    """The output of the layer by one of the ways. The arguments as for `MultiHeadAttention.forward`."""
+    if route == "separate":
+        out: Tensor = layer(x, context, allowed=allowed, bias=bias, places=places, tap=tap)[0]
+        return out
+    key_places = places if context is None else None
+    q, k, v = (_fused if route == "fused" else _per_head)(layer, x, context, tap)
     q, k = layer.rotated(q, k, places, key_places, tap)
-    allowed, bias = reading.allowed, reading.bias
-    return layer.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)[0]
+    z, _ = layer.attended(q, k, v, places=places, key_places=key_places, allowed=allowed, bias=bias, tap=tap)
+    if route == "fused" or layer.o_proj is None:
+        return layer.joined(z, tap)
+    head_out = z @ layer.o_proj.weight.unflatten(1, (layer.n_heads, layer.d_v)).permute(1, 2, 0)  # [head, d_v, d_model]
+    tap("head_out", head_out)
+    summed: Tensor = head_out.sum(dim=1) if layer.o_proj.bias is None else head_out.sum(dim=1) + layer.o_proj.bias
+    tap("out_sum", summed)
+    return summed
+
+
+def _fused(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:
+    """Queries, keys and values by one product (keys and values, where they come from a context), then cut."""
+    projections = [layer.q_proj, layer.k_proj, layer.v_proj]
+    if context is None:
+        flat = list(_side_by_side("qkv", x, projections, tap))
+    else:
+        flat = [layer.q_proj(x)]
+        tap("q_proj", flat[0])
+        flat += _side_by_side("kv", context, projections[1:], tap)
+    counts = layer.n_heads, layer.n_kv_heads, layer.n_kv_heads
+    heads = [split_heads(rows, n) for rows, n in zip(flat, counts, strict=True)]
+    for name, tensor in zip("qkv", heads, strict=True):
+        tap(name, tensor)
+    return heads
 
 
 def _side_by_side(
-    rows: Float[Tensor, "batch length d_input"], *projections: nn.Linear
-) -> Float[Tensor, "batch length width"]:
-    weight = torch.cat([projection.weight for projection in projections])
+    name: str, rows: Float[Tensor, "batch length d_input"], projections: list[Linear], tap: Tap
+) -> tuple[Tensor, ...]:
     biases: list[Tensor] = [projection.bias for projection in projections if projection.bias is not None]
-    return nn.functional.linear(rows, weight, torch.cat(biases) if biases else None)
+    weight = torch.cat([projection.weight for projection in projections])
+    joined = linear(rows, weight, torch.cat(biases) if biases else None)
+    tap(name, joined)
+    parts: tuple[Tensor, ...] = joined.split([projection.out_features for projection in projections], dim=-1)
+    return parts
 
 
-def _each_head(
-    rows: Float[Tensor, "batch length d_input"], projection: nn.Linear, n_heads: int
-) -> Float[Tensor, "batch {n_heads} length d"]:
-    w = projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_input, d]
-    heads: Tensor = rows[:, None] @ w
-    if projection.bias is None:
-        return heads
-    biased: Tensor = heads + projection.bias.unflatten(0, (n_heads, 1, -1))
-    return biased
+def _per_head(layer: MultiHeadAttention, x: TokenVectors, context: KeyRows | None, tap: Tap) -> list[Tensor]:
+    """Queries, keys and values by a small weight per head, all heads in one batched product."""
+    heads, keys = [], x if context is None else context
+    for name, rows, projection, n_heads in (
+        ("q_per_head", x, layer.q_proj, layer.n_heads),
+        ("k_per_head", keys, layer.k_proj, layer.n_kv_heads),
+        ("v_per_head", keys, layer.v_proj, layer.n_kv_heads),
+    ):
+        tensor: Tensor = rows[:, None] @ projection.weight.unflatten(0, (n_heads, -1)).mT  # [head, d_input, d]
+        if projection.bias is not None:
+            tensor = tensor + projection.bias.unflatten(0, (n_heads, 1, -1))
+        tap(name, tensor)
+        heads.append(tensor)
+    return heads

@@ -157,11 +157,11 @@ class Decoder:
 
     def _tokens(self, start: int, end: int) -> tuple[tuple[str, ...], ...]:
         """The names of each sequence's new tokens; empty for padding."""
-        named = []
-        for sequence in self.setup.encoded.sequences:
-            first = self.setup.config.first_column(len(sequence.tokens), self.x.shape[1])
-            named.append(sequence.tokens[max(0, start - first) : max(0, end - first)])
-        return tuple(named)
+        axes = self.setup.axes
+        return tuple(
+            text.tokens[max(0, start - axes.first_query(b)) : max(0, end - axes.first_query(b))]
+            for b, text in enumerate(axes.queries)
+        )
 
 
 def _span(start: int, end: int) -> str:

@@ -18,7 +18,7 @@ from mhacli.attention.layer import KeyRows, Places, TokenVectors
 from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
-from mhacli.attention.routes import ROUTES, RouteInputs
+from mhacli.attention.routes import run_route
 from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights_file import read_bias_file
 from mhacli.compute.base.head_statistics import Axes
@@ -68,10 +68,11 @@ class Setup:
         return self.axes.device
 
     def run(self, tap: Tap = no_tap, route: str = "separate") -> Float[Tensor, "batch query d_out"]:
-        """The output of one forward pass by a route of `ROUTES`. Reproducible: dropout starts from the seed."""
+        """The output of one forward pass by a route of `run_route`. Reproducible: dropout starts from the seed."""
         self.layer.attention.generator = torch.Generator(self.device).manual_seed(self.config.seed)
         x, context, places = self._inputs(tap)
-        return ROUTES[route](self.layer.attention, RouteInputs(x, context, self.allowed, self.bias, places), tap)
+        layer, allowed, bias = self.layer.attention, self.allowed, self.bias
+        return run_route(route, layer, x, context, allowed=allowed, bias=bias, places=places, tap=tap)
 
     def heads(self, tap: Tap = no_tap) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values per head, as attention reads them. No score is computed."""

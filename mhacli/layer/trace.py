@@ -42,10 +42,9 @@ NEEDED = ("scores", "z", "q_rot", "k_rot", "alibi", "bias")
 
 def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
     """The numbers behind one cell, from the tensors of the observed run. Indices are those of tokens."""
-    b, h, at = place.sequence, place.head, _columns(setup, place)
-    i, j = at
-    keys = (setup.encoded.context or setup.encoded.sequences)[b]
-    key_columns = slice(j - place.key, j - place.key + len(keys.tokens))
+    b, h, axes = place.sequence, place.head, setup.axes
+    i, first = place.query + axes.first_query(b), axes.first_key(b)
+    j, key_columns = place.key + first, slice(first, first + len(axes.keys[b].ids))
     q, k, v = (_per_head(setup, observed, name)[b, h] for name in ("q", "k", "v"))
     allowed = observed.visible[b, min(h, observed.visible.shape[1] - 1), i].tolist()
     scores = observed.tensors["scores"][b, h, i].tolist()
@@ -68,18 +67,7 @@ def follow(setup: Setup, observed: Observed, place: CellIndex) -> Cell:
         pattern_row=_numbers(observed.tensor("pattern")[b, h, i, key_columns]),
         share=finite(observed.tensor("shares")[b, h, i, j].item()),
         z=_numbers(observed.tensors["z"][b, h, i]),
-        parts=tuple(_parts(setup, observed, place, at)),
-    )
-
-
-def _columns(setup: Setup, place: CellIndex) -> tuple[int, int]:
-    """The columns of the cell's query and key in the tensors, after any left padding."""
-    config, facts, b = setup.config, setup.facts, place.sequence
-    n_queries, n_keys = (
-        len(family[b].tokens) for family in (setup.encoded.sequences, setup.encoded.context or setup.encoded.sequences)
-    )
-    return place.query + config.first_column(n_queries, facts.q_len), place.key + config.first_column(
-        n_keys, facts.k_len
+        parts=tuple(_parts(setup, observed, place, (i, j))),
     )
 
 
