@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -99,8 +99,17 @@ def main() -> int:
     """Runs the command line and returns its exit code. Errors are printed on stderr."""
     if "_MHA_COMPLETE" in os.environ:  # the shell requests completions
         _application(os.environ.get("COMP_WORDS", "").split()[1:]).main(prog_name="mha")
-    code = _guarded(_run_app)
-    return _guarded(flush) or code  # the interpreter's flush at exit would report a full disk too late
+    code = 0
+    try:
+        code = _run_app()
+        flush()  # the interpreter's flush at exit would report a full disk too late
+    except MhaError as fault:
+        code = _print_error(fault)
+    except BrokenPipeError:  # the reader closed the pipe, such as head
+        discard_stdout()
+    except Exception as fault:
+        code = _print_error(_as_error(fault))
+    return code
 
 
 def _run_app() -> int:
@@ -117,19 +126,6 @@ def _run_app() -> int:
     except typer.Exit as end:
         return end.exit_code
     return 0
-
-
-def _guarded(step: Callable[[], int]) -> int:
-    """The exit code of a step; exceptions are printed and become an exit code."""
-    try:
-        return step()
-    except MhaError as fault:
-        return _print_error(fault)
-    except BrokenPipeError:  # the reader closed the pipe, such as head
-        discard_stdout()
-        return 0
-    except Exception as fault:
-        return _print_error(_as_error(fault))
 
 
 def _as_error(fault: Exception) -> MhaError:

@@ -52,11 +52,10 @@ def write(text: str) -> None:
     sys.stdout.write(text)
 
 
-def flush() -> int:
-    """Flushes stdout and returns 0."""
+def flush() -> None:
+    """Flushes stdout, if there is one."""
     if sys.stdout is not None:
         sys.stdout.flush()
-    return 0
 
 
 def discard_stdout() -> None:

@@ -88,8 +88,7 @@ def after_heads(record: Record, options: ViewOptions, output: Output) -> None:
     from mhacli.record.heads import UNTYPED
     from mhacli.render.base.format import type_text
 
-    typed = [head for head in record.heads if head.kind not in UNTYPED]
-    head = max(typed, key=lambda head: head.certainty or 0.0) if typed else record.heads[0]
+    head = max(record.heads, key=lambda head: 0.0 if head.kind in UNTYPED else head.certainty or 0.0)
     kinds = [layer.kind for layer in record.layers if layer.name == head.attention]
     layer = f"{kinds[0]}.{head.layer}" if kinds and kinds[0] != "self" else str(head.layer)
     where, chosen = (f"layer {layer}, ", ("--layer", layer)) if kinds else ("", ())
