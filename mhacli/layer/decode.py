@@ -128,7 +128,7 @@ class Decoder:
         past: Past | None,
         difference: float,
     ) -> Step:
-        (start, end), config, batch = span, self.setup.config, self.x.shape[0]
+        (start, end), config, axes, batch = span, self.setup.config, self.setup.axes, self.x.shape[0]
         cost: dict[str, Any] = {"batch": batch, "n_new": end - start, "length": end, "cache": self.cache}
         token = 0 if past is None else batch * token_bytes(config)
         new, words = _span(start, end), (" W_oᵀ" + " + b_o" * config.bias) * config.out_proj
@@ -142,7 +142,10 @@ class Decoder:
             cache=CacheStep(
                 phase=phase_of(number, self.prompt_len),
                 start=start,
-                tokens=self._tokens(start, end),
+                tokens=tuple(
+                    text.tokens[max(0, start - axes.first_query(b)) : max(0, end - axes.first_query(b))]
+                    for b, text in enumerate(axes.queries)
+                ),
                 q_shape=tuple(seen["q"].shape),
                 k_shape=tuple(seen["k"].shape),
                 v_shape=tuple(seen["v"].shape),
@@ -153,14 +156,6 @@ class Decoder:
                 cache_bytes=0 if past is None else sum(t.untyped_storage().nbytes() for t in (past.k, past.v)),
                 max_abs_difference=finite(difference),
             ),
-        )
-
-    def _tokens(self, start: int, end: int) -> tuple[tuple[str, ...], ...]:
-        """The names of each sequence's new tokens; empty for padding."""
-        axes = self.setup.axes
-        return tuple(
-            text.tokens[max(0, start - axes.first_query(b)) : max(0, end - axes.first_query(b))]
-            for b, text in enumerate(axes.queries)
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, linear
 
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import choose_device
@@ -119,7 +119,10 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
     ):
         rows, added = setup.content(tokens), setup.added(tokens.places)
         position = torch.zeros_like(rows) if added is None else added.expand(rows.shape)
-        projected.append(_projected(projection, rows[b, index], position[b, index], head, layer.d_head))
+        columns = slice(head * layer.d_head, (head + 1) * layer.d_head)
+        weight, bias = (None if p is None else p[columns].cpu().double() for p in (projection.weight, projection.bias))
+        content, place_part = (linear(part[b, index].cpu().double(), weight) for part in (rows, position))
+        projected.append((content if bias is None else content + bias, place_part))
     (q_content, q_position), (k_content, k_position) = projected
     for name, kind, query_part, key_part in (
         ("content of the query · content of the key", "content", q_content, k_content),
@@ -128,14 +131,6 @@ def _products(setup: Setup, place: CellIndex, at: tuple[int, int], scale: float)
         ("position of the query · position of the key", "position", q_position, k_position),
     ):
         yield ScorePart(name, kind, finite(scale * float(query_part @ key_part)))  # type: ignore[arg-type]
-
-
-def _projected(linear: nn.Linear, content: Tensor, position: Tensor, head: int, d_head: int) -> tuple[Tensor, Tensor]:
-    """One head's columns of the projections of a content and of a position, in float64 on the CPU."""
-    columns = slice(head * d_head, (head + 1) * d_head)
-    weight = linear.weight[columns].cpu().double()
-    bias = 0.0 if linear.bias is None else linear.bias[columns].cpu().double()
-    return weight @ content.cpu().double() + bias, weight @ position.cpu().double()
 
 
 def _numbers(tensor: Tensor) -> tuple[float | None, ...]:
