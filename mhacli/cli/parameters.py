@@ -24,8 +24,6 @@ LAST_PANELS = (VIEW, OUTPUT, PICTURES)
 """The panels that end the help of every command, in this order; others stand in the order of the groups."""
 _Parameter = tuple[Option, inspect.Parameter]
 _Filler = Callable[[Mapping[str, Any]], Any]
-Modes = Callable[[Mapping[str, Any]], Mode]
-"""What a command inspects, from the options that are given."""
 _REAL = r"[+-]?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?"
 
 
@@ -40,10 +38,12 @@ def offers(*names: str, **texts: str) -> dict[str, str | None]:
     return dict.fromkeys(names) | texts
 
 
-def command(*examples: str, modes: Modes | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    *examples: str, modes: Callable[[Mapping[str, Any]], Mode] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator that makes the settings of a function, and the fields of its groups, its options. Options that the command
-    line gives and that do not fit each other are refused; with `modes`, also those that the mode of the command line does not
-    have. `examples` are the lines of its help that can be typed as they are."""
+    line gives and that do not fit each other are refused; with `modes`, which tells what the command inspects, also those
+    that this mode does not have. `examples` are the lines of its help that can be typed as they are."""
 
     def spread(function: Callable[..., None]) -> Callable[..., None]:
         groups: dict[str, _Filler] = {}
