@@ -110,15 +110,13 @@ def require_memory(run: Run, available: int | None = None, *, has_matrices: bool
 
 
 def _matrix_bytes(facts: Facts, run: Run) -> int:
-    """Bytes for the kept arrays, the matrices of `attend`, the mask, and what is added to scores: a bias, or distances with
-    the integers behind them."""
-    wide, cells = _wide(facts), facts.cells()
-    matrices = cells * (ITEM_BYTES[facts.config.dtype] + 4 * wide) + facts.batch * facts.q_len * facts.k_len
-    added = cells * (2 * wide * (facts.config.score_bias is not None))
-    if facts.config.positions == "alibi":
-        planes = (facts.batch if facts.has_separate_positions else 1) * facts.q_len * facts.k_len
-        added += planes * (facts.config.n_heads * wide + 16)
-    return sum(arrays_to_keep(facts, run)[0].values()) + matrices + added
+    """Bytes for the kept arrays, the matrices of `attend`, what is added to scores (a bias, or distances with the integers
+    behind them), and the mask."""
+    config, wide = facts.config, _wide(facts)
+    of_cell = ITEM_BYTES[config.dtype] + 4 * wide
+    of_cell += 2 * wide * (config.score_bias is not None) + (wide + 16) * (config.positions == "alibi")
+    kept, _ = arrays_to_keep(facts, run)
+    return sum(kept.values()) + facts.cells() * of_cell + facts.batch * facts.q_len * facts.k_len
 
 
 def _heads_bytes(facts: Facts, run: Run, *, on_gpu: bool) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from os.path import isdir, isfile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,20 +83,14 @@ def names_code(word: str, *, has_options: bool = False) -> bool:
     >>> [names_code(word) for word in ("my.py:Attention", "torch.nn:Linear", "Re:Zero", "12:30", "so it is: good")]
     [True, True, False, False, False]
     """
-    location, _, name = word.rpartition(":")
+    place, _, name = word.rpartition(":")
     if word.endswith(".py"):
         return isfile(word)
-    if not all(part.isidentifier() for part in name.split(".")):
-        return False
-    if location.endswith(".py"):
-        return isfile(location) or len(location.split()) == 1
-    is_module = all(part.isidentifier() for part in location.split("."))
-    return is_module and ("." in location or has_options or _exists(location))
-
-
-def _exists(module: str) -> bool:
-    """Whether a module of that name is in this folder or is installed. Nothing is imported."""
-    return isfile(f"{module}.py") or isdir(module) or importlib.util.find_spec(module) is not None
+    is_name, is_module = (all(part.isidentifier() for part in path.split(".")) for path in (name, place))
+    if place.endswith(".py"):
+        return is_name and (isfile(place) or len(place.split()) == 1)
+    is_sure = "." in place or has_options or isfile(f"{place}.py") or isdir(place)
+    return is_name and is_module and (is_sure or find_spec(place) is not None)  # imports nothing
 
 
 def _mode(given: Mapping[str, Any]) -> Mode:
