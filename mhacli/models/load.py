@@ -6,9 +6,11 @@ import importlib
 import os
 import re
 import shlex
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,14 +22,7 @@ from mhacli.io import memory
 from mhacli.io.device_map import DeviceMap
 from mhacli.io.files import format_size
 from mhacli.io.libraries import guarded
-from mhacli.models.device_map import (
-    accelerate,
-    copy_when_fetched,
-    device_of,
-    fetched,
-    spread,
-    where_weights_are,
-)
+from mhacli.models.device_map import device_of, fetched, placing
 from mhacli.models.folder import Checkpoint, is_hub_id, read_checkpoint
 
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -138,44 +133,37 @@ def load_model(
     Raises `MhaError` for missing or mismatched tensors, for non-finite numbers, for weights that do not fit into memory, and
     for a map that does not fit the model.
     """
-    library = transformers()
-    kind, placing = _auto_class(library, config, head), {}
+    library, path = transformers(), checkpoint.path
+    kind, placed = _auto_class(library, config, head), dict[str, Any]()
+    is_base = kind is library.AutoModel
     if device_map is None:
         _require_room(checkpoint, dtype, device)
     else:
-        accelerate()
-        placing = spread(kind, config, checkpoint, device_map)
-    model, info = _from_pretrained(kind, config, checkpoint.path, dtype, placing)
-    notes = _require_whole(info, checkpoint.path, head=kind is not library.AutoModel)
-    _copy_weights(model)
-    copy_when_fetched(model)
+        prefix = library.MODEL_MAPPING[type(config)].base_model_prefix if is_base else None
+        placed = placing(device_map, leaves_out=f"{prefix}." if prefix else "")
+    load = partial(
+        kind.from_pretrained,
+        path,
+        config=config,
+        dtype=getattr(torch, dtype) if dtype else "auto",
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused by name
+        **placed,
+    )
+    with offline(), warnings.catch_warnings():
+        warnings.filterwarnings("error" if device_map else "ignore", message=".*device_map keys do not match")
+        model, info = guarded("the config and the weights", path, load)
+    notes = _require_whole(info, path, head=not is_base)
     if not allow_nonfinite:
-        _require_finite(model, checkpoint.path)
+        _require_finite(model, path)
     model = (model.to(device) if device_map is None else model).eval()
-    placed = where_weights_are(model)
-    notes += [] if placed is None else [placed]
+    if device_map is not None:
+        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+        notes.append(f"the weights are on: {', '.join(sorted(devices or {str(device_of(model))}))}")
     return Loaded(model, checkpoint, source, revision, (*checkpoint.notes, *notes))
-
-
-def _from_pretrained(kind: Any, config: Any, path: str, dtype: str | None, placing: dict[str, Any]) -> tuple[Any, Any]:
-    """The model, and transformers' report on its loading."""
-    with offline():
-        loaded: tuple[Any, Any] = guarded(
-            "the config and the weights",
-            path,
-            lambda: kind.from_pretrained(
-                path,
-                config=config,
-                dtype=getattr(torch, dtype) if dtype else "auto",
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused by name
-                **placing,
-            ),
-        )
-    return loaded
 
 
 def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
@@ -222,16 +210,6 @@ def _require_whole(info: Any, path: str, *, head: bool) -> list[str]:
             hint="a checkpoint without a language head cannot generate" if head and needed else None,
         )
     return [f"not in the checkpoint, and not used: {first_names(missing)}"] if missing else []
-
-
-def _copy_weights(model: nn.Module) -> None:
-    """Copies the weights from the mapped files: if a mapped file is truncated, reading it ends the process."""
-    copied: dict[object, torch.Tensor] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != "cpu":
-            continue  # on another device or on the disk
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        tensor.data = copied.setdefault(place, tensor.data.clone()) if tensor.numel() else tensor.data
 
 
 def _require_finite(model: nn.Module, path: str) -> None:

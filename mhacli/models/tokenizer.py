@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from mhacli.errors import MhaError
 from mhacli.io.libraries import guarded
@@ -72,13 +67,13 @@ class ModelTokenizer(LibraryTokenizer):
         if self.template is None or not getattr(self.template, "chat_template", None):
             raise MhaError(
                 f"--chat needs a chat template, which {self.path} does not have",
-                hint=INSTEAD_OF_CHAT,
+                hint="give the whole text as TEXT or --file, with spans by characters or regular expressions",
                 code="no-template",
                 path=self.path,
             )
-        template = guarded("the chat template", self.path, self.template.get_chat_template)
-        chats = [messages, marked(messages)]
-        text, marks = render(template, chats, self.template.special_tokens_map, self.path)
+        chats = [[{"role": own.role, "content": own.text} for own in chat] for chat in (messages, marked(messages))]
+        render = partial(self.template.apply_chat_template, chats, tokenize=False)
+        text, marks = guarded("the chat template", self.path, render)
         return text, spans_of_chat(messages, text, marks)
 
 
@@ -185,44 +180,3 @@ def require_ids(sequences: Sequence[TokenSequence], n_vocabulary: int, path: str
             code="unknown-token",
             path=path,
         )
-
-
-# ------------------------------------------------------------------------------------------------------ chat templates
-
-
-LIMIT_S: Final = 3.0
-"""The limit of processor time, which does not depend on other load. Templates take a few milliseconds."""
-MORE_BYTES: Final = 256 << 20
-MAX_CHARACTERS: Final = 16 << 20
-INSTEAD_OF_CHAT: Final = "give the whole text as TEXT or --file, with spans by characters or regular expressions"
-_WAITING_S: Final = 120.0
-_PROCESS = Path(__file__).with_name("template_process.py")
-
-
-def render(template: str, chats: Sequence[Sequence[Message]], tokens: Mapping[str, str], path: str) -> list[str]:
-    """The text of each chat by the template of the checkpoint at `path`; `tokens` are the special tokens by name.
-
-    Raises `MhaError` for a template that is invalid, refuses the chat, or takes too much time or memory.
-    """
-    asked = {
-        "template": template,
-        "chats": [[{"role": message.role, "content": message.text} for message in chat] for chat in chats],
-        "tokens": dict(tokens),
-        "limit_s": LIMIT_S,
-        "more_bytes": MORE_BYTES,
-        "most": MAX_CHARACTERS,
-    }
-    words, message = [sys.executable, "-P", str(_PROCESS)], json.dumps(asked).encode() + b"\n"
-    code, fault = "too-slow", f"takes longer than {LIMIT_S:g} seconds"
-    with suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            words, input=message, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_WAITING_S, check=False
-        )
-        if done.returncode == 0:
-            answer = json.loads(done.stdout)
-            if "texts" in answer:
-                return list(answer["texts"])
-            code, fault = "bad-template", f"does not accept the chat: {answer['fault']:.300}"
-        elif done.returncode != -signal.SIGXCPU:
-            code, fault = "bad-template", f"ends its process with exit status {done.returncode}"
-    raise MhaError(f"the chat template of {path} {fault}", hint=INSTEAD_OF_CHAT, code=code, path=path)
