@@ -73,14 +73,12 @@ def again(command: str, *added: str, without: Collection[str] = ()) -> list[str]
 
 
 def after_run(record: Record, options: ViewOptions, output: Output) -> None:
-    """Suggests to trace the strongest cell of what is shown, and to write a page of the record or to open it."""
+    """Suggests to trace the strongest cell of what is shown, and to write a page of the record."""
     if record.model is None and not options.verbose:
         write("more: --tokens, --shapes, --timings, or --verbose for all\n")
     suggest_cell(record, options)
-    if output.save is not None:
-        suggest(["mha", "view", output.save] if output.html else ["mha", "show", output.save, *_PAGE])
-    else:
-        suggest(again("view") if output.html else again("run", *_PAGE))
+    if output.html is None:
+        suggest(again("run", *_PAGE) if output.save is None else ["mha", "show", output.save, *_PAGE])
 
 
 def after_heads(record: Record, options: ViewOptions, output: Output) -> None:
@@ -99,7 +97,7 @@ def after_heads(record: Record, options: ViewOptions, output: Output) -> None:
 
 
 def after_effect(record: Record, options: ViewOptions, output: Output) -> None:
-    """Suggests the edges of the head with the largest effect, and to open the record."""
+    """Suggests the edges of the head with the largest effect."""
     single_heads = [effect for effect in record.effects if effect.removed == "head" and effect.kind != "encoder"]
     if record.effect is None or not single_heads or record.model is None:
         return
@@ -107,8 +105,6 @@ def after_effect(record: Record, options: ViewOptions, output: Output) -> None:
     name = f"{largest.layer}.{largest.head}"
     head = name if largest.kind == "self" else f"{largest.kind}.{name}"
     suggest(again("effect", "--edges", "--head", head, without=("--span",)))
-    if output.save is not None:
-        suggest(["mha", "view", output.save])
 
 
 def suggest_cell(record: Record, options: ViewOptions) -> None:
