@@ -50,17 +50,16 @@ class Cells:
     keys: str | None = setting(None, HEADS, _KEYS, metavar="C:D")
     # fmt: on
 
-    def kept(self, q_len: int, k_len: int, *, z: bool, is_shifted: bool, where: str = "") -> Kept:
-        """The queries, keys and matrix block to keep. Raises `UsageError` for positions that do not exist, naming `where`, and
-        for any position if the texts begin in different columns (`is_shifted`)."""
-        queries, has_block = self.query or (), self.rows is not None or self.keys is not None
+    def kept(self, q_len: int, k_len: int, *, z: bool, is_shifted: bool) -> Kept:
+        """The queries, keys and matrix block to keep. Raises `UsageError` for positions that do not exist, and for any position
+        if the texts begin in different columns (`is_shifted`)."""
+        queries, block = self.query or (), None
         if queries and max(queries) >= q_len:
-            raise UsageError(out_of_range("--query", max(queries), q_len) + where)
-        block = None
-        if has_block:
-            rows, keys = _span(self.rows, q_len, f"--rows{where}"), _span(self.keys, k_len, f"--keys{where}")
+            raise UsageError(out_of_range("--query", max(queries), q_len))
+        if self.rows is not None or self.keys is not None:
+            rows, keys = _span(self.rows, q_len, "--rows"), _span(self.keys, k_len, "--keys")
             block = Corner(rows.start, len(rows), keys.start, len(keys))
-        if is_shifted and (queries or has_block):
+        if is_shifted and (queries or block):
             raise UsageError(
                 "--query, --rows and --keys need texts of one length where padding is on the left",
                 hint="with --padding right all texts begin in the same column",
@@ -102,7 +101,7 @@ def heads(
         prepared, notes = _of_layer(run, cells, options, keep_z=keep_z), run.notes
     else:
         prepared, notes = load_checkpoint(run)
-        kept = _kept_in_kinds(cells, prepared, run.model.layers, keep_z=keep_z)
+        kept = _kept_of_checkpoint(cells, prepared, run.model.layers, keep_z=keep_z)
         prepared.wanted = replace(prepared.wanted, kept=kept)
     with progress() as report_progress:
         prepared.run(report_progress)
@@ -133,20 +132,17 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
         return prepare_heads(run)
 
 
-def _kept_in_kinds(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:
-    """The queries, keys and matrix block to keep in layers of all kinds. Raises `UsageError` for positions that a text does not
-    have, and for a block that ends where its text does if the kinds read different texts."""
-    is_pair = run.inputs.context is not None
-    kinds: dict[Kept, str] = {}
-    for kind in kinds_of(layers, is_pair=is_pair):
-        axes = run.axes(kind)
-        is_shifted = axes.side == "left" and len({len(text.ids) for text in (*axes.queries, *axes.keys)}) > 1
-        where = f" of {kind} layers" if is_pair else ""
-        kept = cells.kept(axes.q_len, axes.k_len, z=keep_z, is_shifted=is_shifted, where=where)
-        kinds.setdefault(kept, kind)
+def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:
+    """The queries, keys and matrix block to keep in every layer. Raises `UsageError` for positions that a text does not have, and
+    for layers of several kinds, which read different texts."""
+    kinds = kinds_of(layers, is_pair=run.inputs.context is not None)
     if len(kinds) > 1:
-        raise UsageError(
-            f"--rows and --keys need both ends, because {' and '.join(kinds.values())} layers read different texts",
-            hint="--layer encoder.N, decoder.N or cross.N chooses one kind",
-        )
-    return next(iter(kinds), Kept(z=keep_z))
+        if cells.query or cells.rows or cells.keys:
+            raise UsageError(
+                f"--query, --rows and --keys need layers of one kind, not {', '.join(kinds)}, which read different texts",
+                hint="--layer encoder.N, decoder.N or cross.N chooses one kind",
+            )
+        return Kept(z=keep_z)
+    axes = run.axes(kinds[0])
+    is_shifted = axes.side == "left" and len({len(text.ids) for text in (*axes.queries, *axes.keys)}) > 1
+    return cells.kept(axes.q_len, axes.k_len, z=keep_z, is_shifted=is_shifted)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from mhacli.cli.console import show_activity
 from mhacli.cli.output import COLOUR, Output, note_written, print_report, require_writable
 from mhacli.cli.parameters import command, offers
-from mhacli.errors import MhaError, UsageError
+from mhacli.errors import UsageError
 from mhacli.io.files import describe, write_whole
 from mhacli.render.base.options import ViewOptions
 from mhacli.settings import OUTPUT, TOKENIZER, TOP, VIEW, Config, Source, like, setting
@@ -42,7 +42,7 @@ def vocab(
     """Counts the tokens of the texts and prints the vocabulary."""
     from mhacli.cli.source import source_paths, typed_texts
     from mhacli.text import vocabulary as vocabularies
-    from mhacli.text.encode import make_tokenizer
+    from mhacli.text.encode import make_tokenizer, no_tokens
     from mhacli.text.reading import stream_text
 
     if source.lines:
@@ -58,8 +58,7 @@ def vocab(
         for name, pieces in texts:
             tokens = tokenizer.count(pieces)
             if not tokens:
-                hint = "--punctuation keep makes every mark a token"
-                raise MhaError(f"{name} has no token, only white space or punctuation", hint=hint, code="no-tokens")
+                raise no_tokens(name)
             counts.update(tokens)
     rows = vocabularies.entries(counts, tokenizer.vocabulary, of_bytes=config.tokenizer == "byte")
     if output.save is not None:

@@ -139,6 +139,12 @@ def make_tokenizer(config: Config, max_token_len: int | None = None) -> Tokenize
     return file_tokenizer(config.tokenizer)
 
 
+def no_tokens(name: str) -> MhaError:
+    """The error for a text without tokens."""
+    hint = "--punctuation keep makes every mark a token"
+    return MhaError(f"{name} has no token, only white space or punctuation", hint=hint, code="no-tokens")
+
+
 def _tokens_of(
     tokenizer: Tokenizer, text: str, config: Config, max_tokens: int | None, name: str, notes: list[str]
 ) -> TokenSequence:
@@ -146,11 +152,7 @@ def _tokens_of(
     limit = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     numbered = list(islice(_tokens_of_documents(tokenizer, text, config.documents), limit + 1))
     if not numbered:
-        if not text.strip() or tokenizer.vocabulary is not None:
-            why = "it is only white space" if not text.strip() else "the tokenizer makes none of it"
-            raise MhaError(f"{name} has no tokens: {why}", code="no-tokens")
-        hint = "--punctuation keep makes every mark a token"
-        raise MhaError(f"{name} has no tokens: it is only punctuation", hint=hint, code="no-tokens")
+        raise no_tokens(name)
     if config.documents is not None and config.documents not in text:
         notes.append(f"{name} is one document: the separator {config.documents!r} is not in it")
     if len(numbered) > limit:
