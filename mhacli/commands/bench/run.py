@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
 
 import msgspec
@@ -315,7 +315,6 @@ def _enough(samples: Sequence[Sequence[float]], timing: Timing, elapsed_s: float
     return is_checkpoint and all(median_interval(column).relative_width <= CLOSE_ENOUGH for column in samples)
 
 
-@cache
 def product_rate(dtype: Dtype, device: torch.device) -> float:
     """Operations per second of a square matrix product: more than attention reaches in this dtype.
 
