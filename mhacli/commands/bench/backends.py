@@ -6,11 +6,14 @@ Names and descriptions stand in `mhacli.commands.bench.workload.BACKENDS`.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,9 +23,11 @@ from torch.autograd.profiler import profile
 
 from mhacli.attention import masks
 from mhacli.attention.core import attend
+from mhacli.attention.devices import free_bytes
 from mhacli.attention.fused import KERNELS, fused_attend, kernel_among, only
-from mhacli.commands.bench.result import BackendStatus
-from mhacli.commands.bench.workload import COMPILED, LAYERS, RETURNS_PATTERN, Workload
+from mhacli.commands.bench.result import BackendStatus, BenchRow
+from mhacli.commands.bench.workload import COMPILED, EXPECTED_FUSED, LAYERS, RETURNS_PATTERN, Workload
+from mhacli.io import memory
 
 Leaves = tuple[Tensor, ...]
 """The tensors to which gradients go: q, k and v split into heads, or the rows that a layer reads."""
@@ -108,18 +113,60 @@ def running(backend: str, work: Workload) -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------------------------------- error, kernel and memory of a call
+def wait(device: torch.device) -> None:
+    """Returns when the device has finished."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
-EXACT_BYTES = 256 << 20
+# --------------------------------------------------------------------------------------------------------- the first calls
+
+
+Ready = tuple[Prepared, Tensor]
+"""What the rounds need: a backend, and the gradient of its output for backward."""
+
+
+def first_calls(row: BenchRow, exact: dict[bool, list[Tensor]], generator: torch.Generator) -> tuple[BenchRow, Ready]:
+    """The row with the time of the first call, with any compilation, the kernel, the memory and the error; and what the rounds
+    need. `exact` are the answers in float64 of heads and of layers, as far as they are known."""
+    work, name, device, is_layer = row.size, row.backend, generator.device, row.backend in LAYERS
+    with running(name, work):
+        leaves, call, _ = prepared = prepare(name, work, generator)
+
+        def whole() -> tuple[Tensor, ...]:
+            out = call()
+            return (out.detach(), *(() if work.direction == "forward" else grad(out, leaves, torch.ones_like(out))))
+
+        wait(device)
+        began = perf_counter()
+        out = whole()[0]
+        wait(device)
+        row = replace(row, first_s=perf_counter() - began)
+        operators, peak = _watched(whole, device)
+        ran = _what_ran(name, operators)
+        row = replace(row, ran=ran, is_fallback=name in EXPECTED_FUSED and ran in ("math", "unfused"), extra_bytes=peak)
+        ready = prepared, out.normal_(generator=generator)
+        room = 3 * _EXACT_BYTES + 24 * sum(leaf.numel() for leaf in leaves)
+        if not memory.fits(room, free_bytes(str(device))):
+            return replace(row, reason="not enough memory to measure the error"), ready
+        ours, exact[is_layer], n_queries = _answers(prepared, work, exact.get(is_layer))
+    pairs = zip(ours, exact[is_layer], strict=True)
+    errors = torch.cat([(a.detach().to(b.device).double() - b).abs().flatten() for a, b in pairs])
+    row, largest, mean = replace(row, n_error_queries=n_queries), float(errors.max()), float(errors.mean())
+    if not math.isfinite(mean):
+        return replace(row, reason="results are not finite"), ready
+    return replace(row, max_error=largest, mean_error=mean), ready
+
+
+_EXACT_BYTES = 256 << 20
 """In the exact answer: the scores of the queries. Of more, some are compared."""
 
 
-def answers(prepared: Prepared, work: Workload, known: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor], int]:
+def _answers(prepared: Prepared, work: Workload, known: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor], int]:
     """Output (unless only backward is measured) and gradients of a call, those in float64 if they are not known, and the
     number of evenly spread queries for which they hold."""
     leaves, call, exact = prepared
-    n = max(1, min(work.q_len, EXACT_BYTES // (8 * work.batch * work.n_heads * work.k_len)))
+    n = max(1, min(work.q_len, _EXACT_BYTES // (8 * work.batch * work.n_heads * work.k_len)))
     queries = torch.linspace(0, work.q_len - 1, n, dtype=torch.float64).round().long()
 
     def answer(out: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
@@ -136,7 +183,7 @@ def answers(prepared: Prepared, work: Workload, known: list[Tensor] | None) -> t
     return answer(call().index_select(-2, queries.to(leaves[0].device)), leaves), known, n
 
 
-def watched(call: Callable[[], object], device: torch.device) -> tuple[frozenset[str], int | None]:
+def _watched(call: Callable[[], object], device: torch.device) -> tuple[frozenset[str], int | None]:
     """The operators that a call runs, and the most bytes that torch's allocator held for it at a time, results included;
     None where the allocator does not say."""
     if device.type == "cuda":
@@ -160,7 +207,7 @@ def watched(call: Callable[[], object], device: torch.device) -> tuple[frozenset
     return operators, peak if device.type == "cpu" else None
 
 
-def what_ran(backend: str, operators: frozenset[str]) -> str:
+def _what_ran(backend: str, operators: frozenset[str]) -> str:
     """The name of the kernel that left these operators."""
     kernel = kernel_among(operators)
     if backend in COMPILED and any(name.startswith("Torch-Compiled Region") for name in operators):

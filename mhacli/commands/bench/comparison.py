@@ -107,10 +107,10 @@ def compare(now: Benchmark, baseline: Benchmark, path: str, *, limit: float | No
         if before is None:
             unmatched.append(f"{row.backend}, {row.title}: not in {path}")
         elif row.interval is not None and before.interval is not None:
-            ours, theirs = row.interval, before.interval
-            ratio, low, high = ours.median / theirs.median, ours.low / theirs.high, ours.high / theirs.low
+            (median, low, high), (old, old_low, old_high) = row.interval, before.interval
+            ratio, low, high = median / old, low / old_high, high / old_low
             changes.append(TimeChange(
-                **asdict(row.size), backend=row.backend, name=row.title, baseline_s=theirs.median, median_s=ours.median,
+                **asdict(row.size), backend=row.backend, name=row.title, baseline_s=old, median_s=median,
                 ratio=ratio, ratio_low=low, ratio_high=high,
                 verdict="slower" if low > 1 else "faster" if high < 1 else "similar",
                 shows_from=None if limit is None else limit * ratio / low,

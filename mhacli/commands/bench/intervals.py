@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 CONFIDENCE = 0.95
 """The probability with which an interval contains the true median."""
@@ -13,17 +12,8 @@ MIN_ROUNDS = 6
 """The fewest samples whose interval reaches this probability."""
 
 
-class Interval(NamedTuple):
-    """A median, or a ratio of two medians, with its interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def relative_width(self) -> float:
-        """The larger distance from the median to an end, as a fraction of the median."""
-        return max(self.high - self.median, self.median - self.low) / self.median if self.median else 0.0
+Interval = tuple[float, float, float]
+"""A median, or a ratio of two medians, and the ends of its interval."""
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
@@ -33,11 +23,11 @@ def median_interval(samples: Sequence[float]) -> Interval:
     2003, "Order Statistics", section 7.1.
 
     >>> median_interval([4.0, 1.0, 3.0, 2.0, 9.0, 5.0])
-    Interval(median=3.5, low=1.0, high=9.0)
+    (3.5, 1.0, 9.0)
     """
     ordered = sorted(samples)
     k = _rank(len(ordered))
-    return Interval(statistics.median(ordered), ordered[k], ordered[-1 - k])
+    return statistics.median(ordered), ordered[k], ordered[-1 - k]
 
 
 def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interval:
@@ -46,11 +36,11 @@ def paired_ratio(samples: Sequence[float], reference: Sequence[float]) -> Interv
     The interval is that of the median of the ratios per round, widened to include the ratio of the medians.
 
     >>> paired_ratio([2.0, 6.0, 3.0], [1.0, 2.0, 3.0])
-    Interval(median=1.5, low=1.0, high=3.0)
+    (1.5, 1.0, 3.0)
     """
-    rounds = median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
+    _, low, high = median_interval([ours / theirs for ours, theirs in zip(samples, reference, strict=True)])
     ratio = statistics.median(samples) / statistics.median(reference)
-    return Interval(ratio, min(rounds.low, ratio), max(rounds.high, ratio))
+    return ratio, min(low, ratio), max(high, ratio)
 
 
 def ratio_text(ratio: float) -> str:

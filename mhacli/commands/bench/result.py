@@ -73,7 +73,7 @@ class BenchRow(Workload):
         """The median seconds with their interval."""
         if self.median_s is None or self.median_low_s is None or self.median_high_s is None:
             return None
-        return Interval(self.median_s, self.median_low_s, self.median_high_s)
+        return self.median_s, self.median_low_s, self.median_high_s
 
     @property
     def size(self) -> Workload:

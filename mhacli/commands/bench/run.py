@@ -20,19 +20,10 @@ from torch import Tensor
 from torch.autograd import grad
 
 from mhacli.attention.devices import choose_device, driver, environment, free_bytes
-from mhacli.commands.bench.backends import (
-    EXACT_BYTES,
-    Prepared,
-    answers,
-    outcome_of,
-    prepare,
-    running,
-    watched,
-    what_ran,
-)
+from mhacli.commands.bench.backends import Ready, first_calls, outcome_of, running, wait
 from mhacli.commands.bench.intervals import MIN_ROUNDS, median_interval, paired_ratio
 from mhacli.commands.bench.result import Benchmark, BenchRow
-from mhacli.commands.bench.workload import COMPILED, EXPECTED_FUSED, LAYERS, Direction, Sweep, Timing, Workload
+from mhacli.commands.bench.workload import COMPILED, Direction, Sweep, Timing, Workload
 from mhacli.errors import UsageError
 from mhacli.io import memory
 from mhacli.io.files import format_size
@@ -107,10 +98,6 @@ def measure(sweep: Sweep, timing: Timing, report_progress: Progress = no_progres
 # ------------------------------------------------------------------------------------------------------------- one size
 
 
-Ready = tuple[Prepared, Tensor]
-"""What the rounds need: a backend, and the gradient of its output for backward."""
-
-
 def _rows(work: Workload, names: Sequence[str], device: torch.device, timing: Timing) -> list[BenchRow]:
     """A row for each backend at one size: first calls one by one, then all in turns."""
     rows: dict[str, BenchRow] = {}
@@ -141,7 +128,7 @@ def _rows(work: Workload, names: Sequence[str], device: torch.device, timing: Ti
                 warnings.simplefilter("always")
                 try:
                     generator = torch.Generator(device).manual_seed(timing.seed)
-                    rows[name], ready[name] = _first_calls(rows[name], exact, generator)
+                    rows[name], ready[name] = first_calls(rows[name], exact, generator)
                 except Exception as fault:
                     fail(name, fault, [str(each.message).partition(" (Triggered")[0] for each in warned])
     while ready:
@@ -172,61 +159,29 @@ def _planned(name: str, work: Workload, device: torch.device, most_flops: float)
     return row
 
 
-def _first_calls(row: BenchRow, exact: dict[bool, list[Tensor]], generator: torch.Generator) -> tuple[BenchRow, Ready]:
-    """The row with the time of the first call, with any compilation, the kernel, the memory and the error; and what the rounds
-    need. `exact` are the answers in float64 of heads and of layers, as far as they are known."""
-    work, name, device, is_layer = row.size, row.backend, generator.device, row.backend in LAYERS
-    with running(name, work):
-        leaves, call, _ = prepared = prepare(name, work, generator)
-
-        def whole() -> tuple[Tensor, ...]:
-            out = call()
-            return (out.detach(), *(() if work.direction == "forward" else grad(out, leaves, torch.ones_like(out))))
-
-        wait(device)
-        began = perf_counter()
-        out = whole()[0]
-        wait(device)
-        row = replace(row, first_s=perf_counter() - began)
-        operators, peak = watched(whole, device)
-        ran = what_ran(name, operators)
-        row = replace(row, ran=ran, is_fallback=name in EXPECTED_FUSED and ran in ("math", "unfused"), extra_bytes=peak)
-        ready = prepared, out.normal_(generator=generator)
-        room = 3 * EXACT_BYTES + 24 * sum(leaf.numel() for leaf in leaves)
-        if not memory.fits(room, free_bytes(str(device))):
-            return replace(row, reason="not enough memory to measure the error"), ready
-        ours, exact[is_layer], n_queries = answers(prepared, work, exact.get(is_layer))
-    pairs = zip(ours, exact[is_layer], strict=True)
-    errors = torch.cat([(a.detach().to(b.device).double() - b).abs().flatten() for a, b in pairs])
-    row, largest, mean = replace(row, n_error_queries=n_queries), float(errors.max()), float(errors.mean())
-    if not math.isfinite(mean):
-        return replace(row, reason="results are not finite"), ready
-    return replace(row, max_error=largest, mean_error=mean), ready
-
-
 def _ranked(
     rows: Mapping[str, BenchRow], samples: Mapping[str, list[float]], n_calls: Mapping[str, int]
 ) -> dict[str, BenchRow]:
     """The rows with times, ratios to the fastest, and the backends that are surely fastest: one, or those that ran the same
     kernel if all others are surely slower."""
     medians = {name: median_interval(column) for name, column in samples.items()}
-    first = min(medians, key=lambda name: medians[name].median)
+    first = min(medians, key=lambda name: medians[name])
     ratios = {name: paired_ratio(column, samples[first]) for name, column in samples.items()}
     is_sure = len(samples[first]) >= MIN_ROUNDS
-    similar = {name for name, ratio in ratios.items() if name != first and ratio.low <= 1}
+    similar = {name for name, ratio in ratios.items() if name != first and ratio[1] <= 1}
     near = similar | {first}
     kernels = {rows[name].ran for name in near}
     is_one_kernel = len(near) == 1 or (len(kernels) == 1 and "unknown" not in kernels)
     fastest = near if is_sure and is_one_kernel and len(near) < len(ratios) else set()
     ranked = {}
     for name, column in samples.items():
-        middle, ratio = medians[name], ratios[name]
+        (median, low, high), (ratio, ratio_low, ratio_high) = medians[name], ratios[name]
         p25, p75 = np.quantile(column, (0.25, 0.75)).tolist()
         ranked[name] = replace(
-            rows[name], samples_s=tuple(column), n_samples=len(column), n_calls=n_calls[name], median_s=middle.median,
-            median_low_s=middle.low, median_high_s=middle.high, p25_s=p25, p75_s=p75, min_s=min(column),
-            ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high,
-            tflops=rows[name].flops / middle.median / 1e12, is_sure=is_sure, is_similar=name in similar,
+            rows[name], samples_s=tuple(column), n_samples=len(column), n_calls=n_calls[name], median_s=median,
+            median_low_s=low, median_high_s=high, p25_s=p25, p75_s=p75, min_s=min(column),
+            ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high,
+            tflops=rows[name].flops / median / 1e12, is_sure=is_sure, is_similar=name in similar,
             is_fastest=name in fastest,
         )  # fmt: skip
     return ranked
@@ -264,12 +219,6 @@ def seconds_of(call: Callable[[], object], n_calls: int, device: torch.device) -
         call()
     wait(device)
     return (perf_counter() - start) / n_calls
-
-
-def wait(device: torch.device) -> None:
-    """Returns when the device has finished."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def time_in_turns(
@@ -312,7 +261,8 @@ def _enough(samples: Sequence[Sequence[float]], timing: Timing, elapsed_s: float
     if n_rounds >= MAX_ROUNDS or elapsed_s > timing.budget:
         return True
     is_checkpoint = n_rounds % MIN_ROUNDS == 0 and (n_rounds // MIN_ROUNDS).bit_count() == 1
-    return is_checkpoint and all(median_interval(column).relative_width <= CLOSE_ENOUGH for column in samples)
+    intervals = map(median_interval, samples) if is_checkpoint else ()
+    return is_checkpoint and all(max(high - mid, mid - low) <= CLOSE_ENOUGH * mid for mid, low, high in intervals)
 
 
 def product_rate(dtype: Dtype, device: torch.device) -> float:
