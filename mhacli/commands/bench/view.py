@@ -83,11 +83,18 @@ def _ranked_sizes(rows: Sequence[BenchRow]) -> Iterator[list[BenchRow]]:
         yield sorted(of_size, key=lambda row: row.median_s or math.inf)
 
 
+def _is_in_tera(rows: Sequence[BenchRow]) -> bool:
+    return max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
+
+
+def _headings(in_tera: bool) -> dict[str, str]:
+    headings = {name: words_of("columns", "bench")[name].heading for name in _COLUMNS}
+    return headings | ({"rate": "TFLOP/s"} if in_tera else {})
+
+
 def _family(family: str, rows: list[BenchRow], benchmark: Benchmark, screen: Screen) -> RenderableType:
-    in_tera = max((row.tflops or 0.0 for row in rows), default=0.0) >= 1
-    headings = {name: words_of("columns", "bench")[name].heading for name in _COLUMNS} | (
-        {"rate": "TFLOP/s"} if in_tera else {}
-    )
+    in_tera = _is_in_tera(rows)
+    headings = _headings(in_tera)
     lines: list[tuple[dict[str, str], str | None]] = []
     for ranked in _ranked_sizes(rows):
         for place, row in enumerate(ranked):
@@ -214,7 +221,7 @@ def _remarks(benchmark: Benchmark, rounds: Sequence[BenchRow]) -> Iterator[str]:
         yield "torch-mha computes the projections too"
     sampled = [row.n_error_queries for row in rounds if 0 < row.n_error_queries < row.q_len]
     if sampled:
-        yield f"error: of at least {min(sampled)} queries and their gradients, where all would take too long"
+        yield f"error: of at least {min(sampled)} queries and their gradients, where all need too much memory"
 
 
 def _is_short(seconds: float | None, benchmark: Benchmark) -> bool:
@@ -317,7 +324,6 @@ svg {{ max-width: 100%; height: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
 th:nth-child(-n+2), td:nth-child(-n+2) {{ text-align: left }}
-tr.fastest {{ font-weight: 600 }}
 td.reason {{ text-align: left; white-space: normal; color: #555 }}
 </style></head><body>
 <h1>mha bench</h1>
@@ -329,11 +335,7 @@ td.reason {{ text-align: left; white-space: normal; color: #555 }}
 </dl>
 </body></html>
 """
-_HEADINGS = {
-    "tokens": "size", "backend": "backend", "median": "median", "p25": "quartiles", "p75": "quartiles", "ratio": "ratio",
-    "95 %": "interval", "TFLOP/s": "rate", "memory": "memory", "error": "error",
-}  # fmt: skip
-"""The headings of the page's tables, and the columns whose explanations are their tooltips."""
+_PAGE_COLUMNS = ("size", "backend", "median", "quartiles", "ratio", "interval", "rate", "memory", "error")
 
 
 def require_plots() -> None:
@@ -441,26 +443,16 @@ def _series(rows: Sequence[BenchRow]) -> list[tuple[str, list[BenchRow]]]:
 
 
 def _table(family: str, rows: Sequence[BenchRow]) -> str:
-    head = "".join(
-        f'<th title="{html.escape(words_of("columns", "bench")[name].explanation)}">{heading}</th>'
-        for heading, name in _HEADINGS.items()
-    )
-    body = "\n".join(_line(row) for ranked in _ranked_sizes(rows) for row in ranked)
-    return f'<h2>{html.escape(family)}</h2>\n<div class="rows"><table><tr>{head}</tr>\n{body}\n</table></div>'
-
-
-def _line(row: BenchRow) -> str:
-    first = [size_text(row), backend_text(row)]
-    if row.median_s is None:
-        cells = "".join(f"<td>{html.escape(word)}</td>" for word in first)
-        text = html.escape(visible(f"{row.status}: {row.reason}"))
-        return f'<tr>{cells}<td class="reason" colspan="{len(_HEADINGS) - len(first)}">{text}</td></tr>'
-    words = [
-        *first, seconds_text(row.median_s), seconds_text(row.p25_s), seconds_text(row.p75_s),
-        _ratio(row),
-        f"{ratio_text(row.ratio_low or 0)}–{ratio_text(row.ratio_high or 0)}", f"{row.tflops:.3g}",
-        "–" if row.extra_bytes is None else bytes_text(row.extra_bytes),
-        "–" if row.max_error is None else f"{row.max_error:.0e}",
-    ]  # fmt: skip
-    cells = "".join(f"<td>{html.escape(word)}</td>" for word in words)
-    return f'<tr class="fastest">{cells}</tr>' if row.is_fastest else f"<tr>{cells}</tr>"
+    in_tera, words = _is_in_tera(rows), words_of("columns", "bench")
+    headings = _headings(in_tera)
+    lines = ["".join(f'<th title="{html.escape(words[n].explanation)}">{headings[n]}</th>' for n in _PAGE_COLUMNS)]
+    for row in (row for ranked in _ranked_sizes(rows) for row in ranked):
+        cells = _cells(row, in_tera)
+        shown = _PAGE_COLUMNS if row.median_s is not None else ("size", "backend")
+        line = "".join(f"<td>{html.escape(cells[name].strip())}</td>" for name in shown)
+        if row.median_s is None:
+            reason = html.escape(visible(f"{row.status}: {row.reason}"))
+            line += f'<td class="reason" colspan="{len(_PAGE_COLUMNS) - 2}">{reason}</td>'
+        lines.append(line)
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<h2>{html.escape(family)}</h2>\n<div class="rows"><table>{body}\n</table></div>'
