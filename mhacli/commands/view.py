@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from mhacli.cli.parameters import command, layer_or_model, offers
 from mhacli.cli.source import are_literal
 from mhacli.errors import MhaError, UsageError, missing_library, out_of_range
 from mhacli.io.memory import uncollected
+from mhacli.io.scan_folder import is_scan
 from mhacli.render.base.options import HIDE_SINKS, MAP_SCALE, Scale, ViewOptions
 from mhacli.settings import VIEW, Computation, Mode, Reading, setting
 
@@ -33,11 +35,21 @@ _MOST = 1_000_000
 
 def _record_path(typed: Sequence[str]) -> str | None:
     """The path of a record or of the folder of a scan; None if the words are texts, as all are after `--`."""
-    if are_literal() or not any(word.endswith(".safetensors") or os.path.lexists(word) for word in typed):
+    if are_literal() or not any(map(_is_record, typed)):
         return None
     if len(typed) > 1:
         raise UsageError("mha view opens one record, and nothing else with it", hint="put -- before texts")
     return typed[0]
+
+
+def _is_record(word: str) -> bool:
+    """Whether a word is the path of a record, judged by its name or header, or of the folder of a scan."""
+    is_named = word.endswith(".safetensors")
+    if is_named or not os.path.isfile(word):
+        return is_named or is_scan(word)
+    with suppress(OSError), open(word, "rb") as file:
+        return b"mha.record/" in file.read(4096)
+    return False
 
 
 def _mode(given: Mapping[str, Any]) -> Mode:
