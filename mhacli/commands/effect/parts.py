@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from mhacli.commands.effect.metric import language_head, read_position
 from mhacli.models.calls import Call
 from mhacli.models.capture import captured
-from mhacli.models.device_map import fetched
 from mhacli.models.layer_names import LayerKey, is_numbered
 
 
@@ -98,18 +97,6 @@ def find_parts(model: nn.Module, keywords: Mapping[str, Tensor], position: int) 
     return model_parts
 
 
-def by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
-    """The weights of a projection, with a row per input."""
-    weight: Tensor = fetched(projection)
-    return weight if type(projection).__name__ == "Conv1D" else weight.T
-
-
-def blocks_of(model: nn.Module) -> list[str]:
-    """The names of the modules in lists, without those inside another one."""
-    names = [name for name, _ in model.named_modules() if is_numbered(name)]
-    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
-
-
 @contextmanager
 def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
     """A context in which blocks that run, and their outputs, are added to `entries`."""
@@ -118,8 +105,11 @@ def blocks_seen(model: nn.Module, entries: Entries) -> Iterator[None]:
         entries.blocks.append(module)
         entries.outputs.append(output)
 
+    names = [name for name, _ in model.named_modules() if is_numbered(name)]
     with ExitStack() as stack:
-        for name in blocks_of(model):
+        for name in names:
+            if any(name.startswith(f"{other}.") for other in names):  # inside another one
+                continue
             stack.callback(model.get_submodule(name).register_forward_hook(keep).remove)
         yield
 

@@ -12,10 +12,12 @@ from itertools import count
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from mhacli.commands.effect.parts import AttentionParts, by_input
+from mhacli.commands.effect.parts import AttentionParts
 from mhacli.commands.effect.removal import Removal
+from mhacli.models.device_map import fetched
 from mhacli.models.layer_names import LayerKey
 
 
@@ -57,16 +59,22 @@ def _turn_of(layer: LayerKey, modules: Mapping[LayerKey, Any]) -> Callable[[], b
     return lambda: len(sharing) == 1 or next(runs) == sharing.index(layer)
 
 
+def _by_input(projection: nn.Module) -> Float[Tensor, "d_in d_out"]:
+    """The weights of a projection, with a row per input."""
+    weight: Tensor = fetched(projection)
+    return weight if type(projection).__name__ == "Conv1D" else weight.T
+
+
 @contextmanager
 def _edited(projection: nn.Module, removal: Removal, z: Tensor) -> Iterator[None]:
     """A context in which the columns of the heads are zeros and the output of their replacement is added."""
     weight, width = projection.weight, z.shape[3]
     assert isinstance(weight, Tensor)
     saved = weight.detach().clone()
-    added = z.new_zeros(by_input(projection).shape[1])
+    added = z.new_zeros(_by_input(projection).shape[1])
     with torch.no_grad():
         for head in removal.heads:
-            rows = by_input(projection)[head * width : (head + 1) * width]
+            rows = _by_input(projection)[head * width : (head + 1) * width]
             if removal.replace == "mean":
                 added += z[0, head].mean(dim=0) @ rows
             rows.zero_()
