@@ -133,16 +133,11 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
 
 
 def _kept_of_checkpoint(cells: Cells, run: CheckpointRun, layers: LayerChoices, *, keep_z: bool) -> Kept:
-    """The queries, keys and matrix block to keep in every layer. Raises `UsageError` for positions that a text does not have, and
-    for layers of several kinds, which read different texts."""
-    kinds = kinds_of(layers, is_pair=run.inputs.context is not None)
-    if len(kinds) > 1:
-        if cells.query or cells.rows or cells.keys:
-            raise UsageError(
-                f"--query, --rows and --keys need layers of one kind, not {', '.join(kinds)}, which read different texts",
-                hint="--layer encoder.N, decoder.N or cross.N chooses one kind",
-            )
+    """The queries, keys and matrix block to keep in every layer. Layers of several kinds read different texts: then they are
+    positions of the shortest. Raises `UsageError` for positions that a text does not have."""
+    axes = [run.axes(kind) for kind in kinds_of(layers, is_pair=run.inputs.context is not None)]
+    if not axes:
         return Kept(z=keep_z)
-    axes = run.axes(kinds[0])
-    is_shifted = axes.side == "left" and len({len(text.ids) for text in (*axes.queries, *axes.keys)}) > 1
-    return cells.kept(axes.q_len, axes.k_len, z=keep_z, is_shifted=is_shifted)
+    is_shifted = any(a.side == "left" and len({len(text.ids) for text in (*a.queries, *a.keys)}) > 1 for a in axes)
+    q_len, k_len = min(a.q_len for a in axes), min(a.k_len for a in axes)
+    return cells.kept(q_len, k_len, z=keep_z, is_shifted=is_shifted)

@@ -153,6 +153,17 @@ def test_an_encoder_and_its_decoder_read_their_own_texts(name: str, mha: Any) ->
     assert len(document["layers"]) == 6
 
 
+def test_kept_cells_of_a_pair_are_those_of_every_kind_of_layer(mha: Any) -> None:
+    words = ("heads", SHORT, "--context", TEXT, "--model", checkpoints.folder("t5"), "--query", "1", "--rows", "0:2")
+    layers = mha(*words, "--json").json["layers"]
+    assert {layer["kind"] for layer in layers} == {"encoder", "decoder", "cross"}
+    full = mha("run", *words[1:6], "--keep", "pattern", "--json").json["layers"]
+    for layer, whole in zip(layers, full, strict=True):
+        corner = np.array(layer["corner"], dtype=float)  # null where the mask forbids a cell
+        assert np.allclose(np.nan_to_num(corner), np.array(whole["pattern"])[:, :, :2, : corner.shape[3]], atol=1e-5)
+        assert (np.array(layer["top_keys"])[:, :, 0, 0] == np.array(whole["pattern"])[:, :, 1].argmax(-1)).all()
+
+
 @pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.real) for n in ("llama", "bert", "t5"))])
 def test_a_saved_run_has_the_bits_that_python_sees(name: str, mha: Any, tmp_path: Path) -> None:
     keep = ("pattern", "z", "scores", "qk")
