@@ -535,6 +535,7 @@ class ModelSettings:
     device_map: DeviceMap | None = _model(
         None, CHECKPOINT, _DEVICE_MAP, parse=read_device_map, metavar="MAP", excludes=("device",)
     )
+    verify_outputs: bool = _model(False, CHECKPOINT, "Run again without inspection, and compare the outputs bit by bit.")
     # fmt: on
     device: str = "auto"
     dtype: Dtype | None = None

@@ -133,10 +133,7 @@ class Worker:
         if self._request.effect:
             checkpoint = ReadCheckpoint(self._loaded, inputs, texts, self._unloaded.tokenizer)
             return run, effects_of_heads(request, checkpoint, run, n_verified=N_VERIFIED if is_compared else 0)
-        if is_compared:
-            run.run()
-        else:
-            run.inspect()
+        run.run(verify=is_compared)
         return run, ()
 
     def _spans_in(self, sequence: TokenSequence) -> Iterator[SpanTokens]:

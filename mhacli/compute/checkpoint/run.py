@@ -5,14 +5,12 @@ Each layer is reduced to statistics, or its matrices are kept, before the next o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mhacli.attention.devices import free_bytes
 from mhacli.attention.memory import CheckpointFacts
@@ -43,10 +41,6 @@ from mhacli.models.load import Loaded
 from mhacli.record.record import Generated, Model, Record, SpanTokens
 from mhacli.run import Run
 from mhacli.text.tokens import AttentionKind, LayerChoice
-
-COMPARED_WHOLE, COMPARED_LEN = 1024, 128
-"""Texts up to the first length are run a second time without inspection; of longer ones, the second number of tokens is run
-twice."""
 
 
 @dataclass
@@ -121,40 +115,23 @@ class CheckpointRun:
         self.peak_bytes = self.facts().require(free_bytes(str(self.loaded.device)))
 
     @torch.no_grad()
-    def run(self, report_progress: Progress = no_progress) -> None:
-        """Runs an inspected pass, and passes that show that inspection changes nothing."""
-        outputs = self.inspect(report_progress)
-        began = perf_counter()
-        self._compare(outputs)
-        self.seconds["comparison"] = perf_counter() - began
-
-    @torch.no_grad()
-    def inspect(self, report_progress: Progress = no_progress) -> Mapping[str, Any]:
-        """Runs an inspected pass and returns the outputs of the model."""
+    def run(self, report_progress: Progress = no_progress, *, verify: bool = False) -> None:
+        """Runs an inspected pass, and if requested a pass without inspection, whose outputs must be the same bits."""
         self.foresee()  # the cells to keep may have changed since the last prediction
         began = perf_counter()
         self.layers = self._inspection(report_progress)
         report_progress(0.0, "the first layer")
-        outputs = self._pass(self.inputs.keywords, self.layers.take)
+        model, keywords = self.loaded.model, self.inputs.keywords
+        with captured(model, self.layers.take, batch=len(self.inputs.sequences)):
+            outputs = outputs_of(model, keywords)
         self.seconds["pass and statistics"] = perf_counter() - began
         if not self.results:
             raise self._nothing_seen()
-        return outputs
-
-    def _pass(self, keywords: Mapping[str, Tensor], take: Callable[[Call], None] | None) -> Mapping[str, Any]:
-        """The outputs of the model, captured by `take` if given."""
-        model, batch = self.loaded.model, len(self.inputs.sequences)
-        with nullcontext() if take is None else captured(model, take, batch=batch):
-            return outputs_of(model, keywords)
-
-    def _compare(self, outputs: Mapping[str, Any]) -> None:
-        """Compares the outputs with those without inspection, bit for bit: of the whole text, or of the first tokens of a long
-        one."""
-        longest = max(tensor.shape[1] for tensor in self.inputs.keywords.values())
-        self.compared_len = longest if longest <= COMPARED_WHOLE else COMPARED_LEN
-        keywords = self.inputs.beginning(self.compared_len)
-        watched = outputs if longest <= COMPARED_WHOLE else self._pass(keywords, lambda call: None)
-        self.identical = are_identical(watched, self._pass(keywords, None))
+        if verify or self.wanted.model.verify_outputs:
+            began = perf_counter()
+            self.compared_len = max(tensor.shape[1] for tensor in keywords.values())
+            self.identical = are_identical(outputs, outputs_of(model, keywords))
+            self.seconds["comparison"] = perf_counter() - began
 
     def _nothing_seen(self) -> MhaError:
         layers = self.layers

@@ -92,11 +92,9 @@ def _proof(record: Record, model: Model) -> Iterator[Text]:
     families = (record.sequences, record.context or ())
     longest = max(len(sequence.tokens) for family in families for sequence in family)
     part = f" (first {model.compared_len} tokens)" if model.compared_len < longest else ""
-    if model.identical_outputs is None:
-        yield Text("outputs not compared with a run without inspection", style="yellow")
-    elif model.identical_outputs:
+    if model.identical_outputs:
         yield Text(f"inspecting changed no bit of the outputs{part}", style="green")
-    else:
+    elif model.identical_outputs is False:
         yield Text(f"inspecting CHANGED the outputs{part}", style="bold red")
 
 

@@ -85,7 +85,7 @@ PADDED = [
 def test_each_text_of_a_batch_has_the_pattern_that_it_has_alone(name: str, side: str, mha: Any) -> None:
     texts = (SHORT, TEXT)
     words = ("run", "--model", checkpoints.folder(name), *texts, "--padding", side, "--json", "--keep", "pattern,z")
-    document = mha(*words).json
+    document = mha(*words, "--verify-outputs").json
     rows = [ids(name, text) for text in texts]
     assert [sequence["ids"] for sequence in document["sequences"]] == rows
     assert document["self_check"]["ok"]

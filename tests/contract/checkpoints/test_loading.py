@@ -182,7 +182,7 @@ SENTENCE = "The quick brown fox jumps over the lazy dog because it was chasing a
 
 @pytest.mark.real
 def test_a_trained_model_has_the_patterns_and_heads_that_it_is_known_for(mha: Any) -> None:
-    document = mha("run", "--model", checkpoints.minilm(), SENTENCE, "--json").json
+    document = mha("run", "--model", checkpoints.minilm(), SENTENCE, "--verify-outputs", "--json").json
     (sequence,), model = document["sequences"], document["model"]
     assert (model["family"], model["n_layers"], model["n_parameters"]) == ("bert", 6, 22_713_216)
     assert model["identical_outputs"]
