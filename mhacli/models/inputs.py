@@ -68,9 +68,8 @@ def n_vocabulary_of(config: Any) -> int:
     """The number of token ids of a model. Raises `UsageError` for a model without a vocabulary."""
     n = int(getattr(config.get_text_config(decoder=True), "vocab_size", 0) or 0)
     if not n:
-        raise UsageError(
-            f"the model has no vocabulary and reads no text (family {config.model_type})", hint=_FROM_PYTHON
-        )
+        message = f"the model has no vocabulary: it reads images or sound, not text (family {config.model_type})"
+        raise UsageError(message, hint=_FROM_PYTHON)
     return n
 
 

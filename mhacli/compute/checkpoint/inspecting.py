@@ -239,7 +239,8 @@ class Seen:
     def _remedy(self) -> str | None:
         if any("mask is of type" in reason for reason in self._unfit.values()):
             return 'model.set_attn_implementation("sdpa") computes the same with a tensor for a mask'
-        return "use_cache=False makes a pass of each step, which needs no cache" if self._has_cache else None
+        way = f"fill the cache within {_NAME}, or make a pass of each step with use_cache=False"
+        return way if self._has_cache else None
 
     def _no_attention(self, name: str) -> MhaError:
         if not self._attentions:

@@ -104,6 +104,7 @@ def find(request: Run) -> UnloadedCheckpoint:
     )
     config = load_config(checkpoint)
     _require_kinds(request, config)
+    n_vocabulary_of(config)  # without one, a tokenizer would be asked for in vain
     return UnloadedCheckpoint(checkpoint, revision, config, load_tokenizer(checkpoint, request.model.tokenizer), device)
 
 

@@ -76,9 +76,6 @@ def test_a_batch_padded_on_both_sides_is_right_and_passes_its_self_check() -> No
     assert record.self_check.ok
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a cache that was filled before is refused, without a way out"
-)
 def test_the_prompt_may_be_in_a_cache_that_was_filled_before() -> None:
     model, ids = llama(), torch.tensor([[0, 20, 30, 40, 50, 60, 70]])
     with torch.no_grad():
