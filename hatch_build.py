@@ -23,8 +23,8 @@ class BlockBuilder(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles beside the source, for an editable install too, and marks the wheel as one for this platform."""
         folder = Path(self.root, "mhacli", "attention")
-        if self.target_name == "wheel" and compiled(folder / "block.c", folder / "block.so"):
-            build_data["artifacts"].append("mhacli/attention/block.so")
+        if self.target_name == "wheel" and compiled(folder / "block.c", folder / "libblock.so"):
+            build_data["artifacts"].append("mhacli/attention/libblock.so")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{next(platform_tags())}"
 

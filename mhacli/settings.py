@@ -25,9 +25,6 @@ LayerPositions = Literal["none", "rope", "rope-interleaved", "alibi"]
 PaddingSide = Literal["right", "left"]
 Init = Literal["xavier", "normal", "uniform"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Reducer = Literal["auto", "torch", "triton"]
-"""The implementation of head statistics: torch in tiles, a Triton kernel, or (`auto`) the kernel on GPUs that support
-it."""
 Punctuation = Literal["drop", "keep"]
 OnBadBytes = Literal["strict", "replace", "escape"]
 Mode = Literal["layer", "model", "code", "record"]
@@ -415,7 +412,6 @@ _SPANS = (
 _WHERE = f"Report the attention where a condition holds, such as '{INDUCTION}'; repeatable."
 _FIRST = "Number of first tokens whose attention is reported together."
 _SINK = "Smallest fraction of all attention that makes a key a sink."
-_REDUCER = "Compute the statistics with torch, with one Triton kernel on a GPU, or with whichever can run."
 _model = partial(setting, modes=("model",))
 
 
@@ -586,7 +582,6 @@ class Statistics:
     )
     first_tokens: int = setting(SINK_TOKENS, HEADS, _FIRST, "--first-tokens --sink-tokens", low=1, high=MAX_LENGTH)
     sink_weight: float = setting(SINK_SHARE, HEADS, _SINK, "--sink-weight --sink-share", above=0, high=1, metavar="P")
-    reducer: Reducer = setting("auto", HEADS, _REDUCER)
     # fmt: on
     heads: tuple[int, ...] | None = None
 

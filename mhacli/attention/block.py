@@ -10,7 +10,7 @@ from pathlib import Path
 _POINTER, _WHOLE = ctypes.c_void_p, ctypes.c_int64
 
 
-class Block(ctypes.Structure):
+class CompiledBlock(ctypes.Structure):
     """A block of scores to base 2 and what is known of its queries and keys: `Block` of `block.c`."""
 
     _fields_ = (
@@ -26,7 +26,7 @@ class Block(ctypes.Structure):
     )
 
 
-class Sums(ctypes.Structure):
+class CompiledSums(ctypes.Structure):
     """Where the statistics of one head are written or added: `Sums` of `block.c`."""
 
     _fields_ = tuple(
@@ -42,10 +42,10 @@ class Sums(ctypes.Structure):
 def _library() -> ctypes.CDLL | None:
     """The compiled block; None where it was not built, or not for this machine."""
     try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("block.so")))
+        library = ctypes.CDLL(str(Path(__file__).with_name("libblock.so")))
     except OSError:
         return None
-    library.mha_block.argtypes = (_POINTER, ctypes.POINTER(Block), ctypes.POINTER(Sums))
+    library.mha_block.argtypes = (_POINTER, ctypes.POINTER(CompiledBlock), ctypes.POINTER(CompiledSums))
     library.mha_block.restype = None
     return library
 
@@ -53,3 +53,10 @@ def _library() -> ctypes.CDLL | None:
 def c_block() -> ctypes.CDLL | None:
     """The library whose `mha_block(scores, block, sums)` is used; None where torch does its work, as `MHA_BLOCK=torch` wants."""
     return None if os.environ.get("MHA_BLOCK") == "torch" else _library()
+
+
+def compiled_block(scores: int, block: CompiledBlock, sums: CompiledSums) -> None:
+    """Makes weights of the scores at an address, and adds their statistics."""
+    library = c_block()
+    assert library is not None
+    library.mha_block(scores, ctypes.byref(block), ctypes.byref(sums))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from mhacli.attention.tiled.reduction import CPU_TILE, device_bytes, tile_bytes
 from mhacli.attention.weights_file import expected_shapes
 from mhacli.errors import MhaError, UsageError
 from mhacli.io import memory
@@ -26,6 +25,11 @@ BASE_BYTES = 300 << 20
 """A generous bound of the memory of Python and torch before the first tensor."""
 VECTORS, SMALL_BUFFERS = 16, 32 << 20
 """Bounds for head statistics: the numbers per head, query and key, and bytes of small buffers."""
+_BLOCK_CELLS, _DEVICE_CELLS, _MOST_ROWS, _LEAST_ROWS = 1 << 19, 1 << 25, 128, 16
+"""Cells of all heads of a block of queries with all their keys, on a CPU and elsewhere; and its most and fewest queries."""
+_PER_CELL, _MASK_PER_CELL = 12, 4
+"""Bounds for a block: numbers per cell (scores and weights, both in float64, planes of 0 and 1, a bias), and bytes of
+masks per cell and sequence."""
 LEAST_ROWS = 3
 """The rows of the smallest batch of removals: one removal and an untouched row on either side."""
 FLOAT32_BYTES = 4
@@ -51,12 +55,25 @@ def statistics_bytes(batch: int, n_heads: int, shape: tuple[int, int], *, wide: 
     threads."""
     n_queries, n_keys = shape
     vectors = batch * (n_heads + 1) * (n_queries + n_keys) * VECTORS * wide
-    if on_gpu:
-        sizes = {"batch": batch, "n_heads": n_heads, "n_queries": n_queries, "n_keys": n_keys}
-        return vectors + device_bytes(**sizes, wide=wide, has_bias=True)
-    masks = 3 * batch * wide * min(n_queries * n_keys, prod(CPU_TILE))
-    threads = min(os.cpu_count() or 1, n_heads)
-    return SMALL_BUFFERS + vectors + masks + threads * tile_bytes(CPU_TILE, n_queries, n_keys, wide)
+    rows = min(n_queries, rows_of_block(n_keys, is_cpu=not on_gpu))
+    cells = rows * (n_keys + rows)
+    n_blocks = min(n_heads, heads_at_once(cells, is_cpu=False) if on_gpu else os.cpu_count() or 1)
+    return SMALL_BUFFERS + vectors + cells * n_blocks * (_PER_CELL * wide + _MASK_PER_CELL * batch)
+
+
+def rows_of_block(n_keys: int, *, is_cpu: bool = True) -> int:
+    """How many queries are reduced together with all their keys: fewer where a text is long.
+
+    >>> [rows_of_block(n_keys) for n_keys in (100, 4096, 8192, 1 << 20)]
+    [128, 128, 64, 16]
+    """
+    cells, most = (_BLOCK_CELLS, _MOST_ROWS) if is_cpu else (_DEVICE_CELLS, 4 * _MOST_ROWS)
+    return max(_LEAST_ROWS, min(most, 1 << max(0, (cells // max(1, n_keys)).bit_length() - 1)))
+
+
+def heads_at_once(n_cells: int, *, is_cpu: bool) -> int:
+    """How many heads are reduced together in a block of so many cells: one by each thread of a CPU."""
+    return 1 if is_cpu else max(1, _DEVICE_CELLS // max(1, n_cells))
 
 
 # ----------------------------------------------------------------------------------------------------- a layer of mha

@@ -71,7 +71,7 @@ _GONE = {
     "--gpu": "--device cuda", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16", "--no-color": "--color never",
     "--no-colour": "--color never", "--quick": "--budget 0.5", "--compile": "mha bench",
     "--judge": "mha heads TEXT --csv", "--with": "--replace mean", "--pack": "--max-tokens N",
-    "--lengths": "mha bench --decode --lengths", "convert": "mha run TEXT --model DIR --layer N",
+    "--lengths": "mha bench --decode --lengths", "--reducer": "MHA_BLOCK=torch", "convert": "mha run TEXT --model DIR --layer N",
 }  # fmt: skip
 """Options and commands that an earlier version had, and what to type in their place."""
 _EXAMPLES = (

@@ -18,7 +18,7 @@ from mhacli.settings import HEADS, OUTPUT, TOP, Computation, LayerChoices, Readi
 
 if TYPE_CHECKING:
     from mhacli.compute.checkpoint.run import CheckpointRun
-    from mhacli.compute.heads import HeadsRun
+    from mhacli.layer.heads import HeadsRun
     from mhacli.run import Run
 
 _HEAD = "Show only these heads, such as 0,2 or 0-3. (default: all)"
@@ -127,7 +127,7 @@ def _of_layer(run: Run, cells: Cells, options: ViewOptions, *, keep_z: bool) -> 
     require_choices(run.config.n_heads, len(run.encoded.sequences), options)
     require_memory(run, has_matrices=False)
     with loading_torch():
-        from mhacli.compute.heads import prepare_heads
+        from mhacli.layer.heads import prepare_heads
     with show_activity("projecting"):
         return prepare_heads(run)
 

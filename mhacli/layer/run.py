@@ -14,13 +14,13 @@ from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import per_query_head
 from mhacli.attention.devices import free_bytes
+from mhacli.attention.head_statistics import head_statistics, make_statistics_request
 from mhacli.attention.layer import merge_heads
 from mhacli.attention.memory import require_memory
+from mhacli.attention.scores import GivenAttention, strongest_key
+from mhacli.attention.statistics import reduce_heads
 from mhacli.attention.taps import Capture, Stopwatch, largest_difference, require_finite, time_stages, to_array
-from mhacli.attention.tiled import statistics as stats
-from mhacli.attention.tiled.scores import ComputedPattern
-from mhacli.attention.tiled.statistics import summarise
-from mhacli.compute.base.head_statistics import head_statistics, make_baseline, make_statistics_request
+from mhacli.attention.uniform import make_baseline
 from mhacli.errors import UsageError
 from mhacli.layer.setup import Setup, make_setup
 from mhacli.record.checks import TOLERANCES, SelfCheck
@@ -128,7 +128,7 @@ def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping
     arrays |= {
         "allowed": to_array(observed.visible),
         "entropy": to_array(entropy),
-        "strongest_key": to_array(stats.strongest_key(observed.tensor("pattern"))),
+        "strongest_key": to_array(strongest_key(observed.tensor("pattern"))),
     }
     return Record(
         command=request.command,
@@ -148,14 +148,19 @@ def make_record(setup: Setup, request: Run, observed: Observed, timings: Mapping
 
 
 def _statistics_of(setup: Setup, observed: Observed) -> tuple[Tensor, tuple[HeadStatistics, ...]]:
-    """The entropy of each query and the statistics of each head, reduced in tiles from the pattern shown."""
-    pattern = ComputedPattern(observed.tensor("pattern"), masks.from_tensor(observed.visible))
+    """The entropy of each query and the statistics of each head, from the pattern shown."""
+    attention = GivenAttention(
+        weights=observed.tensor("pattern"),
+        scores=observed.tensor("scores"),
+        allowed=masks.from_tensor(observed.visible),
+        wide=True,
+    )
     request = make_statistics_request(setup.axes).on("cpu")
-    baseline = make_baseline(pattern, request)
-    statistics = summarise(pattern, request)
-    heads, top_score = range(setup.config.n_heads), observed.tensor("scores").amax(dim=-1)
-    return statistics.entropy, head_statistics(
-        pattern, statistics, heads=heads, top_score=top_score, baseline=baseline, axes=setup.axes
+    baseline = make_baseline(attention, request)
+    reduced = reduce_heads(attention, request, range(setup.config.n_heads))
+    top_score = attention.scores.amax(dim=-1)
+    return reduced.statistics["entropy"], head_statistics(
+        reduced, top_score=top_score, baseline=baseline, axes=setup.axes
     )
 
 

@@ -14,14 +14,14 @@ from mhacli.attention import layer_file as weights
 from mhacli.attention import masks
 from mhacli.attention.core import Allowed, Tap, no_tap, visible_cells
 from mhacli.attention.devices import choose_device, environment
+from mhacli.attention.head_statistics import Axes
 from mhacli.attention.layer import KeyRows, Places, TokenVectors
 from mhacli.attention.layer_file import LayerWeights
 from mhacli.attention.masks import Mask
 from mhacli.attention.positions import sinusoidal
 from mhacli.attention.routes import run_route
-from mhacli.attention.tiled.scores import Scores, distance_bias, sum_of_biases, tensor_bias
+from mhacli.attention.scores import ScoredAttention, distance_bias, sum_of_biases, tensor_bias
 from mhacli.attention.weights_file import read_bias_file
-from mhacli.compute.base.head_statistics import Axes
 from mhacli.errors import bad_file
 from mhacli.record.record import Environment
 from mhacli.run import Run
@@ -79,8 +79,8 @@ class Setup:
         x, context, places = self._inputs(tap)
         return self.layer.attention.projected(x, context, places=places, tap=tap)
 
-    def scores(self, q: Tensor, k: Tensor) -> Scores:
-        """The scores of all heads, not yet computed."""
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> ScoredAttention:
+        """The attention of all heads, not yet computed."""
         allowed, bias = self.allowed, None
         if self.config.positions == "alibi":
             key_places = self.queries.places if self.context is None else torch.arange(k.shape[2], device=k.device)
@@ -94,7 +94,7 @@ class Setup:
             added = tensor_bias(self.bias.masked_fill(forbids, 0.0))
             bias = added if bias is None else sum_of_biases(added, bias)
         scale = self.config.scale if self.config.scale is not None else q.shape[-1] ** -0.5
-        return Scores(q, k, scale, self.config.softcap, bias, allowed)
+        return ScoredAttention(q=q, k=k, v=v, scale=scale, softcap=self.config.softcap, bias=bias, allowed=allowed)
 
     def _inputs(self, tap: Tap) -> tuple[TokenVectors, KeyRows | None, Places | None]:
         """The layer's input, its context, and the positions of its tokens (None with a context, which counts from 0)."""

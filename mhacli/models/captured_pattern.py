@@ -1,19 +1,15 @@
-"""Turns a captured attention call into a mask predicate, an additive bias and a pattern that can be evaluated tile by tile."""
+"""Turns a captured call into an attention that can be reduced: a mask predicate, an additive bias, scores or weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mhacli.attention import masks
-from mhacli.attention.core import visible_cells
 from mhacli.attention.masks import Mask
-from mhacli.attention.tiled.scores import ComputedPattern, Scores, tensor_bias
-from mhacli.attention.tiled.softmax import AttentionResult, attend_lse, exact_enough, pattern_of
+from mhacli.attention.scores import Attention, GivenAttention, ScoredAttention, tensor_bias
 from mhacli.models.calls import Call
 
 FORBIDDING = -9e3
@@ -63,47 +59,26 @@ def _place(tensor: Tensor | None) -> tuple[object, ...] | None:
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
 
 
-def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> AttentionResult:
+def as_attention(call: Call, real: Bool[Tensor, "batch query"], known: KnownMasks) -> Attention:
     """A captured attention with all heads, ready for evaluation; `real` marks the queries that are not padding."""
-    return _of_softmax(call, real) if call.q is None else _of_scores(call, *known.of(call, real))
+    if call.q is None:
+        return _of_softmax(call, real)
+    (q, k, v), (allowed, bias) = call.qkv, known.of(call, real)
+    return ScoredAttention(
+        q=q,
+        k=k,
+        v=v,
+        z=call.z,
+        scale=call.scale,
+        softcap=call.softcap,
+        bias=None if bias is None else tensor_bias(bias),
+        allowed=allowed,
+        kernel=call.kernel,
+        sink_logits=call.sink_scores,
+    )
 
 
-def _of_scores(call: Call, allowed: Mask | None, bias: Tensor | None) -> AttentionResult:
-    (q, k, v), z = call.qkv, call.z
-    assert z is not None
-    added = None if bias is None else tensor_bias(bias)
-    scores = Scores(q, k, bias=added, allowed=allowed, scale=call.scale, softcap=call.softcap)
-    known = None if call.device.type == "cpu" else attend_lse(scores, v).lse
-    pattern = pattern_of(scores, known, call.sink_scores)
-    lse = pattern.lse if known is None else known
-    return AttentionResult(range(q.shape[1]), pattern, lse, z, v, call.kernel, call.sink_scores)
-
-
-@dataclass(frozen=True)
-class CapturedPattern(ComputedPattern):
-    """A pattern that a model computed in full from `scores`, evaluated in at least float32; float64 would suggest precision that
-    its weights do not have."""
-
-    scores: Float[Tensor, "batch head query key"] = field(kw_only=True)
-
-    @property
-    def like(self) -> Tensor:
-        """An empty tensor with the dtype of the maths, on the pattern's device."""
-        return self.pattern.new_empty(0, dtype=torch.promote_types(self.pattern.dtype, torch.float32))
-
-    def of_heads(self, heads: range) -> CapturedPattern:
-        """The pattern of some neighbouring heads."""
-        span = slice(heads.start, heads.stop)
-        allowed = None if self.allowed is None else masks.of_heads(self.allowed, heads)
-        return CapturedPattern(self.pattern[:, span], allowed, scores=self.scores[:, span])
-
-    def of_queries(self, queries: Int[Tensor, " query"]) -> CapturedPattern:
-        """The rows of some queries, in any order."""
-        allowed = None if self.allowed is None else masks.of_queries(self.allowed, queries)
-        return CapturedPattern(self.pattern[:, :, queries], allowed, scores=self.scores[:, :, queries])
-
-
-def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> AttentionResult:
+def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> GivenAttention:
     """An attention with a fully captured pattern. A cell is masked if its weight is 0 because of a very low score.
 
     Weights in 16 bits, whose rows do not sum to 1, are recomputed from the scores.
@@ -116,9 +91,15 @@ def _of_softmax(call: Call, real: Bool[Tensor, "batch query"]) -> AttentionResul
     lse = scores.logsumexp(dim=-1)
     is_wide = call.pattern.dtype in (torch.float32, torch.float64)
     shares = call.pattern if is_wide else (scores - lse[..., None]).exp()
-    pattern = CapturedPattern(shares.masked_fill(~keep, 0.0), masks.from_tensor(keep), scores=call.scores)
     v, z = (None, lse.new_zeros(*lse.shape, 1)) if call.v is None or call.z is None else (call.v, call.z)
-    return AttentionResult(range(lse.shape[1]), pattern, lse, z, v, "softmax")
+    return GivenAttention(
+        weights=shares.masked_fill(~keep, 0.0),
+        scores=call.scores,
+        allowed=masks.from_tensor(keep),
+        v=v,
+        z=z,
+        kernel="softmax",
+    )
 
 
 def _alike(keep: Bool[Tensor, "batch head query key"]) -> Bool[Tensor, "batch _head query key"]:
@@ -151,32 +132,3 @@ def mask_of(call: Call, real: Bool[Tensor, "batch query"]) -> tuple[Mask | None,
         rules.append(masks.from_tensor(real[:, None, :, None]))
     bias = None if not added else sum(added[1:], start=added[0])
     return masks.both(*rules) if rules else None, bias
-
-
-def full_matrices(attention: AttentionResult) -> dict[str, Tensor]:
-    """The matrices of an attention, computed where the model did not: `qk`, `scores`, `pattern` and `allowed`.
-
-    They are at least float32, and the weights equal those of the statistics. `scores` is −∞ at masked cells.
-    """
-    pattern, (batch, _, n_queries, n_keys) = attention.pattern, attention.shape
-    q_idx, k_idx = (torch.arange(n, device=pattern.like.device) for n in (n_queries, n_keys))
-    keep = visible_cells(pattern.allowed, q_idx, k_idx)
-    full = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q_idx.device) if keep is None else keep
-    full = full.expand(batch, -1, n_queries, n_keys)
-    if isinstance(pattern, CapturedPattern):
-        scores = pattern.scores.to(pattern.like.dtype).masked_fill(~full, -torch.inf)
-        return {"scores": scores, "pattern": pattern.pattern, "allowed": full}
-    assert attention.scores is not None
-    qk, scores = attention.scores.matrices()
-    scores = scores.masked_fill(~full, -torch.inf)
-    largest = scores.amax(dim=-1)
-    finer = exact_enough(attention.scores, torch.where(full.any(dim=-1), largest, 0.0))
-    if finer.is_wide:
-        qk, scores = finer.matrices()
-        scores = scores.masked_fill(~full, -torch.inf)
-    lse = scores.logsumexp(dim=-1)
-    if attention.sink_logits is not None:
-        lse = torch.logaddexp(lse, attention.sink_logits.to(scores.dtype))
-    weights = torch.where(full, (scores - lse[..., None]).exp(), 0.0)
-    shown = torch.promote_types(attention.scores.q.dtype, torch.float32)
-    return {"qk": qk.to(shown), "scores": scores.to(shown), "pattern": weights.to(shown), "allowed": full}

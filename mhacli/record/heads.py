@@ -334,8 +334,8 @@ class HeadsSummary:
     """How head statistics were computed without matrices.
 
     `block` queries and keys make a cell of the maps. `steps` are the upper ends of the profile's distances. `patterns`
-    are the user's conditions. `kernel` computed z. `reducer` computed the statistics: torch,
-    triton, or both for different heads; `torch_because` is the reason for torch. `peak_bytes` was predicted;
+    are the user's conditions. `kernel` computed z, `blocks` with the statistics. `reducer` computed the statistics: torch, or
+    the compiled block (`c`); `torch_because` is the reason for torch. `peak_bytes` was predicted;
     `full_bytes` is the size of the matrices that were not built.
 
     The record's arrays then are, per query `[batch, head, query]`: `entropy` (nats), `participation` (1/Σp²),

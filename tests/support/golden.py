@@ -134,7 +134,7 @@ def _link_checkpoints(command: Command, folder: Path) -> None:
 
 def _ended(command: Command, folder: Path) -> Printed:
     before = _files(folder)
-    env = {"CUDA_VISIBLE_DEVICES": "", **(ON_TERMINAL if command.terminal else {}), **command.env}
+    env = {"CUDA_VISIBLE_DEVICES": "", "MHA_BLOCK": "torch", **(ON_TERMINAL if command.terminal else {}), **command.env}
     try:
         ended = run(
             folder, *command.words, code=range(4), stdin=command.stdin, env=env, terminal=command.terminal,

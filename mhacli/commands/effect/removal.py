@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mhacli.models.calls import Call
-from mhacli.models.captured_pattern import KnownMasks, as_attention, full_matrices
+from mhacli.models.captured_pattern import KnownMasks, as_attention
 from mhacli.models.layer_names import LayerKey
 from mhacli.record.effect import Replacement
 
@@ -122,7 +122,7 @@ def _scores(call: Call) -> tuple[Float[Tensor, "head query key"], Float[Tensor, 
     real = torch.ones(1, n_queries, dtype=torch.bool, device=call.z.device)  # type: ignore[union-attr]
     attention = as_attention(call, real, KnownMasks())
     sinks = attention.sink_logits
-    return full_matrices(attention)["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
+    return attention.matrices()["scores"][0], None if sinks is None else sinks.expand(1, n_heads, n_queries)[0]
 
 
 def _part_of(call: Call, row: int, queries: Int[Tensor, " query"]) -> Call:

@@ -67,7 +67,7 @@ def _require_answerable(request: ScanRequest) -> None:
 
 
 _WITHOUT_EFFECT = (
-    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--reducer", "--color", "--colour", "--width",
+    "--out", "--workers", "--ray", "--cpus-per-worker", "--device", "--device-map", "--color", "--colour", "--width",
 )  # fmt: skip
 _FLAGS_WITHOUT_EFFECT = ("--json", "--all", "--mixed", "--strict")
 """Options with a value, and flags, that do not decide the numbers."""

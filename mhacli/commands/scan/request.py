@@ -22,7 +22,6 @@ from mhacli.settings import (
     TOKENIZER,
     Config,
     ModelSettings,
-    Reducer,
     Statistics,
     setting,
 )
@@ -102,7 +101,7 @@ class ScanSettings:
     torch: str
     transformers: str
     dtype: str
-    reducer: Reducer
+    reducer: str
     device: str
     threads: int
     rows: str
@@ -142,4 +141,4 @@ class ScanSettings:
 
     def on_any_device(self) -> ScanSettings:
         """The settings without the device and what follows it: its reducer, and the build of torch, behind its version."""
-        return replace(self, model="", device="", reducer="auto", torch=self.torch.partition("+")[0])
+        return replace(self, model="", device="", reducer="", torch=self.torch.partition("+")[0])

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 
 import mhacli
-from mhacli.attention.tiled.reducer import choice
+from mhacli.attention.statistics import is_compiled
 from mhacli.commands.scan.effects import N_VERIFIED, effects_of_heads
 from mhacli.commands.scan.gather import Gathered
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
@@ -59,7 +59,7 @@ def _settings(request: ScanRequest, unloaded: UnloadedCheckpoint) -> ScanSetting
         torch=torch.__version__,
         transformers=version("transformers"),
         dtype=dtype,
-        reducer=choice(run.statistics.reducer, device, getattr(torch, dtype)).reducer,
+        reducer="c" if is_compiled(device, getattr(torch, dtype)) else "torch",
         device=_device_text(device),
         threads=torch.get_num_threads(),
         rows=f"parquet of pyarrow {version('pyarrow')}" if find_spec("pyarrow") else "jsonl",
@@ -127,7 +127,6 @@ class Worker:
         texts = make_texts(request, self._unloaded.tokenizer, self._unloaded.config)
         texts = texts._replace(spans=tuple(self._spans_in(texts.sequences[0])))
         inputs: ModelInputs = inputs_of(self._loaded, texts, self._unloaded.tokenizer, request)
-        request = replace(request, statistics=replace(request.statistics, reducer=self._settings.reducer))
         base = replace(self._loaded, model=self._loaded.model.base_model)
         run = CheckpointRun(base, inputs, request, texts.spans)
         if self._request.effect:

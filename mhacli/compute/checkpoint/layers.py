@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from mhacli.attention.devices import environment, one_thread, shared_out
+from mhacli.attention.head_results import HeadResults, joined, make_summary, results_of
+from mhacli.attention.head_statistics import Axes, make_statistics_request
+from mhacli.attention.scores import Attention, ScoredAttention, strongest_key
+from mhacli.attention.statistics import StatisticsRequest
 from mhacli.attention.taps import stage_timings, to_array
-from mhacli.attention.tiled.softmax import AttentionResult
-from mhacli.attention.tiled.statistics import StatisticsRequest, strongest_key
-from mhacli.compute.base.head_statistics import Axes, Baseline, make_baseline, make_statistics_request
-from mhacli.compute.heads import SMALL_CELLS, HeadResults, joined, make_summary, reduce_heads
+from mhacli.attention.uniform import Baseline, make_baseline
 from mhacli.io.progress import Progress, no_progress
+from mhacli.layer.heads import SMALL_CELLS
 from mhacli.models.calls import DROPOUT, Call
-from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention, full_matrices
+from mhacli.models.captured_pattern import KEPT_MASKS, KnownMasks, as_attention
 from mhacli.models.inputs import ModelInputs
 from mhacli.models.layer_names import LayerKey, rope_theta_of, without_attention
 from mhacli.record.checks import SelfCheck
@@ -86,7 +88,7 @@ class PassInspection:
     spans: tuple[SpanTokens, ...]
     dtype: str
     n_layers: int
-    on_layer: Callable[[Call, AttentionResult], None] | None = None
+    on_layer: Callable[[Call, Attention], None] | None = None
     report_progress: Progress = no_progress
     peak_bytes: int = 0
     any_length: bool = False
@@ -151,7 +153,7 @@ class PassInspection:
 
     def _reduced(
         self,
-        attention: AttentionResult,
+        attention: Attention,
         axes: Axes,
         statistics_request: StatisticsRequest,
         baseline: Baseline,
@@ -160,8 +162,8 @@ class PassInspection:
         wanted = self.wanted
 
         def of_heads(heads: range) -> HeadResults:
-            return reduce_heads(
-                axes, attention.of_heads(heads), statistics_request=statistics_request, wanted=wanted, baseline=baseline
+            return results_of(
+                axes, attention, heads, statistics_request=statistics_request, wanted=wanted, baseline=baseline
             )
 
         n_parts = torch.get_num_threads() if axes.device.type == "cpu" else 1
@@ -169,22 +171,19 @@ class PassInspection:
             [partial(of_heads, heads) for heads in head_ranges(attention, wanted.statistics.heads, n_parts)]
         )
 
-    def _baseline(self, call: Call, attention: AttentionResult, statistics_request: StatisticsRequest) -> Baseline:
+    def _baseline(self, call: Call, attention: Attention, statistics_request: StatisticsRequest) -> Baseline:
         """Uniform attention under the mask of a call, computed once for successive layers that share the mask."""
         if call.q is None:
-            return make_baseline(attention.pattern, statistics_request, self.wanted.statistics.reducer)
-        allowed = attention.pattern.allowed
-        key = (call.kind, call.device, call.shape[2:], id(allowed))
+            return make_baseline(attention, statistics_request)
+        key = (call.kind, call.device, call.shape[2:], id(attention.allowed))
         if key not in self._baselines:
             while len(self._baselines) >= KEPT_MASKS:
                 del self._baselines[next(iter(self._baselines))]
-            self._baselines[key] = (
-                make_baseline(attention.pattern, statistics_request, self.wanted.statistics.reducer),
-                allowed,
-            )  # kept alive, so that its id stays unique
+            # the mask is kept alive, so that its id stays unique
+            self._baselines[key] = make_baseline(attention, statistics_request), attention.allowed
         return self._baselines[key][0]
 
-    def _matrices(self, call: Call, attention: AttentionResult) -> dict[str, Tensor]:
+    def _matrices(self, call: Call, attention: Attention) -> dict[str, Tensor]:
         """The matrices to keep of the requested heads, within the limit for all layers."""
         matrix_bytes, heads = 4 * prod(attention.shape), self.wanted.statistics.heads
         keep = self._keep(matrix_bytes)
@@ -195,7 +194,9 @@ class PassInspection:
             self.not_kept.append(f"matrices of {call.title}")
             return {}
         self._kept_bytes += n_bytes
-        made = full_matrices(attention) | ({} if attention.v is None else {"z": attention.z.clone()})
+        made = attention.matrices()
+        if attention.v is not None and attention.z is not None:
+            made["z"] = attention.z.clone()
         missing = [name for name in keep if name not in made]
         self.not_kept += (
             [f"{' and '.join(missing)} of {call.title}{NOT_SEEN}"] if missing and self.wanted.keep is not None else []
@@ -340,9 +341,9 @@ def axes_of(
 # ------------------------------------------------------------------------------------------------------------ one layer
 
 
-def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
+def make_layer(call: Call, attention: Attention, *, mask: str, survey: HeadsSummary) -> InspectedLayer:
     """The entry of a layer in the record, without its heads."""
-    checks, scores = survey.checks, attention.scores
+    checks, scored = survey.checks, attention if isinstance(attention, ScoredAttention) else None
     reasons = [
         f"the check '{check.name}' " + ("gives NaN or Inf" if check.error is None else f"differs by {check.error}")
         for check in checks
@@ -360,6 +361,7 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         )
     elif attention.v is None:
         reasons.append("only the pattern was captured, not the values")
+    assert attention.z is not None, "the model made it"
     d_v = attention.z.shape[3]
     return InspectedLayer(
         layer=call.layer,
@@ -369,12 +371,12 @@ def make_layer(call: Call, attention: AttentionResult, *, mask: str, survey: Hea
         kernel=attention.kernel,
         n_heads=attention.shape[1],
         n_kv_heads=attention.n_kv_heads,
-        d_head=d_v if scores is None else scores.q.shape[3],
+        d_head=d_v if scored is None else scored.q.shape[3],
         d_v=d_v,
-        scale=None if scores is None else scores.scale,
-        softcap=None if scores is None else scores.softcap,
+        scale=None if scored is None else scored.scale,
+        softcap=None if scored is None else scored.softcap,
         mask=mask,
-        bias=scores is not None and scores.bias is not None,
+        bias=scored is not None and scored.bias is not None,
         sinks=attention.sink_logits is not None,
         verified=not reasons,
         unverified=tuple(reasons),
@@ -408,7 +410,7 @@ def _unread_mask(call: Call) -> str | None:
     return None
 
 
-def head_ranges(attention: AttentionResult, chosen: tuple[int, ...] | None, n_parts: int) -> list[range]:
+def head_ranges(attention: Attention, chosen: tuple[int, ...] | None, n_parts: int) -> list[range]:
     """The heads that go together: alone where they are chosen, else in parts, none of which cuts a group that shares keys."""
     n_heads, n_kv_heads = attention.shape[1], attention.n_kv_heads
     if chosen is not None:

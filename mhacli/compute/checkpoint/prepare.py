@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mhacli.attention.devices import choose_device
-from mhacli.attention.tiled.reducer import choice
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.libraries import guarded
@@ -47,14 +46,13 @@ class ReadCheckpoint(NamedTuple):
 
 @torch.no_grad()
 def prepare_checkpoint(request: Run) -> tuple[CheckpointRun, tuple[str, ...]]:
-    """The run, and notes for the user. Raises `MhaError` as `read` does, and if the requested reducer cannot run."""
+    """The run, and notes for the user. Raises `MhaError` as `read` does."""
     began = perf_counter()
     loaded, inputs, texts, tokenizer = read(request, "generate" if request.n_generated else None)
     generated = None
     if request.n_generated:
         inputs, generated = _generate(loaded, inputs, tokenizer, request.n_generated)
         loaded = replace(loaded, model=loaded.model.base_model)
-    choice(request.statistics.reducer, loaded.device, loaded.model.dtype)
     run = CheckpointRun(loaded, inputs, request, texts.spans, generated)
     run.foresee()
     run.seconds["loading"] = perf_counter() - began

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from mhacli.attention.devices import free_bytes
+from mhacli.attention.head_statistics import Axes
 from mhacli.attention.memory import CheckpointFacts
-from mhacli.attention.tiled.softmax import AttentionResult
-from mhacli.compute.base.head_statistics import Axes
+from mhacli.attention.scores import Attention
 from mhacli.compute.checkpoint.layers import (
     KEPT,
     LayerResults,
@@ -56,7 +56,7 @@ class CheckpointRun:
     identical: bool | None = None
     compared_len: int = 0
     peak_bytes: int = 0
-    on_layer: Callable[[Call, AttentionResult], None] | None = None
+    on_layer: Callable[[Call, Attention], None] | None = None
     layers: PassInspection = field(init=False)
 
     def __post_init__(self) -> None:

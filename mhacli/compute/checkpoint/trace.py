@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mhacli.attention.scores import Attention, ScoredAttention
 from mhacli.attention.taps import step_of, summarise
-from mhacli.attention.tiled.scores import Scores
-from mhacli.attention.tiled.softmax import AttentionResult
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError, UsageError
 from mhacli.io.data import finite
 from mhacli.models.calls import Call
-from mhacli.models.captured_pattern import full_matrices
 from mhacli.models.layer_names import LayerNumbers, is_attention, rope_theta_of
 from mhacli.record.record import Cell, InspectedLayer, Record, ScorePart, Step, WeightShape
 from mhacli.record.tables import HeadTable
@@ -49,7 +47,7 @@ class _Collected:
     before: list[TracedTensor] = field(default_factory=list)
     after: list[TracedTensor] = field(default_factory=list)
     call: Call | None = None
-    attention: AttentionResult | None = None
+    attention: Attention | None = None
     is_done: bool = False
 
 
@@ -107,7 +105,7 @@ def _watched(run: CheckpointRun, kind: AttentionKind | None, seen: _Collected) -
     def leave(*_: Any) -> None:
         seen.is_done = seen.call is not None
 
-    def take(call: Call, attention: AttentionResult) -> None:
+    def take(call: Call, attention: Attention) -> None:
         if seen.call is None:
             seen.call, seen.attention = call, attention
 
@@ -154,11 +152,11 @@ def _formula(name: str, module: nn.Module) -> str:
 
 
 def _inside(
-    call: Call, attention: AttentionResult, layer: InspectedLayer, derivations: _Derivations
+    call: Call, attention: Attention, layer: InspectedLayer, derivations: _Derivations
 ) -> Iterator[TracedTensor]:
     """The inputs of the attention and the matrices that follow from them; those that the kernel does not compute are computed
     here."""
-    made, is_built = full_matrices(attention), layer.kernel in _BUILDING
+    made, is_built = attention.matrices(), layer.kernel in _BUILDING
     if call.q is not None:
         (q, k, v), shared = call.qkv, layer.n_heads // layer.n_kv_heads
         yield TracedTensor(
@@ -181,7 +179,7 @@ def _inside(
                 "sinks", call.sinks, f"a score per {whose}", "takes part in the softmax and gives nothing"
             )
     seen = f"what a query sees: {layer.mask}"
-    yield TracedTensor("scores", made["scores"], _scores_formula(attention.scores), seen, built=is_built)
+    yield TracedTensor("scores", made["scores"], _scores_formula(attention), seen, built=is_built)
     sinks = " and the sink" if layer.sinks else ""
     softmax = f"pattern = softmax(scores) over the keys{sinks}"
     yield TracedTensor("pattern", made["pattern"], softmax, _pattern_meaning(layer), built=is_built)
@@ -209,8 +207,12 @@ class _Derivations(NamedTuple):
         return _Derivations(way("q"), way("k"))
 
 
-def _scores_formula(scores: Scores | None) -> str:
-    return "scores as softmax reads them" if scores is None else f"scores = {scores.formula}; −∞ where masked"
+def _scores_formula(attention: Attention) -> str:
+    if not isinstance(attention, ScoredAttention):
+        return "scores as softmax reads them"
+    scaled, c = f"{attention.scale:.6g} · qk", attention.softcap
+    capped = scaled if c is None else f"{c:g} · tanh({scaled} / {c:g})"
+    return f"scores = {capped}{'' if attention.bias is None else ' + position bias'}; −∞ where masked"
 
 
 def _pattern_meaning(layer: InspectedLayer) -> str:
@@ -236,7 +238,7 @@ class _AxisSizes:
     d_model: int
 
     @staticmethod
-    def of(layer: InspectedLayer, attention: AttentionResult, d_model: int) -> _AxisSizes:
+    def of(layer: InspectedLayer, attention: Attention, d_model: int) -> _AxisSizes:
         """The sizes of a captured layer."""
         batch, _, q_len, k_len = attention.shape
         return _AxisSizes(batch, q_len, k_len, layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_v, d_model)
@@ -320,7 +322,7 @@ def _flops(made: TracedTensor, words: _AxisSizes) -> int:
 # -------------------------------------------------------------------------------------------------------------- the cell
 
 
-def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record: Record) -> Cell:
+def follow_call(call: Call, attention: Attention, place: CellIndex, record: Record) -> Cell:
     """The computation of one cell of a captured attention. Raises `UsageError` for a cell outside, and if queries and keys
     were not captured."""
     if call.q is None:
@@ -332,7 +334,7 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
     b, h = place.sequence, place.head
     i, j = view.first_query(b) + place.query, view.first_key(b) + place.key
     group = q.shape[1] // k.shape[1]
-    made, first, n_keys = full_matrices(attention), view.first_key(b), len(view.keys[b].ids)
+    made, first, n_keys = attention.matrices(), view.first_key(b), len(view.keys[b].ids)
     own = slice(first, first + n_keys)
     scores, shares = made["scores"][b, h, i], made["pattern"][b, h, i]
     allowed = bool(made["allowed"][b, min(h, made["allowed"].shape[1] - 1), i, j])
@@ -345,12 +347,12 @@ def follow_call(call: Call, attention: AttentionResult, place: CellIndex, record
     )  # fmt: skip
 
 
-def _parts(attention: AttentionResult, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
+def _parts(attention: Attention, place: CellIndex, i: int, j: int) -> tuple[ScorePart, ...]:
     """The terms added to the score besides the product."""
-    bias, place_idx = None if attention.scores is None else attention.scores.bias, (place.sequence, place.head)
-    if bias is None:
+    if not isinstance(attention, ScoredAttention) or attention.bias is None:
         return ()
-    added = bias(*place_idx, torch.tensor([i]), torch.tensor([j])).item()
+    heads = range(place.head, place.head + 1)
+    added = attention.bias(place.sequence, heads, torch.tensor([i]), torch.tensor([j])).item()
     return (ScorePart("position bias", "position", finite(added), added=True),)
 
 

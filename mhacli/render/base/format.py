@@ -394,10 +394,9 @@ def checks_in_brief(checks: Sequence[Check]) -> str:
 
 
 def reducer_text(record: Record, surveys: Sequence[HeadsSummary]) -> str:
-    """The implementation of head statistics on a GPU, and the reason for torch: `; statistics by triton`. Empty on a
-    CPU."""
+    """What computed head statistics on a GPU, and why torch did: `; statistics by torch`. Empty on a CPU."""
     names = [name for survey in surveys for name in survey.reducer.split(" and ")]
-    if not record.environment.device.startswith("cuda") and set(names) == {"torch"}:
+    if not record.environment.device.startswith("cuda"):
         return ""
     reasons = "; ".join(dict.fromkeys(survey.torch_because for survey in surveys if survey.torch_because))
     return visible(f"; statistics by {' and '.join(dict.fromkeys(names))}" + (f" ({reasons})" if reasons else ""))

@@ -1,0 +1,338 @@
+"""The results of some heads of an attention: statistics and arrays for a record, and the checks that they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mhacli.attention.core import is_finite
+from mhacli.attention.head_statistics import Axes, distances_folded, head_statistics, with_sink
+from mhacli.attention.scores import BLOCKS, Attention, GivenAttention, ScoredAttention
+from mhacli.attention.statistics import Reduced, Statistics, StatisticsRequest, reduce_heads, torch_because
+from mhacli.attention.uniform import Baseline
+from mhacli.errors import MhaError
+from mhacli.record.checks import (
+    COLUMN_TOTALS,
+    HEAD_OUTPUTS,
+    MAP_TOTALS,
+    MEASURED_KEYS,
+    ROW_SUMS,
+    TOLERANCES,
+    Check,
+    worst_check,
+)
+from mhacli.record.heads import HeadsSummary, HeadStatistics, Kept
+from mhacli.run import Run
+
+CHECKED_WHOLE, CHECKED_ROWS = 128, 16
+"""Up to so many queries z is computed again from their weights for all of them, of more for some that are evenly spread."""
+_HUGE, _LARGE = 1e4, 64.0
+"""Scores that may be too large to be told apart; and those whose rounding in a kernel's float32 shows in z."""
+_MOST_OF_SUMS = 1e-2
+"""The largest tolerance of a row's sum: beyond it a row is no row of weights."""
+_MOST_OFF = 300.0
+"""An exponent beyond which nothing is known of a weight; e to its power is still a number."""
+
+
+class HeadResults(NamedTuple):
+    """The results of some heads: their statistics, arrays `[batch, head, …]` on the CPU, the kernel that made z, the checks,
+    and why torch computed the statistics, if it did."""
+
+    heads: tuple[HeadStatistics, ...]
+    arrays: Mapping[str, Tensor]
+    kernel: str
+    checks: tuple[Check, ...]
+    torch_because: str | None
+
+
+def results_of(
+    axes: Axes,
+    attention: Attention,
+    heads: range,
+    *,
+    statistics_request: StatisticsRequest,
+    wanted: Run,
+    baseline: Baseline,
+    report_progress: Callable[[int], None] = lambda cells: None,
+) -> HeadResults:
+    """The statistics of some heads, the arrays that are kept of them, and the checks.
+
+    The `baseline` is that of all heads; `report_progress` receives numbers of reduced cells. Raises `MhaError` where scores
+    overflow.
+    """
+    reduced, own = reduce_heads(attention, statistics_request, heads, report_progress), baseline.of_heads(heads)
+    seen, lse = reduced.has_keys, reduced.lse
+    is_lost = (own.visible > 0) & ~(lse.abs() < _HUGE) & ~(seen & lse.to(attention.dtype).isfinite())
+    if not wanted.allow_nonfinite and bool(is_lost.any()):
+        raise _overflow(heads, is_lost, axes)
+    top_score = torch.where(seen, _top_scores(reduced), -torch.inf)
+    arrays = {
+        "lse": torch.where(seen, lse, torch.nan).to(attention.dtype),
+        "max_score": torch.where(seen, top_score, torch.nan).to(attention.dtype),
+        **_arrays(reduced, axes, statistics_request),
+        **_cells(reduced, wanted.kept),
+    }
+    if wanted.kept.z and reduced.z is not None:
+        arrays["z"] = reduced.z
+    of_heads = head_statistics(
+        reduced, top_score=top_score, baseline=own, axes=axes, sink_share=wanted.statistics.sink_weight
+    )
+    checks = check_heads(reduced, top_score, axes)
+    kept = {name: array.cpu() for name, array in arrays.items()}
+    return HeadResults(of_heads, kept, attention.kernel, checks, torch_because(attention))
+
+
+def _top_scores(reduced: Reduced) -> Float[Tensor, "batch head query"]:
+    """The largest score of each query: of those that were given, or by its weight, in which a sink logit takes part."""
+    attention, lse = reduced.attention, reduced.lse
+    if isinstance(attention, GivenAttention):
+        return attention.matrices()["scores"].amax(dim=-1)[:, reduced.heads.start : reduced.heads.stop]
+    if attention.sink_logits is not None:
+        lse = torch.logaddexp(lse, attention.sink_logits[:, reduced.heads.start : reduced.heads.stop].to(lse.dtype))
+    return reduced.statistics["peak"] + lse
+
+
+def joined(
+    parts: Sequence[HeadResults], baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest
+) -> HeadResults:
+    """The results of several groups of heads as one: the arrays side by side, with those of uniform attention of the same
+    heads, and of each check the one that came nearest to its tolerance, or passed it most."""
+    heads = tuple(head for part in parts for head in part.heads)
+    arrays = {name: torch.cat([part.arrays[name] for part in parts], dim=1) for name in parts[0].arrays}
+    for name, array in _uniform_arrays(baseline, axes, statistics_request).items():
+        arrays[name] = array if array.shape[1] == 1 else array[:, [head.head for head in heads]]
+    checks = tuple(worst_check(same) for same in zip(*(part.checks for part in parts), strict=True))
+    return HeadResults(heads, arrays, parts[0].kernel, checks, parts[0].torch_because)
+
+
+def make_summary(
+    results: HeadResults,
+    wanted: Run,
+    *,
+    axes: Axes,
+    statistics_request: StatisticsRequest,
+    peak_bytes: int,
+    full_bytes: int,
+) -> HeadsSummary:
+    """How the heads were reduced, and whether it holds, for a record."""
+    return HeadsSummary(
+        block=statistics_request.block,
+        steps=_steps(axes),
+        patterns=tuple(pattern.text for pattern in wanted.statistics.conditions),
+        sink_tokens=wanted.statistics.first_tokens,
+        sink_share=wanted.statistics.sink_weight,
+        kernel=results.kernel,
+        reducer="c" if results.torch_because is None else "torch",
+        torch_because=results.torch_because,
+        checks=results.checks,
+        peak_bytes=peak_bytes,
+        full_bytes=full_bytes,
+        kept=wanted.kept,
+    )
+
+
+def _overflow(heads: range, is_lost: Bool[Tensor, "batch head query"], axes: Axes) -> MhaError:
+    """The error for scores so large that the weights of a query do not add up, with the heads."""
+    of_heads = is_lost.any(dim=-1).any(dim=0).expand(len(heads)).tolist()
+    named = ", ".join(str(head) for head, is_bad in zip(heads, of_heads, strict=True) if is_bad)
+    return MhaError(
+        f"the scores of head {named} are too large for {axes.dtype}: some rows of weights do not sum to 1",
+        hint="--dtype float64 or a smaller --scale may help; --allow-nonfinite continues anyway",
+        code="not-finite",
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+
+
+def _arrays(reduced: Reduced, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
+    """The vectors, the map and the weights between spans as records keep them; NaN for queries without keys."""
+    statistics = with_sink(reduced)
+    per_query = {
+        "entropy": statistics["entropy"],
+        "participation": 1 / statistics["squares"],
+        "distance": statistics["distance"],
+        "sink": statistics["first"],
+    }
+    return {
+        **{name: torch.where(reduced.has_keys, row, torch.nan) for name, row in per_query.items()},
+        "received": statistics["received"],
+        **_means(statistics, axes, statistics_request),
+    }
+
+
+def _uniform_arrays(baseline: Baseline, axes: Axes, statistics_request: StatisticsRequest) -> dict[str, Tensor]:
+    """What a record keeps of uniform attention, with a head axis of 1 where it holds for all."""
+    means = _means(baseline.statistics, axes, statistics_request)
+    arrays = {"map": means["map"], "received": baseline.statistics["received"], **means}
+    return {
+        "visible": baseline.visible.to(torch.int64).cpu(),
+        **{f"uniform_{name}": array.cpu() for name, array in arrays.items()},
+    }
+
+
+def _means(statistics: Statistics, axes: Axes, request: StatisticsRequest) -> dict[str, Tensor]:
+    """The map: the mean weight that the queries of a block give a block of keys; the profile: the share of all weight at the
+    distances of each step; and between spans the mean weight. Queries without keys do not count."""
+    seen, block = (statistics["mass"] > 0).to(statistics["map"].dtype), request.block
+    n_seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % block)).unflatten(-1, (-1, block)).sum(dim=-1)
+    rows = [_in_steps(distances_folded(profile, axes.q_len - 1), _steps(axes)) for profile in statistics["profile"]]
+    totals = statistics["mass"].double().sum(dim=-1)[..., None].clamp(min=1)
+    means = {"map": statistics["map"] / n_seen.clamp(min=1)[..., None], "profile": torch.stack(rows) / totals}
+    if request.q_spans is not None:
+        n_queries = ((statistics["mass"] > 0)[:, :, None] & request.q_spans[:, None]).sum(dim=-1).clamp(min=1)
+        means["span_mass"] = statistics["between"] / n_queries[..., None]
+    return means
+
+
+def _in_steps(folded: Float[Tensor, "head absolute"], steps: Sequence[int]) -> Float[Tensor, "head step"]:
+    """The weight at distances up to each of the steps, and beyond the step before: a profile in bins that double."""
+    within = torch.nn.functional.pad(folded.double().cumsum(dim=1), (1, 0))
+    ends = torch.tensor([min(step + 1, folded.shape[1]) for step in steps], device=folded.device)
+    return within[:, ends].diff(dim=1, prepend=within[:, :1])
+
+
+def _steps(axes: Axes) -> tuple[int, ...]:
+    """The upper ends of the bins 0, 1, 2, 3–4, 5–8, … of distances, up to the longest."""
+    longest = max(axes.q_len, axes.k_len) - 1
+    powers = (1 << power for power in range((longest - 1).bit_length())) if longest else ()
+    return (0, *powers, longest) if longest else (0,)
+
+
+def _cells(reduced: Reduced, kept: Kept) -> dict[str, Tensor]:
+    """The requested cells, by sequence and head: a corner, and the strongest keys of queries, −1 where a weight is 0."""
+    arrays, (batch, n_heads, _), device = {}, reduced.lse.shape, reduced.lse.device
+    dtype = reduced.attention.dtype
+
+    def of_all(queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query key"]:
+        rows = [[reduced.weights_of(b, h, queries, keys).to(dtype) for h in range(n_heads)] for b in range(batch)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    if kept.corner is not None:
+        c = kept.corner
+        queries = torch.arange(c.first_query, c.first_query + c.n_queries, device=device)
+        keys = torch.arange(c.first_key, c.first_key + c.n_keys, device=device)
+        seen = reduced.attention.visible(queries, keys)
+        seen = seen if seen.shape[1] == 1 else seen[:, reduced.heads.start : reduced.heads.stop]
+        arrays["corner"] = torch.where(seen, of_all(queries, keys), torch.nan)
+    if kept.queries:
+        rows = of_all(torch.tensor(kept.queries, device=device), reduced.keys)
+        weights, found = rows.topk(min(kept.top, rows.shape[-1]), dim=-1)
+        arrays |= {"top_shares": weights, "top_keys": torch.where(weights > 0, found, -1)}
+    return arrays
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_heads(reduced: Reduced, top_score: Tensor, axes: Axes) -> tuple[Check, ...]:
+    """What must hold of any statistics: it notices a wrong base of the logarithm, head or mask.
+
+    Every query gives 1 in all, a sink logit's weight among it, so that what the keys receive and the maps add up to the
+    rest; and z of some queries, from their weights, is what was computed. The tolerance is that of weights whose scores are
+    rounded in the dtype of the maths, and for z that of the dtype. Where q, k or v are not finite, what is not finite is
+    passed over.
+    """
+    attention, statistics, seen, sink_mass = reduced.attention, reduced.statistics, reduced.has_keys, reduced.sink_mass
+    given = seen.double() if sink_mass is None else torch.where(seen, 1 - sink_mass.double(), 0.0)
+    n_given = given.sum(dim=-1)
+    largest = top_score.masked_fill(~seen, 0.0).abs().amax().item()
+    rounding = _rounding(attention.dtype, largest)
+    sums = {
+        ROW_SUMS: (statistics["mass"] - given).abs().amax(dim=-1).double(),
+        COLUMN_TOTALS: (statistics["received"].double().sum(dim=-1) - n_given).abs() / n_given.clamp(min=1),
+        MAP_TOTALS: (statistics["map"].double().sum(dim=(-1, -2)) - n_given).abs() / n_given.clamp(min=1),
+    }
+    inputs = [attention.q, attention.k] if isinstance(attention, ScoredAttention) else []
+    if attention.v is not None and not all(is_finite(tensor) for tensor in (*inputs, attention.v)):
+        sums = {name: error.nan_to_num(nan=0.0) for name, error in sums.items()}
+    checks = [Check.of(error.max().item(), rounding, name=name, rounding=0.0) for name, error in sums.items()]
+    if attention.v is None:
+        return tuple(checks)
+    is_single = axes.dtype != "float64" or attention.kernel == "eager"  # whose softmax is in float32 whatever the dtype
+    of_kernel = _rounding(torch.float32 if is_single else torch.float64, largest)
+    return (*checks, _check_z(reduced, axes, max(rounding, of_kernel) + TOLERANCES[axes.dtype].output))
+
+
+def _rounding(dtype: torch.dtype, largest: float) -> float:
+    """How far weights in a dtype may be off whose scores, the largest of this size, are rounded in it."""
+    of_weights = TOLERANCES[str(dtype).removeprefix("torch.")].output
+    return min(_MOST_OF_SUMS, of_weights + 16 * torch.finfo(dtype).eps * largest)
+
+
+def _check_z(reduced: Reduced, axes: Axes, rounding: float) -> Check:
+    """z of spread queries from the values and their weights, which are computed again cell by cell, in float64 where the
+    device has it. The rounding of a sum grows with the square root of its length. Source: Higham and Mary 2019, "A new
+    approach to probabilistic rounding error analysis", theorem 3.1.
+
+    Where a kernel's scores are large, a query may be as far off besides as their rounding in float32 can move it; where that was
+    needed, the check says how much of the tolerance it is.
+    """
+    attention, errors, moved, magnitude = reduced.attention, [], [], 0.0
+    batch, n_heads, _ = reduced.lse.shape
+    assert attention.v is not None
+    assert reduced.z is not None
+    group = attention.shape[1] // attention.v.shape[1]
+    for b in range(batch):
+        queries = _checked(axes.first_query(b), len(axes.queries[b].ids))
+        rows = torch.tensor(queries, device=reduced.lse.device)
+        for h in range(n_heads):
+            weights = reduced.weights_of(b, h, rows, reduced.keys)
+            values = attention.v[b, reduced.heads[h] // group].to(weights.dtype)
+            values = values.masked_fill((weights == 0).all(dim=0)[:, None], 0.0)
+            errors.append(_apart(reduced.z[b, h, rows].to(weights.dtype), weights @ values).cpu())
+            moved.append(_moved(reduced, (b, h), rows, weights, values).cpu())
+            magnitude = max(magnitude, (weights @ values.abs()).nan_to_num(nan=0.0, posinf=0.0).amax().item())
+    usual = rounding * magnitude * max(1.0, (attention.shape[3] / MEASURED_KEYS) ** 0.5)
+    error, tolerance = torch.cat(errors), usual + torch.cat(moved)
+    worst = int((error / tolerance.clamp(min=torch.finfo(tolerance.dtype).tiny)).argmax())
+    of_scores = (tolerance - usual)[error > usual]
+    return Check.of(
+        error[worst].item(),
+        tolerance[worst].item(),
+        name=HEAD_OUTPUTS,
+        rounding=of_scores.amax().item() if len(of_scores) and error[worst] <= tolerance[worst] else 0.0,
+    )
+
+
+def _apart(z: Tensor, other: Tensor) -> Float[Tensor, " query"]:
+    """How far z of some queries is from another computation of it; ∞ where only one of both is finite."""
+    both = z.isfinite() & other.isfinite()
+    apart = torch.where(both, (other - z).abs(), 0.0)
+    return torch.where(z.isfinite() != other.isfinite(), torch.inf, apart).amax(dim=1)
+
+
+def _moved(
+    reduced: Reduced, place: tuple[int, int], queries: Tensor, weights: Tensor, values: Tensor
+) -> Float[Tensor, " query"]:
+    """How far z of some queries may move when a kernel rounds their scores in float32, where these are large; else 0.
+
+    A dot product of n numbers is off by E = n u Σ|q||k| at most, whatever the order of summing, with u = 2⁻²⁴. So a weight is
+    off by a factor between e^−E and e^E, and z by Σ p (e^E − 1) |v − z| / Σ p e^−E. Source: Higham 2002, "Accuracy and
+    Stability of Numerical Algorithms", section 3.1. Two more roundings are those of the scale and of the score itself.
+    """
+    attention, (b, h), none = reduced.attention, place, weights.new_zeros(len(weights))
+    is_large = reduced.lse[b, h].abs().amax() > _LARGE
+    if not isinstance(attention, ScoredAttention) or attention.kernel == BLOCKS or not bool(is_large):
+        return none
+    head, wide = reduced.heads[h], weights.dtype
+    q, k = attention.q[b, head, queries], attention.k[b, head // (attention.shape[1] // attention.n_kv_heads)]
+    products = q.to(wide).abs() @ k.to(wide).abs().mT
+    off = ((q.shape[1] + 2) * torch.finfo(torch.float32).eps / 2 * abs(attention.scale) * products).clamp(max=_MOST_OFF)
+    least = (weights * (-off).exp()).sum(dim=1)
+    apart = [(values - z).abs().amax(dim=1) for z in weights @ values]
+    sums = torch.stack([(p * e.expm1() * away).sum() for p, e, away in zip(weights, off, apart, strict=True)])
+    farthest = torch.stack([away.amax() for away in apart])
+    return torch.minimum(sums / least.clamp(min=torch.finfo(wide).tiny), farthest)
+
+
+def _checked(first: int, n: int) -> list[int]:
+    """Of `n` columns from the first one on all of a few, or some, evenly spread."""
+    if n <= CHECKED_WHOLE:
+        return list(range(first, first + n))
+    positions: list[int] = torch.linspace(0, n - 1, CHECKED_ROWS, dtype=torch.float64).round().long().tolist()
+    return [first + position for position in positions]

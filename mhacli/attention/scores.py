@@ -1,0 +1,305 @@
+"""Attentions that are to be reduced: by the scores of queries and keys, or with weights that were given whole.
+
+Scores are taken to base 2, because torch's `exp2` takes half as long as its `exp`: the factor hides in the scale. A hidden
+cell has `HIDDEN` instead of −∞: its weight is exactly 0 all the same, and 0 · log2 p is no NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product as pairs
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mhacli.attention.core import Allowed, visible_cells
+from mhacli.sites import alibi_slopes
+
+LOG2_E = math.log2(math.e)
+HIDDEN = -1e30
+"""log2 p of a hidden cell: far below what any score brings, far above where float32 ends."""
+BLOCKS = "blocks"
+"""The kernel that makes z where it is made with the weights."""
+LARGE, LARGE_ON_DEVICE = 16.0, 512.0
+"""Scores (nats) beyond which they are computed in float64: half a step of 16 in float32 is 5e-7, and a dot product rounds some
+times. On a GPU, which may take many times as long in float64, half a step of 512 is 3e-5."""
+
+Bias = Callable[[int, range, Int[Tensor, " query"], Int[Tensor, " key"]], Float[Tensor, "_head query key"]]
+"""A bias of the scores, computed for `(sequence, heads, q_idx, k_idx)`, with a head axis of 1 where it is one for all. All of it
+is finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """An attention: its mask, its values, and z where a `kernel` made it; else z is made with the weights.
+
+    `sink_logits` are the scores of learned sinks, with axes of 1 where batch or query do not matter: they take part in the
+    softmax and are no keys. `v` None: the values were not captured. `wide`: the maths are in float64.
+    """
+
+    allowed: Allowed | None = None
+    v: Float[Tensor, "batch kv_head key d_v"] | None = None
+    z: Float[Tensor, "batch head query d_v"] | None = None
+    kernel: str = BLOCKS
+    sink_logits: Float[Tensor, "_batch head _query"] | None = None
+    wide: bool = False
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the attention, which has its device."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the maths."""
+        return torch.float64 if self.wide else torch.promote_types(self.like.dtype, torch.float32)
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The number of heads of keys; that of heads where only weights were captured."""
+        return self.shape[1]
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The matrices of all heads, computed where they were not: `qk`, `scores`, −∞ at masked cells, `pattern`, and
+        `allowed`."""
+        raise NotImplementedError
+
+    def visible_cells(self) -> Bool[Tensor, "batch _head query key"]:
+        """Where the mask allows cells, of all queries and keys."""
+        batch, _, n_queries, n_keys = self.shape
+        q_idx, k_idx = (torch.arange(n, device=self.like.device) for n in (n_queries, n_keys))
+        return self.visible(q_idx, k_idx).expand(batch, -1, n_queries, n_keys)
+
+    def visible(self, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]) -> Tensor:
+        """Where the mask allows cells, `[#batch, #head, query, key]`."""
+        cells = visible_cells(self.allowed, queries, keys)
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=queries.device) if cells is None else cells
+
+    def weights_of(
+        self,
+        batch_head: tuple[int, int],
+        queries: Int[Tensor, " query"],
+        keys: Int[Tensor, " key"],
+        lse: Float[Tensor, " query"],
+    ) -> Float[Tensor, "query key"]:
+        """Any weights of a sequence and head, in float64 where the device has it, by the log-sum-exp of these queries' scores."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredAttention(Attention):
+    """The softmax of `softcap(scale · q kᵀ) + bias` where `allowed`, as `attend` defines it.
+
+    Query head `h` reads kv head `h // (head / kv_head)`. 16-bit numbers are widened to float32 block by block.
+    """
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    scale: float
+    softcap: float | None = None
+    bias: Bias | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """The queries."""
+        return self.q
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    @property
+    def n_kv_heads(self) -> int:
+        """The number of heads of keys."""
+        return self.k.shape[1]
+
+    def scores_into(
+        self, out: Float[Tensor, "head query key"], batch: int, heads: range, queries: range, keys: range
+    ) -> Tensor:
+        """Writes the scores to base 2 of a block of some heads, without the mask, in the dtype of `out`, and returns it."""
+        q = self.q[batch, heads.start : heads.stop, queries.start : queries.stop]
+        k = of_heads(self.k[batch], heads, self.shape[1])[:, keys.start : keys.stop]
+        is_plain = self.softcap is None and self.bias is None
+        q_idx, k_idx = indices(queries, out), indices(keys, out)
+        product(q.to(out.dtype) * (self.scale * (LOG2_E if is_plain else 1.0)), k.to(out.dtype).mT, out)
+        return out if is_plain else self._finish(out, batch, heads, q_idx, k_idx).mul_(LOG2_E)
+
+    def _finish(self, scaled: Tensor, batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        """From scaled products to scores, in place: all that comes after the scale, in this one place."""
+        if self.softcap is not None:
+            scaled.div_(self.softcap).tanh_().mul_(self.softcap)
+        return scaled if self.bias is None else scaled.add_(self.bias(batch, heads, q_idx, k_idx))
+
+    def weights_of(
+        self, batch_head: tuple[int, int], queries: Tensor, keys: Tensor, lse: Tensor
+    ) -> Float[Tensor, "query key"]:
+        """The weights of any cells, in float64 where the device has it."""
+        (batch, head), exact = batch_head, exact_dtype(self.like.device)
+        q, k = self.q[batch, head, queries], self.k[batch, head // (self.shape[1] // self.n_kv_heads), keys]
+        scaled = (q.to(exact) @ k.to(exact).mT) * self.scale
+        scores = self._finish(scaled[None], batch, range(head, head + 1), queries, keys)[0]
+        rows = lse.to(exact)
+        if self.sink_logits is not None:
+            rows = torch.logaddexp(rows, self.sink_logits.expand(self.shape[:3])[batch, head, queries].to(exact))
+        keep = own_cells(self.visible(queries, keys), batch, head)
+        return torch.where(keep, (scores - rows[:, None]).exp(), 0.0)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The matrices of all heads: head by head in float64, and then rounded, where scores are large."""
+        batch, n_heads, _, _ = self.shape
+        shown = torch.promote_types(self.q.dtype, torch.float32)
+        made = {name: self.q.new_empty(self.shape, dtype=shown) for name in ("qk", "scores", "pattern")}
+        full = self.visible_cells()
+        for batch_head in pairs(range(batch), range(n_heads)):
+            keep = own_cells(full, *batch_head)
+            rows = self._head(*batch_head, keep, self.dtype)
+            largest = rows[1].amax(dim=-1).nan_to_num(neginf=0.0).abs()
+            if self.dtype != exact_dtype(self.q.device) and bool((largest > large(self.q.device)).any()):
+                rows = self._head(*batch_head, keep, torch.float64)
+            for matrix, row in zip(made.values(), rows, strict=True):
+                matrix[batch_head] = row
+        return made | {"allowed": full}
+
+    def _head(self, batch: int, head: int, keep: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The products, scores and weights of one head."""
+        heads, (_, n_heads, n_queries, n_keys) = range(head, head + 1), self.shape
+        q_idx, k_idx = (torch.arange(n, device=self.q.device) for n in (n_queries, n_keys))
+        qk = self.q[batch, head].to(dtype) @ of_heads(self.k[batch], heads, n_heads)[0].to(dtype).mT
+        scores = self._finish((qk * self.scale)[None], batch, heads, q_idx, k_idx)[0].masked_fill_(~keep, -torch.inf)
+        lse = scores.logsumexp(dim=-1, keepdim=True)
+        if self.sink_logits is not None:
+            lse = torch.logaddexp(lse, self.sink_logits.expand(self.shape[:3])[batch, head].to(dtype)[:, None])
+        return qk, scores, torch.where(keep, (scores - lse).exp(), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenAttention(Attention):
+    """An attention whose `weights` were computed whole, from `scores`. Masked weights are 0."""
+
+    weights: Float[Tensor, "batch head query key"]
+    scores: Float[Tensor, "batch head query key"]
+
+    @property
+    def like(self) -> Tensor:
+        """The weights."""
+        return self.weights
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(batch, head, query, key)`."""
+        return tuple(self.weights.shape)  # type: ignore[return-value]
+
+    def weights_of(
+        self, batch_head: tuple[int, int], queries: Tensor, keys: Tensor, lse: Tensor
+    ) -> Float[Tensor, "query key"]:
+        """The weights of any cells."""
+        return self.weights[batch_head][queries][:, keys].to(exact_dtype(self.like.device))
+
+    def lse(self, batch: int, heads: slice, queries: slice) -> Float[Tensor, "head query"]:
+        """The log-sum-exp of the scores of visible keys."""
+        q_idx, k_idx = (torch.arange(n, device=self.like.device) for n in self.shape[2:])
+        cells = self.visible(q_idx[queries], k_idx)
+        own = cells[min(batch, len(cells) - 1)]
+        scores = self.scores[batch, heads, queries].to(exact_dtype(self.like.device))
+        lse = scores.masked_fill(~(own if own.shape[0] == 1 else own[heads]), -torch.inf).logsumexp(dim=-1)
+        return torch.where(lse.isneginf(), 0.0, lse)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The matrices that were captured."""
+        full = self.visible_cells()
+        return {
+            "scores": self.scores.to(self.dtype).masked_fill(~full, -torch.inf),
+            "pattern": self.weights,
+            "allowed": full,
+        }
+
+
+def strongest_key(pattern: Float[Tensor, "batch head query key"]) -> Int[Tensor, "batch head query"]:
+    """The key with the largest weight, the first of equals; −1 for a row of zeros."""
+    weight, key = pattern.max(dim=-1)
+    return torch.where(weight > 0, key, -1)
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """The widest dtype of a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def large(device: torch.device) -> float:
+    """The score from which on a device computes scores in float64."""
+    return LARGE if device.type == "cpu" else LARGE_ON_DEVICE
+
+
+def indices(span: range, like: Tensor) -> Int[Tensor, " idx"]:
+    """The numbers of a range on the device of another tensor; 32 bits, which masks compare faster."""
+    return torch.arange(span.start, span.stop, dtype=torch.int32, device=like.device)
+
+
+def own_cells(cells: Tensor, batch: int, head: int) -> Tensor:
+    """The plane `[query, key]` of a sequence and head, of axes that may be 1."""
+    plane: Tensor = cells[min(batch, cells.shape[0] - 1), min(head, cells.shape[1] - 1)]
+    return plane
+
+
+def of_heads(shared: Float[Tensor, "kv_head key d"], heads: range, n_heads: int) -> Float[Tensor, "head key d"]:
+    """Keys or values of neighbouring query heads, which are whole groups of those that share a kv head, or a part of one."""
+    group = n_heads // shared.shape[0]
+    own = shared[heads.start // group : (heads.stop - 1) // group + 1]
+    return own.expand(len(heads), -1, -1) if own.shape[0] == 1 else own.repeat_interleave(group, dim=0)
+
+
+def product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Float[Tensor, "head row column"]:
+    """A product of the matrices of some heads. That of one head is a plain one, which BLAS does faster than a batch of one."""
+    if len(left) > 1:
+        return torch.bmm(left, right, out=out)
+    alone: Tensor = torch.mm(left[0], right[0], out=None if out is None else out[0])
+    return alone[None]
+
+
+# ------------------------------------------------------------------------------------------------------------- biases
+
+
+def distance_bias(
+    n_heads: int,
+    q_places: Int[Tensor, "*#batch query"],
+    k_places: Int[Tensor, "*#batch key"],
+    *,
+    dtype: torch.dtype,
+) -> Bias:
+    """What distance costs under ALiBi, block by block: `−m[h] · |i − j|`, as `positions.alibi` has it whole."""
+    slopes = torch.tensor(alibi_slopes(n_heads), dtype=dtype, device=q_places.device)
+    q_rows, k_rows = torch.atleast_2d(q_places), torch.atleast_2d(k_places)
+
+    def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        q_row, k_row = (rows[min(batch, rows.shape[0] - 1)] for rows in (q_rows, k_rows))
+        cost: Tensor = (q_row[q_idx][:, None] - k_row[k_idx]).abs() * -slopes[heads.start : heads.stop, None, None]
+        return cost
+
+    return bias
+
+
+def tensor_bias(numbers: Float[Tensor, "..."]) -> Bias:
+    """A tensor that broadcasts to `[batch, head, query, key]`, block by block."""
+    full = numbers.reshape((1,) * (4 - numbers.ndim) + tuple(numbers.shape))
+
+    def bias(batch: int, heads: range, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+        planes: Tensor = full[min(batch, full.shape[0] - 1)]
+        planes = planes if planes.shape[0] == 1 else planes[heads.start : heads.stop]
+        rows: Tensor = planes if planes.shape[1] == 1 else planes[:, q_idx]
+        return rows if planes.shape[2] == 1 else rows[:, :, k_idx]
+
+    return bias
+
+
+def sum_of_biases(*biases: Bias) -> Bias:
+    """What several biases add together."""
+    return lambda batch, heads, q_idx, k_idx: sum(b(batch, heads, q_idx, k_idx) for b in biases)  # type: ignore[return-value]

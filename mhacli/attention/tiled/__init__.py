@@ -1,1 +1,0 @@
-"""Statistics of attention in tiles, without its matrix."""

@@ -1,0 +1,181 @@
+"""Every head of a long text: exact statistics, and no matrix of queries × keys.
+
+Some heads at a time go through one pass: the scores of a block of queries become weights, z and statistics. What is finished
+can be shown at any moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from mhacli.attention.core import is_finite
+from mhacli.attention.devices import choose_device, free_bytes, shared_out
+from mhacli.attention.head_results import HeadResults, joined, make_summary, results_of
+from mhacli.attention.head_statistics import make_statistics_request
+from mhacli.attention.memory import require_memory
+from mhacli.attention.scores import ScoredAttention
+from mhacli.attention.statistics import StatisticsRequest, blocks_of, head_groups
+from mhacli.attention.taps import Capture, stage_timings, to_array
+from mhacli.attention.uniform import Baseline, make_baseline
+from mhacli.errors import MhaError
+from mhacli.io.progress import Progress, no_progress
+from mhacli.layer.setup import Setup, make_setup
+from mhacli.record.checks import SelfCheck
+from mhacli.record.record import Record, Step
+from mhacli.record.tables import HeadTable
+from mhacli.run import Run
+
+_CELLS_AT_ONCE = 1 << 31
+"""Of the heads that one thread inspects together: some seconds. Masks and conditions are evaluated once for all of them."""
+SMALL_CELLS = 1 << 18
+"""Queries × keys up to which one thread is as quick as several."""
+
+
+@dataclass
+class HeadsRun:
+    """The statistics of every head, prepared by `prepare_heads`. `run` computes them; `record` returns what is finished."""
+
+    setup: Setup
+    wanted: Run
+    statistics_request: StatisticsRequest
+    attention: ScoredAttention
+    steps: tuple[Step, ...]
+    peak_bytes: int
+    results: list[HeadResults] = field(default_factory=list)
+    baseline: Baseline | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The heads that are looked at."""
+        chosen = self.wanted.statistics.heads
+        return tuple(range(self.setup.config.n_heads)) if chosen is None else chosen
+
+    @property
+    def full_bytes(self) -> int:
+        """What the patterns of these heads would take."""
+        batch, _, q_len, k_len = self.attention.shape
+        return batch * len(self.heads) * q_len * k_len * self.attention.dtype.itemsize
+
+    @torch.no_grad()
+    def run(self, report_progress: Progress = no_progress) -> None:
+        """Inspects all heads, on a CPU some in each thread; `report_progress` receives the completed fraction."""
+        began, lock, done = perf_counter(), Lock(), 0
+        report_progress(0.0, "uniform attention")
+        baseline = self.baseline = make_baseline(self.attention, self.statistics_request)
+        n_cells = self.attention.shape[0] * self._cells_of_head() * len(self.heads)
+        doing = "1 head" if len(self.heads) == 1 else f"{len(self.heads)} heads"
+
+        def report_cells(cells: int) -> None:
+            nonlocal done
+            with lock:
+                done += cells
+                report_progress(min(1.0, done / max(1, n_cells)), doing)
+
+        def inspect(heads: range) -> None:
+            results = results_of(
+                self.setup.axes,
+                self.attention,
+                heads,
+                statistics_request=self.statistics_request,
+                wanted=self.wanted,
+                baseline=baseline,
+                report_progress=report_cells,
+            )
+            self.results.append(results)
+            self.seconds["statistics"] = perf_counter() - began
+
+        jobs = [partial(inspect, heads) for heads in self._parts()]
+        if self._n_threads > 1:
+            shared_out(jobs)
+        else:
+            for job in jobs:
+                job()
+
+    def _cells_of_head(self) -> int:
+        blocks = blocks_of(self.attention, self.statistics_request.block)
+        return sum(len(queries) * len(keys) for queries, keys in blocks)
+
+    @property
+    def _n_threads(self) -> int:
+        """How many threads inspect heads: those of torch on a CPU, if the text is not so short that they only wait."""
+        is_small = math.prod(self.attention.shape[2:]) <= SMALL_CELLS
+        return 1 if is_small or self.attention.q.device.type != "cpu" else torch.get_num_threads()
+
+    def _parts(self) -> list[range]:
+        """The heads that are inspected together: so few that every thread has some, and that each part is soon finished."""
+        most = min(_CELLS_AT_ONCE // max(1, self._cells_of_head()), -(-len(self.heads) // self._n_threads))
+        return list(head_groups(self.heads, self.attention.shape[1] // self.attention.n_kv_heads, most=most))
+
+    def record(self) -> Record:
+        """The record of the heads that are finished, of which there must be one at least."""
+        assert self.baseline is not None, "no head is finished"
+        setup, wanted = self.setup, self.wanted
+        finished = sorted(self.results, key=lambda part: part.heads[0].head)
+        results = joined(finished, self.baseline, setup.axes, self.statistics_request)
+        return Record(
+            command=wanted.command,
+            config=setup.config,
+            sequences=setup.encoded.sequences,
+            context=setup.encoded.context,
+            vocabulary=setup.encoded.vocabulary.tokens,
+            trace=self.steps,
+            heads=HeadTable(results.heads),
+            timings=stage_timings(self.seconds),
+            self_check=SelfCheck.of_layers([results.checks]),
+            environment=setup.environment,
+            weights=setup.weights,
+            survey=make_summary(
+                results,
+                wanted,
+                axes=setup.axes,
+                statistics_request=self.statistics_request,
+                peak_bytes=self.peak_bytes,
+                full_bytes=self.full_bytes,
+            ),
+            arrays={name: to_array(array) for name, array in results.arrays.items()},
+        )
+
+
+@torch.no_grad()
+def prepare_heads(request: Run) -> HeadsRun:
+    """An inspection of every head, prepared: queries, keys and values are computed.
+
+    Raises `MhaError` where it cannot fit, before the first large tensor; where the device is missing; for numbers that
+    overflow; and `UsageError` in training, for dropout differs each time.
+    """
+    device = request.config.device
+    on_gpu = choose_device(device).type != "cpu"
+    peak_bytes = require_memory(request, free_bytes(device), has_matrices=False, on_gpu=on_gpu)
+    setup = make_setup(request, allow_nonfinite=request.allow_nonfinite)
+    began = perf_counter()
+    shapes = {name: tuple(tensor.shape) for name, tensor in setup.layer.tensors().items()}
+    capture = Capture(request.facts, shapes, keep=())
+    q, k, v = setup.heads(capture)
+    if not request.allow_nonfinite:
+        _require_finite((q, k, v), request.config.dtype)
+    statistics_request = make_statistics_request(
+        setup.axes, request.statistics.conditions, sink_tokens=request.statistics.first_tokens
+    )
+    seconds = {"projections": perf_counter() - began}
+    attention = setup.attention(q, k, v)
+    return HeadsRun(setup, request, statistics_request, attention, tuple(capture.steps), peak_bytes, seconds=seconds)
+
+
+def _require_finite(tensors: Sequence[Tensor], dtype: str) -> None:
+    """Raises `MhaError` where queries, keys or values hold NaN or Inf."""
+    n_bad = sum(int((~tensor.isfinite()).sum()) for tensor in tensors if not is_finite(tensor))
+    if n_bad:
+        raise MhaError(
+            f"queries, keys and values have {n_bad} NaN or Inf in {dtype}",
+            hint="--dtype bfloat16 and --dtype float32 have a wider range; --allow-nonfinite continues anyway",
+            code="not-finite",
+        )
