@@ -183,10 +183,10 @@ class Watch:
                 result = original(module, *args, **kwargs)
             finally:
                 self.is_inside = False
-            bound = signature.bind(module, *args, **kwargs)
-            more = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-            given = dict(bound.arguments) | {k: v for name in more for k, v in bound.arguments.get(name, {}).items()}
-            given = {name: value for name, value in given.items() if name not in more}
+            given: dict[str, Any] = dict(signature.bind(module, *args, **kwargs).arguments)
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    given |= given.pop(parameter.name, {})
             seen = _arguments(module, given, level)
             changed = self._give(self._call(module, level, z=result[0].transpose(1, 2), **seen))
             return result if changed is None else (changed.transpose(1, 2).contiguous(), *result[1:])
@@ -197,20 +197,14 @@ class Watch:
         """The result of torch's own function, after its call was captured."""
         n, scale = self._count(given["query"]), given.get("scale")
         q, k, v = (_by_head(given[name], n) for name in ("query", "key", "value"))
-        call = self._call(
-            module,
-            "sdpa",
-            q=q,
-            k=k,
-            v=v,
-            z=_by_head(z, n),
-            scale=float(q.shape[-1] ** -0.5 if scale is None else scale),
-            mask=given.get("attn_mask"),
-            causal=bool(given.get("is_causal")),
-            kernel=_kernel(**given),
-            unknown=("dropout_p",) if given.get("dropout_p") else (),
-        )
-        changed = self._give(call)
+        seen: dict[str, Any] = {
+            "scale": float(q.shape[-1] ** -0.5 if scale is None else scale),
+            "mask": given.get("attn_mask"),
+            "causal": bool(given.get("is_causal")),
+            "kernel": _kernel(**given),
+            "unknown": ("dropout_p",) if given.get("dropout_p") else (),
+        }
+        changed = self._give(self._call(module, "sdpa", q=q, k=k, v=v, z=_by_head(z, n), **seen))
         return z if changed is None else changed.reshape(z.shape)
 
     def softmax(self, scores: Tensor, pattern: Tensor) -> None:

@@ -54,7 +54,7 @@ class LayerNumbers:
         self._has_others = not all(map(_SENSE.search, lists))
         self._before: dict[str, int] = {}
         totals = Counter[AttentionKind]()
-        for name in sorted(lists, key=lambda name: bool(_SENSE.search(name))):
+        for name in sorted(lists, key=lambda name: bool(_SENSE.search(name)) == self._is_pair):  # texts of a pair first
             kind = self.kind_of(name)
             self._before[name] = totals[kind]
             totals[kind] += lists[name]

@@ -77,33 +77,14 @@ def find_checkpoint(source: str, revision: str | None = None) -> tuple[Checkpoin
     try:
         folder = snapshot_download(source, revision=revision, allow_patterns=_HUB_FILES)
     except Exception as fault:
+        words = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise MhaError(
-            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub",
-            hint=_what_to_type(source, fault),
+            f"--model {shlex.quote(source)} is neither a folder nor a checkpoint that could be fetched from a hub: {words:.200}",
+            hint="give the path of a folder with config.json, such as --model ./MiniLM, or an id such as org/name",
             code="no-model",
             path=source,
         ) from None
     return read_checkpoint(folder), os.path.basename(os.path.realpath(folder))
-
-
-def _what_to_type(source: str, fault: Exception) -> str:
-    """The hint on how to name a checkpoint, with the message of the hub if there is one."""
-    named = "give the path of a folder with config.json, such as --model ./MiniLM"
-    if "/" not in source:
-        return f"there is no folder {source} here; {named}, or an id such as org/name"
-    names = {type(cause).__name__ for cause in _causes(fault)}
-    if names & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
-        return f"the hub has no such checkpoint, or does not give you access to it; {named}"
-    if "GatedRepoError" in names:
-        return "the hub gives it only to those who have accepted its terms: huggingface-cli login"
-    return f"the hub could not be reached; {named}"
-
-
-def _causes(fault: BaseException | None) -> Iterator[BaseException]:
-    """An exception and the chain of its causes."""
-    while fault is not None:
-        yield fault
-        fault = fault.__cause__ or fault.__context__
 
 
 def load_config(checkpoint: Checkpoint) -> Any:
@@ -172,7 +153,7 @@ def _auto_class(library: Any, config: Any, head: LanguageHead | None) -> Any:
     can_predict = head == "generate" or saved_as.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     if head == "predict" and saved_as.endswith("ForMaskedLM"):
         return library.AutoModelForMaskedLM
-    if head is None or not can_predict:
+    if (head is None or not can_predict) and type(config) in library.MODEL_MAPPING:  # two models in one are not
         return library.AutoModel
     return library.AutoModelForSeq2SeqLM if config.is_encoder_decoder else library.AutoModelForCausalLM
 

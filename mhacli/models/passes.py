@@ -120,24 +120,15 @@ class _Passes:
 
     def enter(self, module: nn.Module, args: Any, keywords: Mapping[str, Any]) -> None:
         """The hook before a module that users may call."""
+        name = type(self._model).__name__
         if torch.compiler.is_compiling():
-            raise noted(
-                MhaError(
-                    f"{type(self._model).__name__} is called through torch.compile, whose kernels hide its attention",
-                    hint=f"call the module itself within {self._by}",
-                    code="hidden",
-                )
-            )
+            message = f"{name} is called through torch.compile, whose kernels hide its attention"
+            raise _hidden(message, f"call the module itself within {self._by}")
         if _is_in_backward():
             return
         if threading.get_ident() != self._thread:
-            raise noted(
-                MhaError(
-                    f"{type(self._model).__name__} is called in a different thread from the one that opened {self._by}",
-                    hint=f"open {self._by} in the thread that calls the model",
-                    code="other-thread",
-                )
-            )
+            message = f"{name} is called in a different thread from the one that opened {self._by}"
+            raise _hidden(message, f"open {self._by} in the thread that calls the model", "other-thread")
         if module in self._running:  # an interrupted pass calls no hook
             self.interrupt()
         given, is_first = _given(module, args, keywords), not self._running
@@ -187,26 +178,20 @@ class _Passes:
 
     def _require_readable(self, values: Iterable[Any]) -> None:
         if any(map(_is_unreadable, values)):
-            raise noted(
-                MhaError(
-                    f"{type(self._model).__name__} is called with tensors whose numbers cannot be read: on the device meta, "
-                    "nested, or in a transform of torch.func",
-                    hint=f"call it with ordinary tensors within {self._by}",
-                    code="hidden",
-                )
+            message = (
+                f"{type(self._model).__name__} is called with tensors whose numbers cannot be read: on the device meta, "
+                "nested, or in a transform of torch.func"
             )
+            raise _hidden(message, f"call it with ordinary tensors within {self._by}")
 
     def _take(self, call: Call) -> Tensor | None:
         if _is_in_backward():
             if not self._edits:
                 return None
-            raise noted(
-                MhaError(
-                    f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again",
-                    hint="switch activation checkpointing off",
-                    code="backward",
-                )
+            message = (
+                f"{self._by} does not work with activation checkpointing: a backward pass computes {call.name} again"
             )
+            raise _hidden(message, "switch activation checkpointing off", "backward")
         if not self._running:
             self._listener.stray(call.name)
             return None
@@ -297,11 +282,10 @@ _HIDING = {
     "OptimizedModule": ("compiled, and its attention runs within kernels", "give {by} model._orig_mod, and call it"),
     "ScriptModule": ("scripted: torch.jit runs it without Python", "give {by} the module that it was made of"),
     "DataParallel": ("run in copies, each in a thread of its own", "give {by} model.module, and call it"),
-    "DistributedDataParallel": ("one of several processes", "give {by} model.module, which sees the batch of its process"),
-    "FullyShardedDataParallel": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
-    "FSDPModule": ("sharded, with whole parameters only inside a layer", "give {by} an unsharded model"),
-}  # fmt: skip
+}
 """Classes that hide the computations of their parts, with the reason and a remedy."""
+_COMPILED = ("compiled, and its attention runs within kernels", "give {by} a copy on which compile() was not called")
+_FAST = ("in evaluation, where a fast path of torch leaves it out", "torch.backends.mha.set_fastpath_enabled(False)")
 
 
 def require_open(model: nn.Module, by: str) -> None:
@@ -310,32 +294,25 @@ def require_open(model: nn.Module, by: str) -> None:
         hint = "mha run --model inspects a checkpoint by its path" if isinstance(model, str) else None
         hint = "open a context for each model: they may be nested" if isinstance(model, (list, tuple)) else hint
         raise noted(UsageError(f"{by} needs one torch.nn.Module, not a {type(model).__name__}", hint=hint))
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in model.named_modules():
-        kinds = [kind.__name__ for kind in type(module).__mro__]
-        known = next((_HIDING[kind] for kind in kinds if kind in _HIDING), None)
-        if known is None and (getattr(module, "_tp_size", None) or 1) > 1:
-            known = (
-                "split over processes by tensor parallelism, and this one has a part of its heads",
-                "give {by} a model loaded without tp_plan",
+        reason = next((_HIDING[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _HIDING), None)
+        if module._compiled_call_impl is not None:
+            reason = reason or _COMPILED
+        around = type(model.get_submodule(name.rpartition(".")[0])).__module__
+        if is_fast and not (
+            module.training or around.startswith("transformers.")
+        ):  # there no text attends to itself so
+            reason = reason or (
+                _FAST if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) else None
             )
-        if known is None and module._compiled_call_impl is not None:
-            known = (_HIDING["OptimizedModule"][0], "give {by} a copy on which compile() was not called")
-        if known is None and _is_fast(module):
-            known = (
-                "in evaluation, where a fast path of torch leaves it out",
-                "torch.backends.mha.set_fastpath_enabled(False)",
-            )
-        if known is not None:
+        if reason is not None:
             what = f"{name} ({type(module).__name__})" if name else type(module).__name__
-            raise noted(
-                MhaError(f"{what} cannot be inspected: it is {known[0]}", hint=known[1].format(by=by), code="hidden")
-            )
+            raise _hidden(f"{what} cannot be inspected: it is {reason[0]}", reason[1].format(by=by))
 
 
-def _is_fast(module: nn.Module) -> bool:
-    """Whether torch may compute its own attention module in one operator, which it does not do during inspection."""
-    own = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-    return isinstance(module, own) and not module.training and torch.backends.mha.get_fastpath_enabled()
+def _hidden(message: str, hint: str, code: str = "hidden") -> MhaError:
+    return noted(MhaError(message, hint=hint, code=code))
 
 
 def noted(fault: MhaError) -> MhaError:

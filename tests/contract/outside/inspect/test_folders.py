@@ -32,7 +32,6 @@ def words_of(ended: Any) -> str:
 
 
 @pytest.mark.real
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="folders of an EncoderDecoderModel are refused")
 def test_a_saved_encoder_decoder_of_two_berts_is_run(mha: Any, tmp_path: Path) -> None:
     model = bert_pair()
     model.config.encoder.vocab_size = 180
