@@ -139,10 +139,11 @@ def like(group: type, name: str, panel: str, **changes: Any) -> Any:
     return field(default=value, metadata={"option": replace(declared.metadata["option"], panel=panel, **changes)})
 
 
-def as_option(name: str, value: object) -> str:
-    """A setting of the layer as the user types it: `--heads 5`, `--no-bias`."""
-    option = dict(options_of(Config))[name].name(name, value)
-    return option if isinstance(value, bool) else f"{option} {shlex.quote(str(value)[:_SHOWN])}"
+def as_option(name: str, value: object, group: type | None = None) -> str:
+    """A setting, of the layer or another group, as the user types it: `--heads 5`, `--no-bias`."""
+    option = dict(options_of(group or Config))[name].name(name, value)
+    word = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return option if isinstance(value, bool) else f"{option} {shlex.quote(word[:_SHOWN])}"
 
 
 def index_list(word: str) -> tuple[int, ...]:
@@ -294,7 +295,7 @@ class Config:
 
     def resolved(self) -> Config:
         """This config with all derived widths filled in. Raises `UsageError` with the broken rule."""
-        _require_ranges(self)
+        require_ranges(self)
         d_head = self.d_head if self.d_head is not None else _split_evenly(self)
         full = replace(
             self,
@@ -314,21 +315,24 @@ class Config:
 # ---------------------------------------------------------------------------------------------------- rules of values
 
 
-def _require_ranges(config: Config) -> None:
-    """Raises `UsageError` for a field of another type, out of its range, or not among its choices."""
+def require_ranges(settings: Any) -> None:
+    """Raises `UsageError` for a field of a group of settings that has another type, is out of its range, or not among its
+    choices."""
     import msgspec  # not for a help text
 
-    hints = get_type_hints(Config)
-    for name, option in options_of(Config):
-        value, hint = getattr(config, name), hints[name]
+    group = type(settings)
+    hints = get_type_hints(group)
+    for name, option in options_of(group):
+        value, hint = getattr(settings, name), hints[name]
+        typed = as_option(name, value, group)
         if get_origin(hint) is Literal and value not in get_args(hint):
-            raise UsageError(f"{as_option(name, value)} is not one of {', '.join(get_args(hint))}")
+            raise UsageError(f"{typed} is not one of {', '.join(get_args(hint))}")
         try:
             msgspec.convert(float(value) if isinstance(value, float) else value, hint)  # a float64 of numpy is a float
         except msgspec.ValidationError as fault:
-            raise UsageError(f"{as_option(name, value)}: {fault}") from None
+            raise UsageError(f"{typed}: {fault}") from None
         if option.is_number and value is not None and not option.contains(value):
-            raise UsageError(f"{as_option(name, value)} is not in the range {option.range_text}")
+            raise UsageError(f"{typed} is not in the range {option.range_text}")
 
 
 def _require_layer(full: Config) -> None:

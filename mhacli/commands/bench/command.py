@@ -17,7 +17,7 @@ from mhacli.commands.bench.result import Benchmark, read_benchmark
 from mhacli.commands.bench.workload import BACKENDS, Sweep, Timing
 from mhacli.errors import EXIT_CHECK, MhaError
 from mhacli.io.files import write_whole
-from mhacli.settings import Config, setting
+from mhacli.settings import setting
 
 _BASELINE = "Baseline"
 _COMPARE = "Compare with a saved run, measured at the same sizes by default."
@@ -51,7 +51,7 @@ def bench(
     save_baseline: str | None = setting(None, _BASELINE, _SAVE, metavar="FILE", common=True),
 ) -> None:
     """Times the backends and prints the report; exit code 3 if the rule of `--fail-if` is broken."""
-    Config(d_model=1, n_heads=1, device=timing.device).resolved()
+    timing.checked()
     saved = [] if save_baseline is None else [("save-baseline", save_baseline)]
     require_writable([*saved, *output.files], force=output.force)
     baseline = None if compare_with is None else read_benchmark(compare_with)

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from mhacli.commands.bench.backends import Ready, first_calls, outcome_of, runni
 from mhacli.commands.bench.intervals import MIN_ROUNDS, median_interval, paired_ratio
 from mhacli.commands.bench.result import Benchmark, BenchRow
 from mhacli.commands.bench.workload import COMPILED, Direction, Sweep, Timing, Workload
-from mhacli.errors import UsageError
 from mhacli.io import memory
 from mhacli.io.files import format_size
 from mhacli.io.memory import cpu_name, n_cpus
@@ -58,18 +57,16 @@ def bench(
     seconds have passed. A backend whose single call is predicted to take longer than `call_limit_s` is skipped. Raises
     `MhaError` for a missing device and for invalid sizes.
     """
-    given = {
+    lists: dict[str, Any] = {
         "lengths": lengths, "backends": backends, "batch": batch, "n_heads": n_heads, "n_kv_heads": n_kv_heads,
-        "d_head": d_head, "dtypes": dtypes, "directions": directions, "causal": causal, "decode": decode,
+        "d_head": d_head, "dtypes": dtypes, "directions": directions,
     }  # fmt: skip
-    try:
-        sweep = msgspec.convert({n: [*v] if isinstance(v, Iterable) else v for n, v in given.items()}, Sweep)
-    except msgspec.ValidationError as fault:
-        raise UsageError(f"bench: {fault}") from None
+    lists = {name: tuple(value) if isinstance(value, Iterable) else value for name, value in lists.items()}
+    sweep = Sweep(**lists, causal=causal, decode=decode)
     timing = Timing(
         device=device, threads=threads, repeat=repeat, budget=budget_s, call_limit=call_limit_s, seed=seed
     )  # fmt: skip
-    return measure(sweep.checked(), timing)
+    return measure(sweep.checked(), timing.checked())
 
 
 def measure(sweep: Sweep, timing: Timing, report_progress: Progress = no_progress) -> Benchmark:

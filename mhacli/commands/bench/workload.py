@@ -18,6 +18,7 @@ from mhacli.settings import (
     Dtype,
     counts,
     like,
+    require_ranges,
     setting,
     words_of,
 )
@@ -161,6 +162,7 @@ class Sweep:
 
     def checked(self) -> Sweep:
         """The sweep itself. Raises `UsageError` for unknown backends and invalid sizes."""
+        require_ranges(self)
         for name in self.backends:
             if name not in BACKENDS:
                 raise UsageError(f"--backends {name[:40]!r} is not among {', '.join(BACKENDS)}")
@@ -225,3 +227,9 @@ class Timing:
     call_limit: float = setting(5.0, _TIMING, _CALL_LIMIT, above=0, high=MAX_SECONDS, metavar="SECONDS")
     seed: int = like(Config, "seed", _TIMING)
     # fmt: on
+
+    def checked(self) -> Timing:
+        """The settings themselves. Raises `UsageError` for one that is out of its range."""
+        require_ranges(self)
+        Config(d_model=1, n_heads=1, device=self.device).resolved()
+        return self

@@ -34,12 +34,13 @@ def test_every_public_name_is_listed_and_documented() -> None:
         (lambda: mhacli.inspect("the cat", mhacli.Config(n_heads=5)), 2, "5"),
         (lambda: mhacli.inspect("", mhacli.Config()), 1, "tokens"),
         (lambda: mhacli.bench([64], backends=["none"]), 2, "none"),
-        (lambda: mhacli.bench([8.5]), 2, "lengths[0]"),
+        (lambda: mhacli.bench([8.5]), 2, "--lengths"),
+        (lambda: mhacli.bench([8], repeat=0), 2, "--repeat"),
         (lambda: mhacli.doctor(device="cuda:99"), 1, "cuda:99"),
         (lambda: mhacli.check("nowhere.py:Attention"), 1, "nowhere.py"),
         (lambda: mhacli.MultiHeadAttention(7, 2), 2, "7"),
     ],
-    ids=["load", "inspect", "empty", "bench", "lengths", "doctor", "check", "layer"],
+    ids=["load", "inspect", "empty", "bench", "lengths", "repeat", "doctor", "check", "layer"],
 )
 def test_an_error_has_a_message_a_code_and_an_exit_code(call: Callable[[], Any], exit_code: int, mentions: str) -> None:
     with pytest.raises(mhacli.MhaError) as caught:
