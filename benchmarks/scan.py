@@ -30,11 +30,10 @@ from typing import Any
 import torch
 from peak import peak_mib
 
-from mhacli.commands.scan.engines.single import SingleEngine
 from mhacli.commands.scan.folder import open_folder
 from mhacli.commands.scan.request import ScanRequest, ScanSettings
 from mhacli.commands.scan.units import UNIT_SIZE, Unit, UnitFiles, units
-from mhacli.commands.scan.worker import Worker
+from mhacli.commands.scan.worker import Worker, settings_here
 from mhacli.compute.checkpoint.prepare import find, inputs_of, make_texts
 from mhacli.compute.checkpoint.run import CheckpointRun
 from mhacli.errors import MhaError
@@ -108,11 +107,9 @@ class NoWork:
 
 def done_at(n_workers: int, start: Callable[[], Any], made: list[Unit]) -> list[float]:
     """When each unit was done."""
-    from mhacli.commands.scan.engines.ray import RayEngine
+    from mhacli.commands.scan.engines import RayEngine
 
-    times: list[float] = []
-    RayEngine("auto", n_workers, device="cpu").run(iter(made), start, lambda *done: times.append(perf_counter()))
-    return times
+    return [perf_counter() for _ in RayEngine("auto", n_workers, device="cpu").computed(iter(made), start)]
 
 
 def with_ray(start: Callable[[], Worker], made: list[Unit], unit_s: float, n_rounds: int = 3) -> None:
@@ -187,7 +184,7 @@ def loop_and_ray(model: str, corpus: str, n_documents: int) -> None:
         form=CorpusFormat(),
         view=ViewOptions(),
     )
-    settings = SingleEngine().settings(request)
+    settings = settings_here(request)
     made = good_units(corpus, settings.digest, n_documents)
     with tempfile.TemporaryDirectory() as folder:
         unit_s = throughput(request, settings, made, str(Path(folder, "heads.mha")))

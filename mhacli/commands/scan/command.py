@@ -34,9 +34,9 @@ def scan(
     """Scans a corpus into a folder and prints the overview of the heads."""
     _require_answerable(request)
     with loading_torch():
-        from mhacli.commands.scan.run import make_study
+        from mhacli.commands.scan.run import ScanStudy
 
-        study = make_study(request, _command(), note)
+        study = ScanStudy(request, _command(), note)
     record = _run_with_progress(study, as_json=output.json)
     if record is None:
         note(f"the other ranks have not finished their units of {request.out}; the last one writes the summary")

@@ -17,11 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from mhacli.commands.scan.request import ScanSettings
-from mhacli.commands.scan.units import MAX_FILE_BYTES, Unit, UnitFacts, UnitFiles, number_of, read_sums, unit_name
+from mhacli.commands.scan.units import (
+    MAX_FILE_BYTES,
+    Unit,
+    UnitFacts,
+    UnitFiles,
+    document_digest,
+    number_of,
+    read_sums,
+    unit_name,
+)
 from mhacli.errors import MhaError, UsageError, bad_file
 from mhacli.io.data import decode, load_json, plain
 from mhacli.io.files import TEMPORARY, read_whole, write_whole
 from mhacli.io.scan_folder import MANIFEST, SUMMARY
+from mhacli.record import storage
 
 _SCHEMA, _ROWS, _UNITS = "mha.scan/1", "rows", "units"
 _TEMPORARY_NAME = f".*{TEMPORARY}"
@@ -52,6 +62,22 @@ class ScanFolder:
             except MhaError as fault:
                 note(f"{fault.message}; it is computed again")
         return None
+
+    def require_same_documents(self, unit: Unit, names: Sequence[str]) -> None:
+        """Removes earlier forms of a unit, whose number these `names` have: the last one of a shorter corpus, one that cannot be
+        read, or one with bad documents that have changed. Raises `UsageError` for a unit of other documents."""
+        digests = {document_digest(document) for document in unit.documents}
+        for name in set(names) - set(self.names_of(unit)):
+            try:
+                facts, _ = read_sums(self.sums_path(name))
+                is_longer = len(facts.documents) + len(facts.bad) > len(unit.documents)
+                is_earlier = not is_longer and {document.digest for document in facts.documents} <= digests
+            except MhaError:
+                is_earlier = True
+            if not is_earlier:
+                message = f"{self.path} was made of other documents: {unit.named} have changed"
+                raise UsageError(message, hint=ANEW, path=str(self.path))
+            self.remove(name)
 
     def names_of(self, unit: Unit) -> tuple[str, ...]:
         """The names of the unit with the settings of each device."""
@@ -84,6 +110,19 @@ class ScanFolder:
     def examples(self) -> list[int]:
         """The sorted numbers of the units with an example."""
         return sorted(int(path.stem.partition("-")[2]) for path in self.path.glob("example-*"))
+
+    def first_example(self) -> float:
+        """The number of the first unit with an example, infinity if there is none."""
+        return min(self.examples(), default=float("inf"))
+
+    def remove_damaged_examples(self, note: Callable[[str], None]) -> None:
+        """Removes examples that cannot be read; `note` receives their faults."""
+        for path in map(self.example_path, self.examples()):
+            try:
+                storage.load(path)
+            except MhaError as fault:
+                note(f"{fault.message}; it is computed again")
+                os.unlink(path)
 
     def unit_names(self) -> list[str]:
         """The sorted names of all units with files, finished or not."""

@@ -1,1 +1,0 @@
-"""Engines distribute the units of a corpus to workers, in one process or many."""
